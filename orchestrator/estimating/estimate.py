@@ -112,11 +112,12 @@ def _estimated(
     requested = question.cell(gpu)
     approximate = approximations(requested, question.model, gpu)
     timed: dict[str, Any] = {}
-    missed = None
+    missed, prices = None, ()
     chosen: BatchChoice = "fastest" if batch.hours else "largest"
     if step is not None:
         seconds = _around(step.seconds, constants.error, constants.error_above)
-        timed, missed = _job(question, catalog.offers(gpu.key), batch.size, step.seconds, seconds)
+        offers = catalog.offers(gpu.key)
+        timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
     memory_error = published_errors().interval(
@@ -152,7 +153,7 @@ def _estimated(
         not_compared=published_errors().not_compared(requested.recipe),
         **timed,
     )
-    return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed)
+    return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed, prices)
 
 
 def _speed(
@@ -177,8 +178,11 @@ def _job(
     batch_size: int,
     seconds: float,
     interval: Interval,
-) -> tuple[dict[str, Any], MissedConstraints | None]:
-    """Fields of the job on the cheapest allowed offer, or else its hours and the reason."""
+) -> tuple[dict[str, Any], MissedConstraints | None, tuple[Price, ...]]:
+    """Fields of the job on the cheapest allowed offer, or else its hours and the reason.
+
+    The allowed offers follow, the cheapest first.
+    """
     step_seconds = np.array([seconds, interval.low, interval.high])
     micro_batches = question.recipe.micro_batches(batch_size)
     steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds / micro_batches
@@ -194,8 +198,9 @@ def _job(
     ]
     kept = [price for price in prices if not wanted.refuse(price.hours, price.usd)]
     if kept:
-        best = min(kept, key=lambda price: price.usd)
-        return {"price": best, "hours": best.hours, "hours_interval": best.hours_interval}, None
+        best, *_ = kept = sorted(kept, key=lambda price: price.usd)
+        fields = {"price": best, "hours": best.hours, "hours_interval": best.hours_interval}
+        return fields, None, tuple(kept)
     hours, low, high = map(float, rented[False])
     missed = MissedConstraints.best_of((price.hours, price.usd) for price in prices)
     if missed is not None:
@@ -205,7 +210,7 @@ def _job(
     else:
         reason = "the catalog has no offer of it"
     unpriced = {"no_price": reason, "hours": hours, "hours_interval": Interval(low=low, high=high)}
-    return unpriced, missed
+    return unpriced, missed, ()
 
 
 def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:

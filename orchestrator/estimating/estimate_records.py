@@ -123,6 +123,7 @@ class Estimated:
         varying: runs on examples of varying length; None where all batches are of one length.
         hours: hours of the job's steps by candidate batch size; empty for a single candidate.
         missed: best hours and dollars of the GPU's offers where none meets the constraints.
+        prices: the job on each offer that meets them, the cheapest first.
     """
 
     estimate: Estimate
@@ -133,3 +134,4 @@ class Estimated:
     step: SimulatedStepTime | None
     hours: Mapping[int, float]
     missed: MissedConstraints | None
+    prices: tuple[Price, ...] = ()

@@ -8,7 +8,7 @@ from orchestrator.planning.plan import Plan
 from orchestrator.ranking.ranked_offer import Ranking, ranking_csv
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import markdown
-from orchestrator.run_folder.file_names import PAGE, REPORT
+from orchestrator.run_folder.file_names import PAGE, RANKING, REPORT
 from orchestrator.run_folder.load_results import results_of
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -37,4 +37,4 @@ def write_report(
 def write_ranking(folder: RunFolder, ranking: Ranking) -> None:
     """Write the ranking as CSV and as JSON."""
     folder.write("ranking.csv", ranking_csv(ranking))
-    folder.write("ranking.json", ranking)
+    folder.write(RANKING, ranking)

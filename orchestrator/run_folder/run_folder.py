@@ -10,6 +10,7 @@ from orchestrator.datasets.lengths import DataLengths
 from orchestrator.planning.faults import Faults
 from orchestrator.planning.node_pricing import NodeRentals
 from orchestrator.planning.plan import Plan
+from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.run_folder.file_names import (
     CATALOG,
     FAULTS,
@@ -18,6 +19,7 @@ from orchestrator.run_folder.file_names import (
     LENGTHS,
     MODELS,
     PLAN,
+    RANKING,
     RENTED,
     SPEC,
 )
@@ -108,6 +110,10 @@ class RunFolder:
         """Faults until now."""
         remedy = "delete it: it holds no measurements"
         return self._kept(FAULTS, Faults, "a list of faults", remedy) or Faults()
+
+    def ranking(self) -> Ranking | None:
+        """Ranking as the sweep or ``rank`` wrote it; None before the first."""
+        return self._kept(RANKING, Ranking, "a ranking", "write it anew by rank")
 
     def rented(self) -> NodeRentals:
         """Rentals of the nodes; unrestricted where none were recorded."""

@@ -1,0 +1,97 @@
+"""Names of GPUs and providers in the formats of task files."""
+
+from dataclasses import dataclass
+
+SKYPILOT_CLOUDS = {
+    **{name: name for name in ("aws", "azure", "cudo", "do", "gcp", "lambda", "nebius", "oci")},
+    **{name: name for name in ("paperspace", "runpod", "vast", "verda")},
+    "datacrunch": "verda",
+    "digitalocean": "do",
+    "vastai": "vast",
+}
+"""Clouds of SkyPilot 0.14 by the catalog's names of providers."""
+
+DSTACK_BACKENDS = {
+    **{name: name for name in ("aws", "azure", "crusoe", "cudo", "gcp", "lambda", "nebius", "oci")},
+    **{name: name for name in ("cloudrift", "hotaisle", "runpod", "vastai", "verda", "vultr")},
+    "datacrunch": "verda",
+    "digitalocean": "digitalocean",
+    "do": "digitalocean",
+    "vast": "vastai",
+}
+"""Backends of dstack 0.22 by the catalog's names of providers."""
+
+DSTACK_GPUS = {
+    "A10": ("A10", 24),
+    "A100-40GB-PCIe": ("A100", 40),
+    "A100-40GB-SXM": ("A100", 40),
+    "A100-80GB-PCIe": ("A100", 80),
+    "A100-80GB-SXM": ("A100", 80),
+    "A10G": ("A10G", 24),
+    "A40": ("A40", 48),
+    "B200": ("B200", 180),
+    "GH200-96GB": ("GH200", 96),
+    "H100-NVL": ("H100NVL", 94),
+    "H100-PCIe": ("H100", 80),
+    "H100-SXM": ("H100", 80),
+    "H200-SXM": ("H200", 141),
+    "L4": ("L4", 24),
+    "L40S": ("L40S", 48),
+    "RTX-3090": ("RTX3090", 24),
+    "RTX-4090": ("RTX4090", 24),
+    "RTX-5090": ("RTX5090", 32),
+    "RTX-6000-Ada": ("RTX6000Ada", 48),
+    "RTX-A6000": ("A6000", 48),
+    "T4": ("T4", 16),
+    "V100-16GB-SXM": ("V100", 16),
+    "V100-32GB-SXM": ("V100", 32),
+}
+"""Names and gigabytes of GPUs in dstack, which are gpuhunt's; it does not tell PCIe from SXM."""
+
+HF_FLAVORS = {
+    "A100-80GB-SXM": "a100-large",
+    "A10G": "a10g-large",
+    "H200-SXM": "h200",
+    "L4": "l4x1",
+    "L40S": "l40sx1",
+    "T4": "t4-medium",
+}
+"""Flavors of Hugging Face Jobs with one GPU (huggingface_hub 2.4)."""
+
+SLURM_GPUS = {
+    "A100-40GB-PCIe": "a100",
+    "A100-40GB-SXM": "a100",
+    "A100-80GB-PCIe": "a100",
+    "A100-80GB-SXM": "a100",
+    "GH200-96GB": "gh200",
+    "H100-NVL": "h100",
+    "H100-PCIe": "h100",
+    "H100-SXM": "h100",
+    "H200-SXM": "h200",
+    "RTX-3090": "rtx3090",
+    "RTX-4090": "rtx4090",
+    "RTX-5090": "rtx5090",
+    "RTX-6000-Ada": "rtx6000ada",
+    "RTX-A6000": "a6000",
+    "V100-16GB-SXM": "v100",
+    "V100-32GB-SXM": "v100",
+}
+"""Usual types of GPUs in Slurm, which each site names itself; others are the key in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dstack:
+    """Lists of a task of dstack.
+
+    Attributes:
+        counts: number of GPUs of an instance, or a range.
+        max_price: dollars per hour of the most expensive offer.
+    """
+
+    backends: tuple[str, ...]
+    regions: tuple[str, ...]
+    gpus: tuple[str, ...]
+    memory_gb: int
+    counts: str
+    spot_policy: str
+    max_price: float

@@ -1,0 +1,211 @@
+"""Task file that starts a training: one of five formats."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from orchestrator.exporting.names import (
+    DSTACK_BACKENDS,
+    DSTACK_GPUS,
+    HF_FLAVORS,
+    SKYPILOT_CLOUDS,
+    SLURM_GPUS,
+    Dstack,
+)
+from orchestrator.exporting.training import FALLBACKS, ExportError, Placement, Training
+from orchestrator.exporting.training_script import filled, training_script
+from orchestrator.exporting.trl_options import packages
+
+Target = Literal["skypilot", "dstack", "hf-jobs", "ray", "slurm"]
+
+TARGETS: tuple[Target, ...] = get_args(Target)
+MODEL, DATASET = "YOUR_MODEL", "YOUR_DATASET"
+SLACK = 2.0
+"""Time limit of a job, as a multiple of its predicted hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """A task file.
+
+    Attributes:
+        left_out: one line for each offer that the format cannot name, and that is cheaper than one
+            in the file.
+        placements: offers in the file, the first choice first.
+    """
+
+    text: str
+    placements: tuple[Placement, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Format of a task file.
+
+    Attributes:
+        start: command that starts the file; ``FILE`` stands for its name.
+        output: value of ``OUTPUT_BUCKET`` to be replaced, and its meaning.
+        refuses: reason why the format cannot name an offer; None where it can.
+        fallbacks: offers that it can name besides the first.
+    """
+
+    start: str
+    output: tuple[str, str]
+    refuses: Callable[[Placement], str | None]
+    fallbacks: int = 0
+
+
+def _listed(what: str, names: Mapping[str, object]) -> Callable[[Placement], str | None]:
+    def refuses(place: Placement) -> str | None:
+        name = place.provider if what == "provider" else place.gpu
+        return None if name in names else f"it has no {what} {name}"
+
+    return refuses
+
+
+def _refused_by_dstack(place: Placement) -> str | None:
+    by_provider = _listed("provider", DSTACK_BACKENDS)(place)
+    return by_provider or _listed("GPU", DSTACK_GPUS)(place)
+
+
+FORMATS: dict[Target, Format] = {
+    "skypilot": Format(
+        "sky jobs launch --secret HF_TOKEN FILE",
+        ("YOUR_BUCKET", "bucket for checkpoints and the result; SkyPilot makes it"),
+        _listed("provider", SKYPILOT_CLOUDS),
+        FALLBACKS,
+    ),
+    "dstack": Format(
+        "dstack apply -f FILE",
+        ("s3://YOUR_BUCKET/PATH", "folder of a bucket for checkpoints and the result"),
+        _refused_by_dstack,
+        FALLBACKS,
+    ),
+    "hf-jobs": Format(
+        "bash FILE",
+        ("YOUR_NAME/YOUR_BUCKET", "bucket of the hub for checkpoints and the result"),
+        _listed("GPU", HF_FLAVORS),
+    ),
+    "ray": Format(
+        "bash FILE",
+        ("s3://YOUR_BUCKET/PATH", "folder of a bucket for checkpoints and the result"),
+        lambda _: None,
+    ),
+    "slurm": Format(
+        "sbatch FILE",
+        ("/YOUR_SHARED_FOLDER", "folder on all nodes for checkpoints and the result"),
+        lambda _: None,
+    ),
+}
+
+
+def task_file(training: Training, target: Target) -> TaskFile:
+    """Write the task file of a training.
+
+    Raises:
+        ExportError: TRL does not train by the recipe, or the format can name none of the offers.
+    """
+    form = FORMATS[target]
+    chosen, left_out = _named(training.placements, form, target)
+    training = replace(training, placements=chosen)
+    local = _local_file(training.dataset)
+    file = filled(
+        target,
+        training=training,
+        first=chosen[0],
+        name=re.sub(r"[^a-z0-9]+", "-", f"finetune-{training.model.name}".lower()).strip("-")[:40],
+        header=_header(training, form),
+        script=training_script(training),
+        packages=packages(training.recipe),
+        model=training.model.weights or MODEL,
+        dataset="/data" if local and target in ("skypilot", "dstack") else _dataset(training),
+        local=local,
+        output=form.output[0],
+        clouds=SKYPILOT_CLOUDS,
+        dstack=dstack_lists(chosen) if target == "dstack" else None,
+        flavor=HF_FLAVORS.get(chosen[0].gpu),
+        slurm_gpu=SLURM_GPUS.get(chosen[0].gpu, chosen[0].gpu.lower()),
+        limit_hours=math.ceil(max(SLACK * place.hours for place in chosen)),
+    )
+    return TaskFile(file, chosen, left_out)
+
+
+def _named(
+    placements: Sequence[Placement], form: Format, target: Target
+) -> tuple[tuple[Placement, ...], tuple[str, ...]]:
+    """The first offers that a format can name, and why it names no cheaper ones."""
+    chosen: list[Placement] = []
+    left_out: list[str] = []
+    for place in placements:
+        reason = form.refuses(place)
+        if reason is None:
+            chosen.append(place)
+        else:
+            left_out.append(f"{target} cannot use {place.text}: {reason}")
+        if len(chosen) > form.fallbacks:
+            break
+    if not chosen:
+        shown = "\n".join(left_out[: FALLBACKS + 1])
+        raise ExportError(f"{shown}\n--to {target}: it can use none of the offers")
+    return tuple(chosen), tuple(left_out)
+
+
+def dstack_lists(placements: Iterable[Placement]) -> Dstack:
+    """Lists that dstack chooses within; it takes the cheapest offer that they allow."""
+    places = list(placements)
+    regions = [place.named_region for place in places]
+    counts = sorted({place.gpus_per_instance for place in places})
+    spot = {place.is_spot for place in places}
+    return Dstack(
+        backends=_once(DSTACK_BACKENDS[place.provider] for place in places),
+        # An offer of all regions allows them all.
+        regions=() if None in regions else _once(name for name in regions if name is not None),
+        gpus=_once(DSTACK_GPUS[place.gpu][0] for place in places),
+        memory_gb=min(DSTACK_GPUS[place.gpu][1] for place in places),
+        counts=f"{counts[0]}..{counts[-1]}" if len(counts) > 1 else str(counts[0]),
+        spot_policy="auto" if len(spot) > 1 else "spot" if True in spot else "on-demand",
+        max_price=max(place.usd_per_hour for place in places),
+    )
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _local_file(dataset: str | None) -> Path | None:
+    """Path of a data set on this machine; None for one of the hub."""
+    if dataset is None:
+        return None
+    path = Path(dataset).expanduser()
+    return path.absolute() if path.exists() else None
+
+
+def _dataset(training: Training) -> str:
+    is_hub = training.dataset is not None and _local_file(training.dataset) is None
+    return str(training.dataset) if is_hub else DATASET
+
+
+def _header(training: Training, form: Format) -> str:
+    """Comment lines on the training, on its price, and on what is to be set."""
+    recipe, first = training.recipe, training.placements[0]
+    unit = "packed rows" if recipe.packing else "examples"
+    lines = [
+        f"Made by finetune-cost. Start it: {form.start}",
+        f"{training.model.name}, {recipe.key}",
+        f"{training.examples} examples x {training.epochs} epochs; {training.effective_batch} "
+        f"{unit} per optimizer step: {training.micro_batch} x {training.accumulation} accumulated",
+        f"Chosen ({training.basis}): {first.text}",
+        *(f"Fallback: {place.text}" for place in training.placements[1:]),
+        "The learning rate and its schedule are TRL's defaults: add --learning_rate to the command.",
+        "",
+        "Set these:",
+        "  MODEL: name on the hub, or a folder; it has the tokenizer, too",
+        "  DATASET: name on the hub, or a folder of JSON Lines, CSV or Parquet files, in a format of "
+        "TRL (messages; text; prompt and completion; chosen and rejected)",
+        f"  OUTPUT_BUCKET: {form.output[1]}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""A fine-tuning that is to be started, and the offers to start it on."""
+
+import re
+from dataclasses import dataclass
+
+from gpu_catalog.errors import UserError
+from gpu_catalog.offer import Market
+from trials.recipes.recipe import Recipe
+from trials.records.model import Model
+from trials.records.observation import Basis
+
+FALLBACKS = 3
+"""Offers in a task file besides the first one."""
+REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+
+
+class ExportError(UserError):
+    """The training cannot be exported; a line for each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Offer that the training may run on.
+
+    Attributes:
+        gpu: catalog key of the GPU.
+        region: the provider's name of the region; a text such as "all listed regions" is none.
+        usd_per_hour: price of the whole instance.
+        hours, usd: hours and dollars of the whole job.
+        checkpoint_minutes: minutes of work between two checkpoints.
+    """
+
+    gpu: str
+    provider: str
+    region: str
+    instance: str
+    market: Market
+    gpus_per_instance: int
+    usd_per_hour: float
+    hours: float
+    usd: float
+    checkpoint_minutes: float
+
+    @property
+    def named_region(self) -> str | None:
+        """The region, where the offer is of a single one."""
+        return self.region if REGION.fullmatch(self.region) else None
+
+    @property
+    def is_spot(self) -> bool:
+        """Whether the provider may reclaim the instance."""
+        return self.market == "spot"
+
+    @property
+    def text(self) -> str:
+        """The offer in a line."""
+        where = " ".join((self.provider, self.instance, self.region, self.market))
+        return (
+            f"{self.gpu}: {where}, ${self.usd_per_hour:.4g} per hour, {self.hours:.1f} h, "
+            f"${self.usd:.2f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Fine-tuning that is to be started.
+
+    Attributes:
+        recipe: recipe with every field that applies filled in.
+        active_experts: experts that each token is routed to; None for a model without experts.
+        seq_len: tokens that longer examples are truncated to, or tokens of a packed row.
+        examples: number of training examples, for which hours and dollars are.
+        micro_batch: examples per micro-batch.
+        groups_by_length: whether a batch has examples of similar length.
+        step_seconds: seconds of an optimizer step.
+        placements: offers on which the micro-batch fits, the chosen one first.
+        basis: basis of hours and dollars.
+        dataset: data set of the hub, or a file or folder; None for one to be named.
+        expandable_segments: setting of PyTorch's allocator.
+    """
+
+    model: Model
+    recipe: Recipe
+    active_experts: int | None
+    seq_len: int
+    examples: int
+    epochs: int
+    micro_batch: int
+    groups_by_length: bool
+    step_seconds: float
+    placements: tuple[Placement, ...]
+    basis: Basis
+    dataset: str | None = None
+    subset: str | None = None
+    split: str | None = None
+    text_field: str | None = None
+    expandable_segments: bool = False
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per optimizer step."""
+        return self.recipe.micro_batches(self.micro_batch)
+
+    @property
+    def effective_batch(self) -> int:
+        """Examples, or packed rows, per optimizer step."""
+        return self.micro_batch * self.accumulation

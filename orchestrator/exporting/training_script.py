@@ -1,0 +1,106 @@
+"""Bash lines that train: TRL's command, or a Python file where the command lacks a field."""
+
+import shlex
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from orchestrator.exporting.training import Training
+from orchestrator.exporting.trl_options import Options, trl_options
+from orchestrator.spec.job import SECONDS_PER_MINUTE
+from trials.recipes.fields import Task
+from trials.recipes.recipe import Recipe
+
+TRAINERS: Mapping[Task, str] = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward"}
+"""Names of TRL's trainers and of their configurations, without the ending."""
+WIDTH = 96
+
+
+def training_script(training: Training) -> str:
+    """Bash that trains on one GPU into the folder ``$OUTPUT``, and resumes from it.
+
+    It reads the variables ``MODEL``, ``DATASET`` and ``OUTPUT``.
+
+    Raises:
+        ExportError: TRL does not train by the recipe.
+    """
+    options = trl_options(training)
+    additions = python_additions(training.recipe)
+    python = None
+    if additions:
+        python = filled(
+            "train_py",
+            recipe=training.recipe,
+            trainer=TRAINERS[training.recipe.task],
+            additions=additions,
+        )
+    is_shared = any(place.gpus_per_instance > 1 for place in training.placements)
+    return filled(
+        "train_sh",
+        is_shared=is_shared,
+        expandable_segments=training.expandable_segments,
+        python=python,
+        program="python train.py" if python else f"trl {training.recipe.task}",
+        options=[_written(name, value) for name, value in _all_options(training, options).items()],
+    )
+
+
+def python_additions(recipe: Recipe) -> list[str]:
+    """Fields of a recipe that need a Python file beside TRL's command line, in words."""
+    usual = "bf16" if recipe.method == "qlora" else "fp32"
+    additions = {
+        f"adapters in {recipe.adapter_dtype}": (
+            recipe.method != "full"
+            and recipe.adapter_dtype != usual
+            and (recipe.method == "qlora" or recipe.base_dtype != "fp32")
+        ),
+        "PEFT's preparation of quantised models": recipe.kbit_preparation,
+        "the loss from all logits": recipe.task == "sft" and recipe.loss == "full-logits",
+    }
+    return [text for text, applies in additions.items() if applies]
+
+
+def save_steps(training: Training) -> int:
+    """Optimizer steps between two checkpoints, by the offer with the shortest interval."""
+    minutes = min(place.checkpoint_minutes for place in training.placements)
+    return max(1, round(minutes * SECONDS_PER_MINUTE / training.step_seconds))
+
+
+def filled(template: str, **values: Any) -> str:
+    """Template of this package, filled in.
+
+    ``indent`` is jinja's; ``comment`` makes comment lines of a text.
+    """
+    environment = Environment(
+        loader=PackageLoader("orchestrator.exporting"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - YAML and bash
+    )
+    environment.filters["comment"] = _comment
+    environment.filters["quoted"] = shlex.quote
+    return environment.get_template(f"{template}.template").render(**values)
+
+
+def _comment(text: str) -> str:
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, WIDTH) or [""]]
+    return "\n".join(f"# {line}".rstrip() for line in lines)
+
+
+def _all_options(training: Training, options: Options) -> Options:
+    """Options of the recipe, and those of checkpoints and logs."""
+    return options | {
+        "save_strategy": "steps",
+        "save_steps": str(save_steps(training)),
+        "save_total_limit": "2",
+        "report_to": "none",
+    }
+
+
+def _written(name: str, value: str | tuple[str, ...]) -> str:
+    values = (value,) if isinstance(value, str) else value
+    return " ".join([f"--{name}", *map(shlex.quote, values)])

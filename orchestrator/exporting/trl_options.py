@@ -1,0 +1,226 @@
+"""Options of TRL's command line that are a recipe, and recipes that it cannot express."""
+
+from importlib import metadata
+
+from orchestrator.exporting.training import ExportError, Training
+from orchestrator.spec.trainer_defaults import TRL_VERSION
+from trials.recipes.fields import Attention, Dtype, Optimizer, Task
+from trials.recipes.recipe import Recipe
+from trials.records.model import Model
+
+Options = dict[str, str | tuple[str, ...]]
+
+COMMANDS: tuple[Task, ...] = ("sft", "dpo", "kto", "reward")
+"""Tasks that are a command of TRL 1.16."""
+DTYPES: dict[Dtype, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+OPTIMIZERS: dict[Optimizer, str] = {
+    "adamw": "adamw_torch_fused",
+    "adamw_foreach": "adamw_torch",
+    "adamw_8bit": "adamw_bnb_8bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "paged_adamw_32bit": "paged_adamw_32bit",
+    "torchao_adamw_8bit": "adamw_torch_8bit",
+    "torchao_adamw_4bit": "adamw_torch_4bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+"""Optimizers as transformers' Trainer names them."""
+ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ATTENTION_FAMILIES = (
+    *("llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("gemma", "gemma2", "granite", "smollm3"),
+)
+"""Families whose attention has exactly the layers of ``ATTENTION_LINEARS``."""
+
+
+def trl_options(training: Training) -> Options:
+    """Options by name, without ``--``; the model, data and folders are the task file's.
+
+    Raises:
+        ExportError: TRL does not train by this recipe; a line for each reason.
+    """
+    recipe = training.recipe
+    reasons = refusals(training)
+    if reasons:
+        raise ExportError("\n".join(reasons))
+    options = {
+        "num_train_epochs": str(training.epochs),
+        "per_device_train_batch_size": str(training.micro_batch),
+        "gradient_accumulation_steps": str(training.accumulation),
+        "max_length": str(training.seq_len),
+        **_precision(recipe),
+        **_kernels(recipe),
+        "optim": OPTIMIZERS[recipe.optimizer],
+        "max_grad_norm": f"{recipe.max_grad_norm or 0:g}",
+        **_data(training),
+        **_adapters(recipe),
+    }
+    if training.model.experts is not None and recipe.router_loss is False:
+        options["router_aux_loss_coef"] = "0.0"
+    if recipe.reference == "precomputed":
+        options["precompute_ref_log_probs"] = "True"
+    return options
+
+
+def _precision(recipe: Recipe) -> Options:
+    return {
+        "dtype": DTYPES[recipe.base_dtype],
+        "bf16": str(recipe.autocast == "bf16"),
+        "fp16": str(recipe.autocast == "fp16"),
+    }
+
+
+def _kernels(recipe: Recipe) -> Options:
+    attention: Attention | None = recipe.attention
+    options: Options = {"gradient_checkpointing": str(recipe.gradient_checkpointing)}
+    if attention is not None:
+        options["attn_implementation"] = attention
+    switches = {
+        "activation_offloading": recipe.activation_offloading,
+        "use_liger_kernel": recipe.liger_kernels,
+        "torch_compile": recipe.compile is not None,
+    }
+    return options | {name: "True" for name, is_on in switches.items() if is_on}
+
+
+def _data(training: Training) -> Options:
+    options: Options = {}
+    if training.recipe.packing:
+        options |= {"packing": "True", "packing_strategy": "bfd"}
+    if training.groups_by_length:
+        options["train_sampling_strategy"] = "group_by_length"
+    named = {
+        "dataset_config": training.subset,
+        "dataset_train_split": training.split,
+        "dataset_text_field": training.text_field,
+    }
+    return options | {name: value for name, value in named.items() if value is not None}
+
+
+def _adapters(recipe: Recipe) -> Options:
+    if recipe.method == "full":
+        return {}
+    options: Options = {
+        "use_peft": "True",
+        "lora_r": str(recipe.lora_rank),
+        "lora_alpha": str(recipe.lora_alpha),
+        "lora_dropout": f"{recipe.lora_dropout or 0:g}",
+        "lora_target_modules": _targets(recipe),
+    }
+    if recipe.dora:
+        options["use_dora"] = "True"
+    if recipe.modules_to_save:
+        options["lora_modules_to_save"] = recipe.modules_to_save
+    if recipe.task == "reward":
+        options["lora_task_type"] = "SEQ_CLS"
+    if recipe.quantisation == "int8":
+        options["load_in_8bit"] = "True"
+    elif recipe.quantisation is not None:
+        options |= {"load_in_4bit": "True", "bnb_4bit_quant_type": recipe.quantisation}
+        options["use_bnb_nested_quant"] = str(recipe.double_quantisation)
+    return options
+
+
+def _targets(recipe: Recipe) -> tuple[str, ...]:
+    names = recipe.lora_targets or ()
+    linears = [n for name in names for n in (ATTENTION_LINEARS if name == "attention" else (name,))]
+    targets = tuple(dict.fromkeys(linears))
+    if len(targets) == 1 and targets != ("all-linear",):
+        # TRL passes a single name on as text, which PEFT reads as a pattern of the full name.
+        return (rf"(.*\.)?{targets[0].replace('.', chr(92) + '.')}",)
+    return targets
+
+
+def refusals(training: Training) -> list[str]:
+    """Reasons why TRL does not train by a recipe, each with a remedy."""
+    recipe, model = training.recipe, training.model
+    wrong = [*_refused_fields(recipe), *_refused_adapters(recipe, model)]
+    if recipe.effective_batch is not None and recipe.effective_batch % training.micro_batch:
+        wrong.append(
+            f"micro-batch {training.micro_batch} does not divide the effective batch "
+            f"{recipe.effective_batch}, which a trainer needs: give --batch-size a divisor of it"
+        )
+    if model.family == "blackmamba":
+        wrong.append(f"model {model.name}: transformers has no such model: TRL cannot train it")
+    if training.active_experts != model.active_experts:
+        wrong.append(
+            f"active_experts {training.active_experts}: TRL trains {model.name} with its own "
+            f"{model.active_experts}: leave it out"
+        )
+    return wrong
+
+
+def _refused_fields(recipe: Recipe) -> list[str]:
+    reasons = {
+        f"task {recipe.task}: it is no command of TRL 1.16: use {', '.join(COMMANDS)}": (
+            recipe.task not in COMMANDS
+        ),
+        f"loss {recipe.loss}: TRL 1.16 computes the loss in chunks: use loss: chunked": (
+            recipe.loss in ("liger", "cce")
+        ),
+        f"optimizer {recipe.optimizer}: transformers' Trainer has none: use adamw_foreach": (
+            recipe.optimizer not in OPTIMIZERS
+        ),
+        "offload_optimizer: a configuration of DeepSpeed is not exported: leave it out": (
+            recipe.offload_optimizer
+        ),
+        "compile layers: transformers' Trainer compiles the model: use compile: model": (
+            recipe.compile == "layers"
+        ),
+        "experts looped: transformers keeps the experts of a layer in one parameter: use experts: "
+        "grouped with lora_targets: [attention]": recipe.experts == "looped",
+        "reference separate: TRL's command has none beside adapters: use adapter-off": (
+            recipe.reference == "separate" and recipe.method != "full"
+        ),
+    }
+    return [reason for reason, applies in reasons.items() if applies]
+
+
+def _refused_adapters(recipe: Recipe, model: Model) -> list[str]:
+    targets = set(recipe.lora_targets or ())
+    wrong = []
+    if recipe.experts != "looped":
+        wrong += [
+            f"lora_targets {name}: TRL's command line does not name these parameters: use attention"
+            for name in ("experts", "router")
+            if name in targets
+        ]
+    if "attention" in targets and model.family not in ATTENTION_FAMILIES:
+        wrong.append(
+            f"lora_targets attention: the layers of {model.family} are not listed: give their names"
+        )
+    if "all-linear" in targets and len(targets) > 1:
+        others = ", ".join(sorted(targets - {"all-linear"}))
+        wrong.append(
+            f"lora_targets all-linear with {others}: TRL's command line takes all-linear alone"
+        )
+    if "lm_head" in targets and recipe.loss == "chunked":
+        wrong.append(
+            "lora_targets lm_head: TRL's loss does not see adapters of the head: use "
+            "modules_to_save: [lm_head]"
+        )
+    has_copies = bool(recipe.copied_modules)
+    if recipe.method == "qlora" and recipe.adapter_dtype == "fp32" and has_copies:
+        wrong.append(
+            "adapter_dtype fp32: TRL makes all that is trained on quantised weights bf16, also "
+            f"{', '.join(recipe.copied_modules)}: use adapter_dtype: bf16"
+        )
+    if recipe.kbit_preparation and recipe.task == "reward":
+        wrong.append("kbit_preparation does not go with the exported task reward: leave it out")
+    return wrong
+
+
+def packages(recipe: Recipe) -> tuple[str, ...]:
+    """Requirements of pip for a recipe, at the versions that were simulated or measured with."""
+    pinned = [f"{name}=={metadata.version(name)}" for name in ("transformers", "peft")]
+    needed = {
+        f"bitsandbytes=={metadata.version('bitsandbytes')}": (
+            recipe.method == "qlora" or "8bit" in recipe.optimizer or "paged" in recipe.optimizer
+        ),
+        "torchao>=0.18": recipe.optimizer.startswith("torchao"),
+        "liger-kernel>=0.8.5": recipe.liger_kernels,
+        "flash-attn>=2.8": recipe.attention == "flash_attention_2",
+        "mamba-ssm>=2.3.2": recipe.mamba == "mamba-ssm",
+        "causal-conv1d>=1.6": recipe.mamba == "mamba-ssm",
+    }
+    return (f"trl=={TRL_VERSION}.*", *pinned, *(name for name, wanted in needed.items() if wanted))
