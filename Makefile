@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
+TRAINERS := .venv-trainers
 
 # A machine with a GPU comes with its own PyTorch: gpu-check takes the Python that has it.
 GPU_PYTHON ?= python3
@@ -11,7 +12,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long test-ssh check mutants docs bench gpu-check
+.PHONY: help setup sweep browser test test-long test-ssh trainers check mutants docs bench gpu-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -43,6 +44,14 @@ test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick
 
 test-ssh: setup  ## `ray up`, a job and `ray down` over ssh on hosts of this machine; as root, with sshd and rsync
 	$(RUN) -m pytest -rs -m ssh tests/test_ssh_cluster.py
+
+$(TRAINERS)/.ready: tests/trainers.txt
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --requirement tests/trainers.txt
+	touch $@
+
+trainers: setup $(TRAINERS)/.ready  ## what is written for other projects, read by their own parsers in .venv-trainers
+	$(RUN) -m pytest -rs -m trainers
 
 check: setup  ## format, lint, types, layers, commands and links of the documentation
 	$(RUN) -m ruff format --check .

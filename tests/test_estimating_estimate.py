@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fitting.points.batch_lengths import Lengths
 from orchestrator.cli.main import main
@@ -376,3 +377,18 @@ def test_uneven_routing_takes_more_memory_than_equal_shares(
     assert estimate["peak_gib"] * 0.98 < median <= upper < estimate["peak_gib"] * 1.2
     assert main([*TINY, *looped, "--routing-draws", "4"]) == 0
     assert "random expert routings" in capsys.readouterr().out
+
+
+def test_an_estimate_is_written_as_a_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Micro-batch, epochs and tokens are those of the estimate, and its offer is the first."""
+    path = tmp_path / "task.yaml"
+    job = ("--gpu", "A40", "--batch-size", "8", "--epochs", "2")
+    assert main([*TINY, *job, "--export", str(path), "--to", "skypilot"]) == 0
+    assert str(path) in capsys.readouterr().out
+    price = estimate_json(capsys, *TINY, *job)["price"]
+    task = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert task["resources"]["ordered"][0]["instance_type"] == price["instance"]
+    for option in ("per_device_train_batch_size 8", "num_train_epochs 2", "max_length 32"):
+        assert f"--{option} " in task["run"]

@@ -112,7 +112,8 @@ def _estimated(
     requested = question.cell(gpu)
     approximate = approximations(requested, question.model, gpu)
     timed: dict[str, Any] = {}
-    missed, prices = None, ()
+    missed: MissedConstraints | None = None
+    prices: tuple[Price, ...] = ()
     chosen: BatchChoice = "fastest" if batch.hours else "largest"
     if step is not None:
         seconds = _around(step.seconds, constants.error, constants.error_above)

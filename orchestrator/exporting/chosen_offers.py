@@ -2,39 +2,42 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from orchestrator.estimating.estimate_records import Estimated, Price
 from orchestrator.estimating.estimate_request import EstimateRequest, Estimates
-from orchestrator.exporting.training import ExportError, Placement, Training
+from orchestrator.exporting.training import ChosenOffer, ExportError, TrainingJob
 from orchestrator.pricing.rental_cost import rental
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
-from orchestrator.spec.job import Job
+from orchestrator.spec.job import PACKED, Job
+from orchestrator.spec.job_tokens import job_of, steps
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.recipes.recipe import Recipe
 from trials.records.compatibility import with_defaults
 from trials.records.observation import Basis, Outcome
 
+OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - {"gpu"}
+"""Fields of a placement that prices and ranked offers share."""
 
-def estimated_training(estimates: Estimates, request: EstimateRequest) -> Training:
+
+def estimated_training(estimates: Estimates, request: EstimateRequest) -> TrainingJob:
     """Training of the cheapest estimate, and the offers of all GPUs that its micro-batch fits.
 
     Raises:
         ExportError: no estimate has a price.
     """
-    rows = [row for row in estimates if row.prices and row.step is not None]
-    if not rows:
+    priced = [row for row in estimates if row.prices]
+    if not priced:
         raise ExportError("--export: no offer has a price for this job: see the table above")
-    best = rows[0]
-    assert best.step is not None  # rows have it
+    best = priced[0]
     question, size = best.question, best.estimate.batch_size
-    recipe = best.cell.cell.recipe
-    alike = [r for r in rows if r.cell.cell.recipe == recipe and _largest(r) >= size]
+    recipe = _recipe(best)
+    alike = [r for r in priced if _recipe(r) == recipe and _largest(r) >= size]
     pairs = [(row, price) for row in alike for price in row.prices]
     options = request.job
     fields = options.fields().get("text_fields", ())
-    return Training(
+    return TrainingJob(
         model=question.model,
         recipe=recipe,
         active_experts=best.estimate.active_experts,
@@ -43,7 +46,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         epochs=question.workload.epochs,
         micro_batch=size,
         groups_by_length=question.workload.padding == "grouped",
-        step_seconds=best.step.seconds,
+        steps=steps(question.workload, size * recipe.micro_batches(size)),
         placements=tuple(
             _placement(row, price, question.workload)
             for row, price in sorted(pairs, key=lambda pair: pair[1].usd)
@@ -65,16 +68,20 @@ def _largest(row: Estimated) -> int:
     return estimate.max_batch_size if survives is None else survives
 
 
-def _placement(row: Estimated, price: Price, job: Job) -> Placement:
-    is_spot = price.market == "spot"
-    rented = rental(np.array([price.hours]), job.overheads, spot=is_spot)
-    terms = {f.name: getattr(price, f.name, None) for f in dataclasses.fields(Placement)}
-    return Placement(
-        **terms | {"gpu": row.gpu.key, "checkpoint_minutes": rented.checkpoint_minutes}
+def _recipe(row: Estimated) -> Recipe:
+    return row.question.cell(row.gpu).recipe
+
+
+def _placement(row: Estimated, price: Price, job: Job) -> ChosenOffer:
+    rented = rental(np.array([price.hours]), job.overheads, spot=price.market == "spot")
+    return ChosenOffer(
+        gpu=row.gpu.key,
+        checkpoint_minutes=rented.checkpoint_minutes,
+        **price.model_dump(include=OF_PLACEMENT),
     )
 
 
-def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None) -> Training:
+def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None) -> TrainingJob:
     """Training of the cheapest offer of a run's ranking.
 
     Args:
@@ -96,8 +103,14 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
     recipe = with_defaults(best.cell.recipe, facts, catalog.gpu(best.cell.gpu))
     alike = [row for row in offers if comparable(row.cell) == comparable(best.cell)]
     size = best.batch_size
-    rows_per_step = size * recipe.micro_batches(size)
-    return Training(
+    if ranking.workload.padding in PACKED and not recipe.packing:
+        raise ExportError(
+            f"padding {ranking.workload.padding}: its rows are not those of TRL: use a recipe with "
+            "packing: true"
+        )
+    job = job_of(ranking.workload, recipe, best.cell.seq_len)
+    job = job.model_copy(update={"epochs": best.epochs})
+    return TrainingJob(
         model=facts,
         recipe=recipe,
         active_experts=best.cell.active_experts,
@@ -106,15 +119,14 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         epochs=best.epochs,
         micro_batch=size,
         groups_by_length=ranking.workload.padding == "grouped",
-        step_seconds=rows_per_step / best.examples_per_second,
+        steps=steps(job, size * recipe.micro_batches(size)),
         placements=tuple(_ranked(row) for row in alike if (row.largest_batch or size) >= size),
         basis=best.basis,
     )
 
 
-def _ranked(row: RankedOffer) -> Placement:
-    names = {field.name for field in dataclasses.fields(Placement)} - {"gpu"}
-    return Placement(gpu=row.cell.gpu, **row.model_dump(include=names))
+def _ranked(row: RankedOffer) -> ChosenOffer:
+    return ChosenOffer(gpu=row.cell.gpu, **row.model_dump(include=OF_PLACEMENT))
 
 
 def _several(first: Sequence[RankedOffer]) -> str:

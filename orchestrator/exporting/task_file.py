@@ -15,14 +15,21 @@ from orchestrator.exporting.names import (
     SLURM_GPUS,
     Dstack,
 )
-from orchestrator.exporting.training import FALLBACKS, ExportError, Placement, Training
+from orchestrator.exporting.requirements import install_lines
+from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob
 from orchestrator.exporting.training_script import filled, training_script
-from orchestrator.exporting.trl_options import packages
 
 Target = Literal["skypilot", "dstack", "hf-jobs", "ray", "slurm"]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
 MODEL, DATASET = "YOUR_MODEL", "YOUR_DATASET"
+DEFAULT_FILES: Mapping[Target, str] = {
+    "skypilot": "skypilot.yaml",
+    "dstack": "finetune.dstack.yml",
+    "hf-jobs": "hf-jobs.sh",
+    "ray": "ray-job.sh",
+    "slurm": "job.sbatch",
+}
 SLACK = 2.0
 """Time limit of a job, as a multiple of its predicted hours."""
 
@@ -35,10 +42,12 @@ class TaskFile:
         left_out: one line for each offer that the format cannot name, and that is cheaper than one
             in the file.
         placements: offers in the file, the first choice first.
+        start: command that starts it; ``FILE`` stands for its name.
     """
 
     text: str
-    placements: tuple[Placement, ...]
+    start: str
+    placements: tuple[ChosenOffer, ...]
     left_out: tuple[str, ...]
 
 
@@ -55,19 +64,19 @@ class Format:
 
     start: str
     output: tuple[str, str]
-    refuses: Callable[[Placement], str | None]
+    refuses: Callable[[ChosenOffer], str | None]
     fallbacks: int = 0
 
 
-def _listed(what: str, names: Mapping[str, object]) -> Callable[[Placement], str | None]:
-    def refuses(place: Placement) -> str | None:
+def _listed(what: str, names: Mapping[str, object]) -> Callable[[ChosenOffer], str | None]:
+    def refuses(place: ChosenOffer) -> str | None:
         name = place.provider if what == "provider" else place.gpu
         return None if name in names else f"it has no {what} {name}"
 
     return refuses
 
 
-def _refused_by_dstack(place: Placement) -> str | None:
+def _refused_by_dstack(place: ChosenOffer) -> str | None:
     by_provider = _listed("provider", DSTACK_BACKENDS)(place)
     return by_provider or _listed("GPU", DSTACK_GPUS)(place)
 
@@ -103,7 +112,7 @@ FORMATS: dict[Target, Format] = {
 }
 
 
-def task_file(training: Training, target: Target) -> TaskFile:
+def task_file(training: TrainingJob, target: Target) -> TaskFile:
     """Write the task file of a training.
 
     Raises:
@@ -113,14 +122,16 @@ def task_file(training: Training, target: Target) -> TaskFile:
     chosen, left_out = _named(training.placements, form, target)
     training = replace(training, placements=chosen)
     local = _local_file(training.dataset)
+    script = training_script(training)
     file = filled(
         target,
         training=training,
         first=chosen[0],
         name=re.sub(r"[^a-z0-9]+", "-", f"finetune-{training.model.name}".lower()).strip("-")[:40],
         header=_header(training, form),
-        script=training_script(training),
-        packages=packages(training.recipe),
+        script=script,
+        bucket_script=filled("bucket", script=script),
+        install=install_lines(training.recipe),
         model=training.model.weights or MODEL,
         dataset="/data" if local and target in ("skypilot", "dstack") else _dataset(training),
         local=local,
@@ -131,14 +142,33 @@ def task_file(training: Training, target: Target) -> TaskFile:
         slurm_gpu=SLURM_GPUS.get(chosen[0].gpu, chosen[0].gpu.lower()),
         limit_hours=math.ceil(max(SLACK * place.hours for place in chosen)),
     )
-    return TaskFile(file, chosen, left_out)
+    return TaskFile(file, form.start, chosen, left_out)
+
+
+def write_task(file: TaskFile, path: Path) -> str:
+    """Write a task file; return the offers in it, and the command that starts it.
+
+    Raises:
+        ExportError: the file cannot be written.
+    """
+    try:
+        path.write_text(file.text, encoding="utf-8")
+    except OSError as error:
+        raise ExportError(f"{path}: cannot be written ({error.strerror})") from None
+    return "\n".join(
+        [
+            f"{path}: {file.placements[0].text}",
+            *(f"  fallback {place.text}" for place in file.placements[1:]),
+            f"Set the variables at its top, then: {file.start.replace('FILE', str(path))}",
+        ]
+    )
 
 
 def _named(
-    placements: Sequence[Placement], form: Format, target: Target
-) -> tuple[tuple[Placement, ...], tuple[str, ...]]:
+    placements: Sequence[ChosenOffer], form: Format, target: Target
+) -> tuple[tuple[ChosenOffer, ...], tuple[str, ...]]:
     """The first offers that a format can name, and why it names no cheaper ones."""
-    chosen: list[Placement] = []
+    chosen: list[ChosenOffer] = []
     left_out: list[str] = []
     for place in placements:
         reason = form.refuses(place)
@@ -154,7 +184,7 @@ def _named(
     return tuple(chosen), tuple(left_out)
 
 
-def dstack_lists(placements: Iterable[Placement]) -> Dstack:
+def dstack_lists(placements: Iterable[ChosenOffer]) -> Dstack:
     """Lists that dstack chooses within; it takes the cheapest offer that they allow."""
     places = list(placements)
     regions = [place.named_region for place in places]
@@ -184,28 +214,31 @@ def _local_file(dataset: str | None) -> Path | None:
     return path.absolute() if path.exists() else None
 
 
-def _dataset(training: Training) -> str:
+def _dataset(training: TrainingJob) -> str:
     is_hub = training.dataset is not None and _local_file(training.dataset) is None
     return str(training.dataset) if is_hub else DATASET
 
 
-def _header(training: Training, form: Format) -> str:
+def _header(training: TrainingJob, form: Format) -> str:
     """Comment lines on the training, on its price, and on what is to be set."""
     recipe, first = training.recipe, training.placements[0]
     unit = "packed rows" if recipe.packing else "examples"
     lines = [
         f"Made by finetune-cost. Start it: {form.start}",
         f"{training.model.name}, {recipe.key}",
-        f"{training.examples} examples x {training.epochs} epochs; {training.effective_batch} "
-        f"{unit} per optimizer step: {training.micro_batch} x {training.accumulation} accumulated",
+        f"{training.examples} examples x {training.epochs} epochs",
+        (
+            f"{training.micro_batch} x {training.accumulation} accumulated = "
+            f"{training.effective_batch} {unit} per optimizer step"
+        ),
         f"Chosen ({training.basis}): {first.text}",
         *(f"Fallback: {place.text}" for place in training.placements[1:]),
-        "The learning rate and its schedule are TRL's defaults: add --learning_rate to the command.",
+        "The learning rate and its schedule are TRL's defaults: add --learning_rate.",
         "",
         "Set these:",
         "  MODEL: name on the hub, or a folder; it has the tokenizer, too",
-        "  DATASET: name on the hub, or a folder of JSON Lines, CSV or Parquet files, in a format of "
-        "TRL (messages; text; prompt and completion; chosen and rejected)",
+        "  DATASET: name on the hub, or a folder of JSON Lines, CSV or Parquet files",
+        "    in a format of TRL: messages; text; prompt and completion; chosen and rejected",
         f"  OUTPUT_BUCKET: {form.output[1]}",
     ]
     return "\n".join(lines)

@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 
 from gpu_catalog.errors import UserError
-from gpu_catalog.offer import Market
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.records.observation import Basis
@@ -19,7 +18,7 @@ class ExportError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ChosenOffer:
     """Offer that the training may run on.
 
     Attributes:
@@ -34,7 +33,7 @@ class Placement:
     provider: str
     region: str
     instance: str
-    market: Market
+    market: str
     gpus_per_instance: int
     usd_per_hour: float
     hours: float
@@ -54,7 +53,7 @@ class Placement:
     @property
     def text(self) -> str:
         """The offer in a line."""
-        where = " ".join((self.provider, self.instance, self.region, self.market))
+        where = f"{self.provider} {self.instance} {self.region} {self.market}"
         return (
             f"{self.gpu}: {where}, ${self.usd_per_hour:.4g} per hour, {self.hours:.1f} h, "
             f"${self.usd:.2f}"
@@ -62,7 +61,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingJob:
     """Fine-tuning that is to be started.
 
     Attributes:
@@ -72,7 +71,7 @@ class Training:
         examples: number of training examples, for which hours and dollars are.
         micro_batch: examples per micro-batch.
         groups_by_length: whether a batch has examples of similar length.
-        step_seconds: seconds of an optimizer step.
+        steps: optimizer steps of the whole training.
         placements: offers on which the micro-batch fits, the chosen one first.
         basis: basis of hours and dollars.
         dataset: data set of the hub, or a file or folder; None for one to be named.
@@ -87,8 +86,8 @@ class Training:
     epochs: int
     micro_batch: int
     groups_by_length: bool
-    step_seconds: float
-    placements: tuple[Placement, ...]
+    steps: int
+    placements: tuple[ChosenOffer, ...]
     basis: Basis
     dataset: str | None = None
     subset: str | None = None

@@ -7,9 +7,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.exporting.training import Training
+from orchestrator.exporting.training import TrainingJob
 from orchestrator.exporting.trl_options import Options, trl_options
-from orchestrator.spec.job import SECONDS_PER_MINUTE
+from orchestrator.spec.job import MINUTES_PER_HOUR
 from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
 
@@ -18,7 +18,7 @@ TRAINERS: Mapping[Task, str] = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "rewar
 WIDTH = 96
 
 
-def training_script(training: Training) -> str:
+def training_script(training: TrainingJob) -> str:
     """Bash that trains on one GPU into the folder ``$OUTPUT``, and resumes from it.
 
     It reads the variables ``MODEL``, ``DATASET`` and ``OUTPUT``.
@@ -62,10 +62,10 @@ def python_additions(recipe: Recipe) -> list[str]:
     return [text for text, applies in additions.items() if applies]
 
 
-def save_steps(training: Training) -> int:
-    """Optimizer steps between two checkpoints, by the offer with the shortest interval."""
-    minutes = min(place.checkpoint_minutes for place in training.placements)
-    return max(1, round(minutes * SECONDS_PER_MINUTE / training.step_seconds))
+def save_steps(training: TrainingJob) -> int:
+    """Optimizer steps between two checkpoints, the fewest of any offer."""
+    shares = (p.checkpoint_minutes / MINUTES_PER_HOUR / p.hours for p in training.placements)
+    return max(1, round(training.steps * min(shares)))
 
 
 def filled(template: str, **values: Any) -> str:
@@ -91,7 +91,7 @@ def _comment(text: str) -> str:
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
-def _all_options(training: Training, options: Options) -> Options:
+def _all_options(training: TrainingJob, options: Options) -> Options:
     """Options of the recipe, and those of checkpoints and logs."""
     return options | {
         "save_strategy": "steps",

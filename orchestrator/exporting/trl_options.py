@@ -1,9 +1,6 @@
 """Options of TRL's command line that are a recipe, and recipes that it cannot express."""
 
-from importlib import metadata
-
-from orchestrator.exporting.training import ExportError, Training
-from orchestrator.spec.trainer_defaults import TRL_VERSION
+from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.recipes.fields import Attention, Dtype, Optimizer, Task
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
@@ -33,7 +30,7 @@ ATTENTION_FAMILIES = (
 """Families whose attention has exactly the layers of ``ATTENTION_LINEARS``."""
 
 
-def trl_options(training: Training) -> Options:
+def trl_options(training: TrainingJob) -> Options:
     """Options by name, without ``--``; the model, data and folders are the task file's.
 
     Raises:
@@ -83,7 +80,7 @@ def _kernels(recipe: Recipe) -> Options:
     return options | {name: "True" for name, is_on in switches.items() if is_on}
 
 
-def _data(training: Training) -> Options:
+def _data(training: TrainingJob) -> Options:
     options: Options = {}
     if training.recipe.packing:
         options |= {"packing": "True", "packing_strategy": "bfd"}
@@ -131,7 +128,7 @@ def _targets(recipe: Recipe) -> tuple[str, ...]:
     return targets
 
 
-def refusals(training: Training) -> list[str]:
+def refusals(training: TrainingJob) -> list[str]:
     """Reasons why TRL does not train by a recipe, each with a remedy."""
     recipe, model = training.recipe, training.model
     wrong = [*_refused_fields(recipe), *_refused_adapters(recipe, model)]
@@ -208,19 +205,3 @@ def _refused_adapters(recipe: Recipe, model: Model) -> list[str]:
     if recipe.kbit_preparation and recipe.task == "reward":
         wrong.append("kbit_preparation does not go with the exported task reward: leave it out")
     return wrong
-
-
-def packages(recipe: Recipe) -> tuple[str, ...]:
-    """Requirements of pip for a recipe, at the versions that were simulated or measured with."""
-    pinned = [f"{name}=={metadata.version(name)}" for name in ("transformers", "peft")]
-    needed = {
-        f"bitsandbytes=={metadata.version('bitsandbytes')}": (
-            recipe.method == "qlora" or "8bit" in recipe.optimizer or "paged" in recipe.optimizer
-        ),
-        "torchao>=0.18": recipe.optimizer.startswith("torchao"),
-        "liger-kernel>=0.8.5": recipe.liger_kernels,
-        "flash-attn>=2.8": recipe.attention == "flash_attention_2",
-        "mamba-ssm>=2.3.2": recipe.mamba == "mamba-ssm",
-        "causal-conv1d>=1.6": recipe.mamba == "mamba-ssm",
-    }
-    return (f"trl=={TRL_VERSION}.*", *pinned, *(name for name, wanted in needed.items() if wanted))

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from orchestrator.cli.commands.export import check_export, export
 from orchestrator.cli.options.clock import today
 from orchestrator.console import print_result, remark
 
@@ -26,6 +27,7 @@ def run_estimate(options: argparse.Namespace) -> int:
         from orchestrator.request import request_of
 
         request = request_of(EstimateRequest, vars(options))
+        check_export(options)
         if options.refuse is not None:
             options.refuse(checks_of(request).lines)
         estimates = estimate_job(request, today(), ahead)
@@ -41,6 +43,10 @@ def run_estimate(options: argparse.Namespace) -> int:
         if options.explain:
             for row in rows:
                 print_result(f"\n{explanation(row)}")
+    if options.export is not None:
+        from orchestrator.exporting.chosen_offers import estimated_training
+
+        export(estimated_training(estimates, request), options.to, options.export)
     return 0 if rows else 1
 
 

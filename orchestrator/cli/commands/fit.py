@@ -1,4 +1,4 @@
-"""Commands ``fit``, ``export`` and ``reproduce``."""
+"""Commands ``fit`` and ``reproduce``."""
 
 import argparse
 import json
@@ -49,15 +49,6 @@ def _is_csv(options: argparse.Namespace) -> bool:
         if getattr(options, name) is not None:
             raise TableError(f"{path}: --{name} goes with a CSV of observations, not with a run")
     return False
-
-
-def run_export(options: argparse.Namespace) -> int:
-    """Write a run's observations in the columns of another project."""
-    from orchestrator.reporting.ado_export import export_ado
-    from orchestrator.run_folder.run_folder import RunFolder
-
-    print_result(export_ado(RunFolder.existing(options.run), options.out))
-    return 0
 
 
 def run_reproduce(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ plan my.yaml --next  # list the most useful measurements and their price
 plan runs/my  # print what a run still has to measure
 estimate --model llama-3.1-8b --method lora --seq-len 2048 --gpu A40,H100-SXM
 estimate --model ./my-model --seq-len 512 --explain  # print what fills the memory
+estimate --model llama-3.1-8b --seq-len 2048 --export task.yaml --to skypilot  # and start it
 dataset data.jsonl --model llama-3.1-8b --text-fields question,answer
 dataset openai/gsm8k --subset main --model qwen2.5-7b --save lengths.csv
 fit runs/my  # write fits.json again
@@ -39,6 +40,7 @@ learn chats/ --model qwen2.5-7b --method qlora --chat messages --epochs 5
 report runs/my  # write report.html and report.md
 report runs/my runs/other  # compare two runs, also in comparison-other.html
 status runs/my  # during the sweep or after it
+export runs/my --to skypilot --out task.yaml  # write a task file that starts the training
 export runs/my --format ado  # write runs/my/ado.csv
 calibrate runs/gpu-check --out constants.json  # constants for estimate and sweep
 gpu-check --seconds 600  # run it again to resume

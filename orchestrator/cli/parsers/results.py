@@ -41,6 +41,10 @@ RESULTS = f"""
 --explain                print what fills the memory and takes the time
 --constants FILE         constants that 'calibrate' wrote
 --json                   print all results as JSON
+--export FILE            write the cheapest offer and the recipe as a task file, which starts the
+                         training by TRL; goes with --to
+--to {{skypilot,dstack,hf-jobs,ray,slurm}}
+                         format of --export
 {PRICES}{CONSTRAINTS}
 """
 CALIBRATE = """
@@ -72,9 +76,15 @@ run RUN|FILE.csv         the run folder, or a CSV of observations
 """
 EXPORT = """
 run RUN                  the run folder
---format {ado}           ado: IBM's ado and LLMFineTuningBench; further columns hold the basis
-                         (measured or simulated), sparsity, recipe, weights, software and stack
---out FILE               file to write (default: ado.csv in the run)
+--to {skypilot,dstack,hf-jobs,ray,slurm}
+                         write the cheapest offer of the ranking and its recipe as a task file,
+                         which starts the training by TRL
+--model NAME             with --to: the model to train, of several in the ranking
+--format {ado}           write the observations for ado: IBM's ado and LLMFineTuningBench; further
+                         columns hold the basis (measured or simulated), sparsity, recipe, weights,
+                         software and stack
+--out FILE               file to write (default: ado.csv in the run, or a file in this folder that
+                         is named after --to)
 """
 REPRODUCE = """
 --json                   print only the figures, as JSON
@@ -167,10 +177,10 @@ def add_fit(commands: Any) -> None:
     add_table(fit, FIT, run=run_folder, predict=Path, lengths=Path, out=Path)
     export = commands.add_parser(
         "export",
-        run="fit.run_export",
-        help="write a run's observations in the columns of another project",
+        run="export.run_export",
+        help="write a task file that starts the training, or the observations for another project",
     )
-    add_table(export, EXPORT, required=["--format"], run=run_folder)
+    add_table(export, EXPORT, run=run_folder)
     reproduce = commands.add_parser(
         "reproduce",
         run="fit.run_reproduce",

@@ -1,0 +1,67 @@
+"""Command ``export``."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.console import print_result, remark
+
+if TYPE_CHECKING:
+    from orchestrator.exporting.task_file import Target
+    from orchestrator.exporting.training import TrainingJob
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Write a run's choice as a task file, or its observations in another project's columns."""
+    from orchestrator.exporting.training import ExportError
+    from orchestrator.run_folder.run_folder import RunFolder
+
+    if (options.to is None) == (options.format is None):
+        raise ExportError("export: give --to or --format, one of them")
+    if options.model is not None and options.to is None:
+        raise ExportError("--model goes with --to")
+    folder = RunFolder.existing(options.run)
+    if options.format is not None:
+        from orchestrator.reporting.ado_export import export_ado
+
+        print_result(export_ado(folder, options.out))
+        return 0
+    from orchestrator.exporting.chosen_offers import ranked_training
+
+    ranking = folder.ranking()
+    if ranking is None:
+        raise ExportError(f"{folder.path}: it has no ranking: run rank {folder.path}")
+    export(ranked_training(ranking, folder.spec(), options.model), options.to, options.out)
+    return 0
+
+
+def check_export(options: argparse.Namespace) -> None:
+    """Check that a file of ``--export`` has a format.
+
+    Raises:
+        ExportError: ``--export`` or ``--to`` is missing.
+    """
+    from orchestrator.exporting.training import ExportError
+
+    if (options.export is None) != (options.to is None):
+        raise ExportError("--export FILE and --to FORMAT go together: give both")
+
+
+def export(training: "TrainingJob", target: "Target", path: Path | None) -> None:
+    """Write the task file of a training, and print the command that starts it.
+
+    Args:
+        training: the training.
+        target: format of the file.
+        path: file to write; None for one named after the format.
+
+    Raises:
+        ExportError: the training or the file cannot be written.
+    """
+    from orchestrator.exporting.task_file import DEFAULT_FILES, task_file, write_task
+
+    file = task_file(training, target)
+    path = path or Path(DEFAULT_FILES[target])
+    for line in file.left_out:
+        remark(line)
+    print_result(write_task(file, path))

@@ -1,0 +1,78 @@
+"""Command ``export``, and ``estimate --export``, as a user meets them."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from builders.runs import ONE_CELL, made_run
+
+from orchestrator.cli.main import main
+
+OWN = """\
+catalog:
+  gpus:
+    - {key: desk, kind: cpu, usable_memory_bytes: 100000000, source: me, recorded: 2026-01-31}
+  offers:
+    - {gpu: desk, provider: aws, region: here-1, instance: big, usd_per_hour: 7.2, source: me,
+       recorded: 2026-01-31}
+    - {gpu: desk, provider: aws, region: here-1, instance: big, usd_per_hour: 3.6, market: spot,
+       source: me, recorded: 2026-01-31}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty working directory, with traces of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_with_a_ranking_is_written_as_a_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cheapest offer is first; batch and epochs are the ranking's."""
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace("fp32}", "fp32, loss: chunked}") + OWN
+    made_run(tmp_path / "run", text)
+    arguments = ["export", "run", "--to", "skypilot", "--out", "task.yaml"]
+    assert main(arguments) == 1
+    assert "rank run" in capsys.readouterr().err
+    assert main(["rank", "run", "--epochs", "5", "--batch-size", "40"]) == 0
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert "sky jobs launch" in capsys.readouterr().out
+    task = yaml.safe_load(Path("task.yaml").read_text(encoding="utf-8"))
+    assert [place["use_spot"] for place in task["resources"]["ordered"]] == [True, False]
+    assert "--per_device_train_batch_size 40 " in task["run"]
+    assert "--num_train_epochs 5 " in task["run"]
+
+
+def test_a_ranking_of_several_trainings_needs_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line lists the models."""
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace("fp32}", "fp32, loss: chunked}") + OWN
+    text = text.replace("[llama-tiny]", "[llama-tiny, qwen3-moe-tiny]")
+    made_run(tmp_path / "run", text, measured=2)
+    assert main(["rank", "run"]) == 0
+    capsys.readouterr()
+    assert main(["export", "run", "--to", "slurm"]) == 1
+    assert "llama-tiny, qwen3-moe-tiny" in capsys.readouterr().err
+    assert main(["export", "run", "--to", "slurm", "--model", "llama-tiny"]) == 0
+    assert Path("job.sbatch").read_text(encoding="utf-8").startswith("#!")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "run"],
+        ["export", "run", "--to", "slurm", "--format", "ado"],
+        ["export", "run", "--format", "ado", "--model", "llama-tiny"],
+        ["estimate", "--model", "llama-tiny", "--seq-len", "32", "--export", "x.yaml"],
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written."""
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.count("\n") == 1

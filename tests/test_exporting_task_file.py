@@ -1,0 +1,181 @@
+"""Task files of five formats: offers, variables, and a script that bash accepts."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from builders.trainings import NOWHERE, SECURE, SPOT, training_of
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.exporting.names import DSTACK_GPUS, HF_FLAVORS
+from orchestrator.exporting.task_file import TARGETS, Target, task_file, write_task
+from orchestrator.exporting.training import ExportError
+from trials.records.model import find_model
+
+
+def scripts(target: Target, text: str) -> list[str]:
+    """Scripts of bash in a task file."""
+    if target == "skypilot":
+        task = yaml.safe_load(text)
+        return [task["setup"], task["run"]]
+    if target == "dstack":
+        return list(yaml.safe_load(text)["commands"])
+    return [text, *re.findall(r"<< 'JOB'\n(.*?)^JOB$", text, re.MULTILINE | re.DOTALL)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("fields", [{}, {"loss": "full-logits"}])
+def test_bash_accepts_every_script(target: Target, fields: dict[str, Any]) -> None:
+    """The command of the training is in each file, with its variables."""
+    text = task_file(training_of(fields), target).text
+    parts = scripts(target, text)
+    for script in parts:
+        checked = subprocess.run(
+            ["bash", "-n"], input=script, text=True, capture_output=True, check=False
+        )
+        assert checked.stderr == ""
+    assert '--model_name_or_path "$MODEL"' in parts[-1]
+    assert {"MODEL", "DATASET", "OUTPUT_BUCKET"} <= set(re.findall(r"[A-Z_]+", text))
+    assert "YOUR_DATASET" in text
+    assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 100
+
+
+def test_skypilot_has_the_next_offers_in_their_order() -> None:
+    """Another provider's market and region stay as chosen; one that it lacks is left out."""
+    file = task_file(training_of(), "skypilot")
+    task = yaml.safe_load(file.text)
+    assert task["resources"]["ordered"] == [
+        {"infra": "aws/us-east-1", "instance_type": "g5.xlarge", "use_spot": True},
+        {"infra": "runpod", "instance_type": "1x_A40_SECURE", "use_spot": False},
+        {"infra": "lambda", "instance_type": "gpu_8x_a100_80gb_sxm4", "use_spot": False},
+    ]
+    assert task["envs"]["MODEL"] == "Qwen/Qwen2.5-0.5B"
+    assert task["file_mounts"]["/outputs"]["name"] == "${OUTPUT_BUCKET}"
+    (line,) = file.left_out
+    assert "hyperstack" in line
+
+
+def test_three_fallbacks_are_enough() -> None:
+    """More would only be more expensive."""
+    file = task_file(training_of(placements=(SPOT,) * 9), "skypilot")
+    assert len(file.placements) == 4
+    assert file.left_out == ()
+
+
+def test_a_format_without_any_of_the_offers_is_refused() -> None:
+    """The lines name the offers and the reason."""
+    with pytest.raises(ExportError, match="hyperstack"):
+        task_file(training_of(placements=(NOWHERE,)), "skypilot")
+    with pytest.raises(ExportError, match="A40"):
+        task_file(training_of(placements=(SECURE,)), "hf-jobs")
+
+
+def test_dstack_chooses_within_the_offers() -> None:
+    """Lists of all offers, up to the price of the most expensive."""
+    task = yaml.safe_load(task_file(training_of(), "dstack").text)
+    assert task["backends"] == ["aws", "runpod", "lambda"]
+    assert "regions" not in task  # an offer of all regions is among them
+    assert task["resources"]["gpu"] == {
+        "name": ["A10G", "A40", "A100"],
+        "memory": "24GB..",
+        "count": "1..8",
+    }
+    assert (task["spot_policy"], task["max_price"]) == ("auto", 14.0)
+    alone = yaml.safe_load(task_file(training_of(placements=(SPOT,)), "dstack").text)
+    assert (alone["regions"], alone["spot_policy"]) == (["us-east-1"], "spot")
+
+
+def sbatch_options(text: str) -> dict[str, str]:
+    """Options of the lines of a batch script, which end where commands begin."""
+    lines = text.splitlines()
+    assert lines[0].startswith("#!")
+    options: dict[str, str] = {}
+    for line in lines[1:]:
+        if not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            (word,) = shlex.split(line.removeprefix("#SBATCH "))
+            name, _, value = word.removeprefix("--").partition("=")
+            assert re.fullmatch(r"[a-z-]+", name)
+            options[name] = value
+    assert text.count("#SBATCH") == len(options)
+    return options
+
+
+def test_slurm_asks_for_the_gpu_and_is_requeued() -> None:
+    """The time limit is twice the prediction."""
+    options = sbatch_options(task_file(training_of(), "slurm").text)
+    assert (options["gpus"], options["time"]) == ("a10g:1", "20:00:00")
+    assert "requeue" in options
+
+
+def command_in(text: str, start: str) -> list[str]:
+    """Words of a command in a script, its last argument left out."""
+    joined = text.replace("\\\n", " ")
+    (line,) = [line for line in joined.splitlines() if line.startswith(start)]
+    return [*shlex.split(line.partition('"$(')[0])[len(start.split()) :], "script"]
+
+
+def test_hugging_faces_own_parser_reads_the_job() -> None:
+    """Flavor, limit, variables and the bucket."""
+    from huggingface_hub.cli.hf import app  # noqa: PLC0415 - only this needs it
+
+    text = task_file(training_of(), "hf-jobs").text
+    jobs: Any = app
+    for name in ("jobs", "run"):
+        jobs = jobs.get_command(jobs.make_context(name, [], resilient_parsing=True), name)
+    values = jobs.make_context("run", command_in(text, "hf jobs run")).params
+    assert (str(values["flavor"]), values["timeout"]) == ("a10g-large", "20h")
+    assert values["volume"] == ("hf://buckets/$OUTPUT_BUCKET:/outputs",)
+    assert list(values["secrets"]) == ["HF_TOKEN"]
+
+
+def test_rays_own_parser_reads_the_job() -> None:
+    """The job takes a GPU on a node with that GPU's key."""
+    from ray.dashboard.modules.job.cli import submit  # noqa: PLC0415 - only this needs it
+
+    text = task_file(training_of(), "ray").text
+    values = submit.make_context("submit", command_in(text, "ray job submit")).params
+    assert values["entrypoint_num_gpus"] == 1
+    assert json.loads(values["entrypoint_resources"]) == {"A10G": 1}
+
+
+def test_a_local_data_set_travels_with_the_job(tmp_path: Path) -> None:
+    """A name of the hub stays as it is."""
+    data = tmp_path / "chats.jsonl"
+    data.touch()
+    for target in ("skypilot", "dstack"):
+        task = yaml.safe_load(task_file(training_of(dataset=str(data)), target).text)
+        mounts = task.get("files") or [f"{b}:{a}" for a, b in task["file_mounts"].items()]
+        assert f"{data}:/data/chats.jsonl" in mounts
+    hub = yaml.safe_load(task_file(training_of(dataset="trl-lib/Capybara"), "skypilot").text)
+    assert hub["envs"]["DATASET"] == "trl-lib/Capybara"
+
+
+def test_the_command_that_starts_the_file_is_printed(tmp_path: Path) -> None:
+    """A file that cannot be written is one line."""
+    file = task_file(training_of(), "slurm")
+    path = tmp_path / "job.sbatch"
+    assert f"sbatch {path}" in write_task(file, path)
+    assert path.read_text(encoding="utf-8") == file.text
+    with pytest.raises(ExportError, match="written"):
+        write_task(file, tmp_path / "no" / "where")
+
+
+def test_every_gpu_that_is_named_is_in_the_catalog() -> None:
+    """Each of them has a name in dstack."""
+    keys = {gpu.key for gpu in load_catalog().gpus if gpu.kind == "cuda"}
+    assert set(DSTACK_GPUS) == keys
+    assert set(HF_FLAVORS) <= keys
+
+
+def test_a_name_is_one_that_all_formats_accept() -> None:
+    """Letters, digits and dashes."""
+    model = find_model("qwen2.5-0.5b").model_copy(update={"name": f"./My_Model.v2/{'x' * 90}"})
+    task = yaml.safe_load(task_file(training_of(model=model), "skypilot").text)
+    assert re.fullmatch(r"finetune-my-model-v2-x+", task["name"])
