@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from builders.trainings import OF_EIGHT, SPOT, training_of
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.exporting.training import ExportError, TrainingJob
@@ -27,6 +27,7 @@ def command(training: TrainingJob) -> list[str]:
     return shlex.split(line.partition("${LAST")[0])
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     micro_batch=st.integers(1, 32),
     micro_batches=st.integers(1, 32),
