@@ -51,7 +51,9 @@ def likely_largest(
         observations: observations of the run; those of the cell are ignored.
     """
     others = by_cell(observations).items()
-    alike = [probes for c, probes in others if c != cell and _subject(c) == _subject(cell)]
+    alike = [
+        probes for c, probes in others if c != cell and memory_subject(c) == memory_subject(cell)
+    ]
     measured = (o for probes in alike for o in probes if o.basis is not Basis.SIMULATED)
     pool = max(_pools(measured).values(), key=len, default={})
     law = _law_of([_memory_of(other, probes) for other, probes in pool.items()])
@@ -68,6 +70,11 @@ def likely_largest(
     )
 
 
+def memory_subject(cell: Cell) -> tuple[object, ...]:
+    """Fields of a cell that a memory law depends on."""
+    return cell.model, cell.weights, cell.recipe, cell.active_experts
+
+
 @dataclass(frozen=True, slots=True)
 class _CellMemory:
     """Memory of one cell."""
@@ -78,11 +85,6 @@ class _CellMemory:
     largest: int | None
 
 
-def _subject(cell: Cell) -> tuple[object, ...]:
-    """Fields of a cell that a memory law depends on."""
-    return cell.model, cell.weights, cell.recipe, cell.active_experts
-
-
 def _pools(
     observations: Iterable[Observation],
 ) -> dict[tuple[object, ...], dict[Cell, list[Observation]]]:
@@ -90,7 +92,7 @@ def _pools(
     pools: defaultdict[tuple[object, ...], dict[Cell, list[Observation]]] = defaultdict(dict)
     for o in observations:
         if o.environment is not None:
-            key = (*_subject(o.cell), o.basis, o.environment.software)
+            key = (*memory_subject(o.cell), o.basis, o.environment.software)
             pools[key].setdefault(o.cell, []).append(o)
     return pools
 

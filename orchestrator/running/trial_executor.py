@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any
 
+from fitting.largest_batch_prediction import memory_subject
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.faults import Fault
 from orchestrator.planning.plan import Plan, trial_task
@@ -164,8 +164,12 @@ class TrialExecutor:
 
         def task(cell: Cell) -> TrialTask | None:
             request = wanted[cell]
-            of_run = list(chain.from_iterable(observations.values()))
-            trial = self._trial(cell, of_run, batch.cluster).model_copy(
+            # A run may have too many observations to go through all of them for every trial.
+            subject = memory_subject(cell)
+            alike = [
+                o for c in observations if memory_subject(c) == subject for o in observations[c]
+            ]
+            trial = self._trial(cell, alike, batch.cluster).model_copy(
                 update={
                     "timed": request.timed,
                     "most_seconds": request.most_seconds,
