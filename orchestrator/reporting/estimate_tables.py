@@ -202,12 +202,14 @@ def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
 
     docs/explanation/evidence.md has the runs.
     """
-    error, errors = rows[0].memory_error, published_errors()
-    yield (
-        f"Memory: the 90 % interval is {1 - error.low:.0%} below to {error.high - 1:.0%} above the "
-        f"prediction, by {error.runs} published runs of {error.sources} sources ({error.pooled}). "
-        f"Such intervals held {errors.covered:.0%} of {errors.runs} runs whose source was left out."
-    )
+    errors = published_errors()
+    for error in dict.fromkeys(row.memory_error for row in rows):
+        yield (
+            f"Memory of {error.method}: the 90 % interval is {1 - error.low:.0%} below to "
+            f"{error.high - 1:.0%} above the prediction, by {error.runs} published runs of "
+            f"{error.sources} sources ({error.pooled}). Such intervals held {errors.covered:.0%} "
+            f"of {errors.runs} runs whose source was left out."
+        )
     missing = ", ".join(dict.fromkeys(name for row in rows for name in row.not_compared))
     if missing:
         yield (
