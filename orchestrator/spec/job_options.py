@@ -36,6 +36,7 @@ class JobOptions:
     split: str | None = None
     most: int | None = None
     cutoff: int | None = None
+    pad_to_multiple: int | None = None
     packing: bool = False
     group_by_length: bool = False
 

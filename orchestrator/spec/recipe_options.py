@@ -32,10 +32,12 @@ class RecipeOptions(_RecipeFields):  # type: ignore[misc]
     Attributes:
         recipe: name of a recipe, whose fields the others change.
         defaults: source of absent fields; by default TRL. Not for a named recipe.
+        recipe_source: configuration of a trainer that states the fields, in words.
     """
 
     recipe: str | None = None
     defaults: RecipeDefaults | None = None
+    recipe_source: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Fields of the recipe that were given, as ``Recipe`` takes them."""
@@ -93,6 +95,8 @@ def recipe_of(
 
 def recipe_text(options: RecipeOptions, recipe: Recipe) -> str:
     """Say in a line where a resolved recipe comes from, and the recipe."""
+    if options.recipe_source is not None:
+        return f"Recipe: {options.recipe_source}: {recipe.key}"
     changed = {n: v for n, v in options.given().items() if options.recipe or n != "method"}
     changes = ", ".join(f"{name} {_plain(value)}" for name, value in changed.items())
     source = options.recipe or (

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from orchestrator.cli.commands.export import check_export, export
 from orchestrator.cli.options.clock import today
@@ -11,13 +12,16 @@ from orchestrator.console import print_result, remark
 
 def run_estimate(options: argparse.Namespace) -> int:
     """Print the estimates; the exit code is 1 when no GPU can be estimated."""
+    given = vars(options) if options.config is None else _with_config(options)
+    if given is None:
+        return 0
     with contextlib.ExitStack() as stack:
         ahead = None
-        if options.is_alone and options.seq_len is not None:
+        if options.is_alone and given["seq_len"] is not None:
             # The child imports torch while this process imports the rest.
             from trials.simulation.tracing_child import started_ahead
 
-            ahead = stack.enter_context(started_ahead(options.model, options.seq_len))
+            ahead = stack.enter_context(started_ahead(given["model"], given["seq_len"]))
         from orchestrator.estimating.estimate_request import (
             EstimateRequest,
             checks_of,
@@ -26,7 +30,7 @@ def run_estimate(options: argparse.Namespace) -> int:
         from orchestrator.reporting.estimate_tables import as_json, as_table, explanation
         from orchestrator.request import request_of
 
-        request = request_of(EstimateRequest, vars(options))
+        request = request_of(EstimateRequest, given)
         check_export(options)
         if options.refuse is not None:
             options.refuse(checks_of(request).lines)
@@ -48,6 +52,22 @@ def run_estimate(options: argparse.Namespace) -> int:
 
         export(estimated_training(estimates, request), options.to, options.export)
     return 0 if rows else 1
+
+
+def _with_config(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Options with those of the trainer's configuration; None if only its keys are explained."""
+    from orchestrator.configurations.estimate_options import with_configuration
+    from orchestrator.configurations.read_file import read_configuration
+
+    configuration = read_configuration(options.config)
+    if options.explain_config:
+        print_result(configuration.explanation())
+        return None
+    configuration.check()
+    given, remarks = with_configuration(configuration, vars(options))
+    for text in remarks:
+        remark(text)
+    return given
 
 
 def run_calibrate(options: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Commands on what was measured, simulated or published, and on prices."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ GPUS = f"""
 --gpu GPU                keys of 'catalog gpus' or names as A100, separated by commas (default: all)
 --memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
                          that the catalog lacks
+"""
+CONFIG = """
+--explain-config         print what each key of the configuration comes to, and estimate nothing
 """
 STEP = """
 --active-experts ACTIVE_EXPERTS
@@ -101,6 +105,24 @@ REFRESH = f"""{PRICES}
 """
 
 
+class WithoutModel(argparse.Action):
+    """Option that states the model, so that ``--model`` is not required beside it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set the value."""
+        del option_string
+        setattr(namespace, self.dest, values)
+        for action in parser._actions:  # noqa: SLF001 - no public name
+            if action.dest == "model":
+                action.required = False
+
+
 def add_estimate(commands: Any) -> None:
     """Add the commands."""
     estimate = commands.add_parser(
@@ -112,6 +134,21 @@ def add_estimate(commands: Any) -> None:
         "Nothing is measured.",
     )
     add_table(estimate, GPUS, required=["--model"], memory_gib=above_zero)
+    estimate.add_argument(
+        "--model-config",
+        dest="model",
+        metavar="FILE.json",
+        help="config.json of the model, where its name is out of reach; the same as --model",
+    )
+    estimate.add_argument(
+        "--config",
+        action=WithoutModel,
+        type=Path,
+        metavar="FILE",
+        help="configuration of axolotl: the training to estimate. Options beside it replace what "
+        "it states; --model is not required",
+    )
+    add_table(estimate, CONFIG)
     add_recipe(estimate)
     add_table(estimate, STEP, active_experts=positive, seq_len=positive, batch_size=batch_size)
     add_examples(estimate, "number of training examples (default: those of --dataset, or 15000)")

@@ -1,0 +1,1 @@
+"""Configurations of trainers, read as the options of an estimate."""

@@ -1,0 +1,118 @@
+"""A configuration of a trainer: what each of its keys comes to, and the options of its estimate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpu_catalog.errors import UserError
+from orchestrator.configurations.key_classes import ABSENT, Line, Reading, classified, shown
+from orchestrator.configurations.trainer import Trainer
+from orchestrator.markdown_table import table
+from orchestrator.request import validation_lines
+from trials.recipes.recipe import Recipe, hidden_contradictions
+
+NO_CLIPPING = "none"
+
+
+class ConfigurationError(UserError):
+    """The configuration cannot be read or estimated; a line for each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration as it was read.
+
+    Attributes:
+        file: name of the file in messages.
+        trainer: name of the trainer.
+        options: options of the estimate, by name; a recipe's fields by theirs.
+        lines: what each key comes to, then assumptions on what the file leaves open.
+        tokens: limit of an example's tokens, or tokens of a packed row.
+        pads_to_limit: whether every example is padded to that limit.
+    """
+
+    file: str
+    trainer: str
+    options: Mapping[str, Any]
+    lines: tuple[Line, ...]
+    tokens: int
+    pads_to_limit: bool
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """A line for each refused key."""
+        return tuple(
+            f"{self.file}: {line.key}: {shown(line.value)}: {line.meaning}"
+            for line in self.lines
+            if line.key_class == "refused"
+        )
+
+    def check(self) -> None:
+        """Check that no key is refused.
+
+        Raises:
+            ConfigurationError: there are some; a line for each.
+        """
+        if self.refusals:
+            raise ConfigurationError("\n".join(self.refusals))
+
+    def explanation(self) -> str:
+        """Table of what each key comes to, in Markdown."""
+        rows = [(line.key, shown(line.value), line.key_class, line.meaning) for line in self.lines]
+        return table(("key", "value", "class", "meaning"), rows)
+
+
+def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> Configuration:
+    """Classify every key of a configuration, and derive its options."""
+    reading = classified(trainer.keys, values, trainer.unknown)
+    trainer.derive(_well_formed(trainer, values, reading), reading)
+    options = {name: value for name, value in reading.options.items() if value is not None}
+    tokens = options.pop("sequence_len", None)
+    pads = options.pop("pads_to_limit", False)
+    if not isinstance(options.get("model"), str):
+        reading.refuse("model", options.get("model", ABSENT), "the file names none")
+    if type(tokens) is not int or tokens < 1:
+        reading.refuse("sequence length", tokens, "must be a whole number of at least 1")
+    _check_recipe(options, reading)
+    return Configuration(
+        file=file,
+        trainer=f"{trainer.name} {trainer.version}",
+        options=options,
+        lines=tuple(reading.lines.values()),
+        tokens=tokens if type(tokens) is int else 1,
+        pads_to_limit=pads,
+    )
+
+
+def _well_formed(trainer: Trainer, values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+    """Values of the shapes that the trainer takes; others are refused and left out."""
+    kept = dict(values)
+    for name, types in trainer.shapes.items():
+        value = values.get(name)
+        is_list = isinstance(value, list)
+        if value is None or (isinstance(value, types) and not is_list):
+            continue
+        if list in types and is_list and all(isinstance(item, str) for item in value):
+            continue
+        del kept[name]
+        reading.refuse(name, value, f"must be a {' or '.join(kind.__name__ for kind in types)}")
+    return kept
+
+
+def _check_recipe(options: Mapping[str, Any], reading: Reading) -> None:
+    """Refuse a recipe that does not hold together, unless a key of it is refused already."""
+    fields = {
+        name: None if value == NO_CLIPPING else value
+        for name, value in options.items()
+        if name in Recipe.model_fields
+    }
+    if any(reading.refusals()) or options.get("defaults") is None:
+        return
+    try:
+        Recipe.model_validate(fields)
+    except ValidationError as error:
+        lines = [validation_lines(error), *hidden_contradictions(fields)]
+        for line in "\n".join(lines).splitlines():
+            reading.refuse("together", ABSENT, line)

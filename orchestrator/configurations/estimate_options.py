@@ -1,0 +1,97 @@
+"""Options of an estimate: those of a configuration, under those of the command line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.configurations.configuration import Configuration, ConfigurationError
+from orchestrator.configurations.hub_names import preset_of
+from orchestrator.configurations.key_classes import shown
+from trials.recipes.fields import FEWEST_PACKED
+from trials.recipes.mistakes import ADAPTER_FIELDS
+
+DATA = ("dataset", "length_histogram")
+QUANTISATION = ("quantisation", "double_quantisation", "kbit_preparation")
+REPLACED = {"gradient_accumulation": ("effective_batch",), "model_config": ("model",)}
+"""Options of a configuration that another option of the command line replaces."""
+
+
+def with_configuration(
+    configuration: Configuration, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Options of the estimate, and a remark for each option that overrides the file's.
+
+    Args:
+        configuration: the configuration, without refusals.
+        given: options of the command line; None for those that were not given.
+
+    Raises:
+        ConfigurationError: an option does not go with a configuration.
+    """
+    stated = {
+        name: value
+        for name, value in given.items()
+        if value is not None and (value is not False or name == "packing")
+    }
+    _check_alone(stated)
+    options = dict(configuration.options)
+    remarks = [
+        f"--{name.replace('_', '-')} {shown(stated[name])} replaces {shown(value)} of "
+        f"{configuration.file}"
+        for name, value in configuration.options.items()
+        if name in stated and stated[name] != value
+    ]
+    for name, others in REPLACED.items():
+        if name in stated:
+            options = {n: v for n, v in options.items() if n not in others}
+    options = _of_method(options, stated)
+    options |= _lengths(configuration, options | stated)
+    options["recipe_source"] = f"{configuration.file} ({configuration.trainer})"
+    remarks += _assumptions(configuration)
+    if options.get("cutoff") is None:
+        remarks.append(
+            f"Assumed for lengths: every row has {options['seq_len']} tokens, an upper bound: give "
+            "--dataset or --length-histogram"
+        )
+    if "model" not in stated and (preset := preset_of(str(options["model"]))):
+        options["model"] = preset
+    return dict(given) | options | stated, remarks
+
+
+def _check_alone(stated: Mapping[str, Any]) -> None:
+    wrong = [name for name in ("recipe", "defaults") if name in stated]
+    if wrong:
+        raise ConfigurationError(f"--config and --{wrong[0]} exclude each other: give one")
+
+
+def _of_method(options: dict[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without the file's fields that another method of the command line excludes."""
+    method = stated.get("method", options.get("method"))
+    excluded: tuple[str, ...] = ()
+    if method != options.get("method"):
+        excluded = QUANTISATION if method != "qlora" else ()
+        excluded += ADAPTER_FIELDS if method == "full" else ("adapter_dtype",)
+    return {name: value for name, value in options.items() if name not in excluded}
+
+
+def _lengths(configuration: Configuration, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Length of a row, and how data is cut and padded."""
+    tokens, has_data = configuration.tokens, any(options.get(name) for name in DATA)
+    packs = options.get("packing")
+    if not has_data:
+        lengths: dict[str, Any] = {"seq_len": options.get("seq_len") or tokens}
+        if options.get("group_by_length"):
+            lengths["group_by_length"] = False  # examples without lengths are all alike
+        if packs and "examples" in configuration.options:
+            lengths["examples"] = FEWEST_PACKED * configuration.options["examples"]
+        return lengths
+    lengths = {"cutoff": options.get("cutoff") or tokens}
+    if packs or configuration.pads_to_limit:
+        lengths["seq_len"] = options.get("seq_len") or tokens
+    if configuration.pads_to_limit:
+        lengths["pad_to_multiple"] = tokens
+    return lengths
+
+
+def _assumptions(configuration: Configuration) -> list[str]:
+    lines = [line for line in configuration.lines if line.key_class == "assumed"]
+    return [f"Assumed for {line.key}: {line.meaning}" for line in lines]

@@ -1,0 +1,43 @@
+"""Batches and length of a training: micro-batch, accumulation, epochs or steps."""
+
+import math
+
+from orchestrator.configurations.key_classes import Reading
+
+Stated = tuple[str, object]
+"""A key's name and its value."""
+
+
+def length_of(
+    reading: Reading, *, micro: Stated, accumulation: Stated, epochs: Stated, steps: Stated
+) -> None:
+    """Add the micro-batch, the effective batch, and epochs or the examples of so many steps."""
+    sizes = [_count(reading, *stated) for stated in (micro, accumulation)]
+    if None in sizes:
+        return
+    micro_batch, micro_batches = (size or 1 for size in sizes)
+    options = reading.options
+    options["batch_size"] = micro_batch
+    options["effective_batch"] = micro_batch * micro_batches
+    name, value = steps
+    if value not in (None, -1, 0):
+        count = _count(reading, name, value)
+        if count is not None:
+            options["examples"], options["epochs"] = count * options["effective_batch"], 1
+        reading.mark(epochs[0], epochs[1], "irrelevant", f"{name} decides")
+        return
+    passes = _count(reading, *epochs)
+    if passes is not None:
+        options["epochs"] = passes
+
+
+def _count(reading: Reading, name: str, value: object) -> int | None:
+    """A whole number of at least 1; anything else is refused."""
+    if isinstance(value, str):
+        value = float(value) if value.replace(".", "", 1).isdigit() else value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        whole = int(value)
+        if whole == value and whole > 0:
+            return whole
+    reading.refuse(name, value, "must be a whole number of at least 1 for an estimate")
+    return None

@@ -1,0 +1,96 @@
+"""Count how many configurations in a folder are answered, and why the others are refused.
+
+Run as ``python tests/benchmarks/configurations.py FOLDER``; ``--estimate KEY`` also simulates
+each on one GPU, for which its model must be a preset, in the cache or on the hub.
+"""
+
+import argparse
+import collections
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_catalog.errors import UserError
+from orchestrator.cli.main import main as run_command
+from orchestrator.configurations.configuration import ConfigurationError
+from orchestrator.configurations.read_file import read_configuration
+from orchestrator.markdown_table import table
+
+SUFFIXES = (".yaml", ".yml", ".py")
+NOT_ONE_GPU = ("several GPUs", "describes machines")
+NOT_TEXT = ("images",)
+OTHER_TASKS = ("generates", "DiffusionPlugin", "TokenClassification")
+NOT_TRAINING = ("trains nothing",)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of reading one configuration."""
+
+    file: Path
+    kind: str
+    reasons: tuple[str, ...] = ()
+
+
+def outcome_of(path: Path) -> Outcome:
+    """Read a configuration: answered, answered with assumptions, refused, or a defect."""
+    try:
+        configuration = read_configuration(path)
+        configuration.check()
+    except ConfigurationError as error:
+        lines = tuple(line.removeprefix(f"{path}: ") for line in str(error).splitlines())
+        return Outcome(path, _refusal(lines), lines)
+    except UserError as error:
+        return Outcome(path, "refused", (str(error),))
+    except Exception:  # noqa: BLE001 - every defect is to be counted
+        return Outcome(path, "traceback", (traceback.format_exc().splitlines()[-1],))
+    return Outcome(path, "answered")
+
+
+def _refusal(lines: tuple[str, ...]) -> str:
+    text = " ".join(lines)
+    for kind, marks in (
+        ("out of scope: no training", NOT_TRAINING),
+        ("out of scope: several GPUs", NOT_ONE_GPU),
+        ("out of scope: not text", NOT_TEXT),
+        ("out of scope: neither SFT nor preference", OTHER_TASKS),
+    ):
+        if any(mark in text for mark in marks):
+            return kind
+    return "refused"
+
+
+def outcomes(folder: Path) -> Iterator[Outcome]:
+    """Outcomes of all configurations in a folder."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in SUFFIXES:
+            yield outcome_of(path)
+
+
+def main() -> None:
+    """Print the counts and each reason."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--estimate", metavar="KEY", help="also estimate on this GPU")
+    options = parser.parse_args()
+    results = list(outcomes(options.folder))
+    write = sys.stdout.write
+    kinds = collections.Counter(result.kind for result in results)
+    write(table(("outcome", "files"), kinds.most_common()) + "\n\n")
+    in_scope = kinds["answered"] + kinds["refused"] + kinds["traceback"]
+    write(f"in scope {in_scope}, answered {kinds['answered'] / max(1, in_scope):.1%}\n\n")
+    for result in results:
+        for reason in result.reasons:
+            write(f"{result.kind} | {result.file.relative_to(options.folder)} | {reason}\n")
+    if options.estimate:
+        for result in results:
+            if result.kind == "answered":
+                write(f"\n{result.file.relative_to(options.folder)}\n")
+                sys.stdout.flush()
+                run_command(["estimate", "--config", str(result.file), "--gpu", options.estimate])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Configurations of axolotl: what each key comes to."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.cli.main import main
+from orchestrator.configurations.configuration import (
+    Configuration,
+    ConfigurationError,
+    configuration_of,
+)
+from orchestrator.configurations.estimate_options import with_configuration
+from orchestrator.configurations.hub_names import preset_of
+from orchestrator.configurations.keys_reference import keys_reference
+from orchestrator.configurations.read_file import TRAINERS, read_configuration
+from orchestrator.configurations.trainer import Trainer
+from orchestrator.estimating.estimate_request import EstimateRequest
+from orchestrator.request import request_of
+from orchestrator.spec.recipe_options import recipe_of, recipe_text
+
+BASE: dict[str, Any] = {
+    "base_model": "NousResearch/Meta-Llama-3-8B",
+    "sequence_len": 1024,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "num_epochs": 3,
+    "bf16": True,
+    "attn_implementation": "flash_attention_2",
+}
+LORA = BASE | {
+    "adapter": "lora",
+    "lora_r": 16,
+    "lora_alpha": 8,
+    "lora_dropout": 0.05,
+    "lora_target_linear": True,
+}
+QLORA = LORA | {"adapter": "qlora", "load_in_4bit": True}
+WHOLE = {"axolotl": QLORA}
+LIGER = "axolotl.integrations.liger.LigerPlugin"
+CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+
+
+def read(folder: Path, values: dict[str, Any]) -> Configuration:
+    """Write a configuration and read it."""
+    file = folder / "config.yml"
+    file.write_text(yaml.safe_dump(values), "utf-8")
+    return read_configuration(file)
+
+
+def classes(configuration: Configuration) -> dict[str, str]:
+    """Class of each key."""
+    return {line.key: line.key_class for line in configuration.lines}
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        (BASE, {"method": "full", "precision": "bf16", "optimizer": "adamw", "task": "sft"}),
+        (BASE, {"batch_size": 2, "effective_batch": 8, "epochs": 3, "max_grad_norm": 1.0}),
+        (BASE, {"loss": "full-logits", "gradient_checkpointing": False, "packing": False}),
+        (BASE | {"max_steps": 50}, {"examples": 400, "epochs": 1}),
+        (BASE | {"bf16": False, "attn_implementation": "sdpa"}, {"precision": "fp32"}),
+        (BASE | {"optimizer": "adamw_torch"}, {"optimizer": "adamw_foreach"}),
+        (BASE | {"optimizer": "adamw_bnb_8bit"}, {"optimizer": "adamw_8bit"}),
+        (BASE | {"optimizer": "adamw_torch_4bit"}, {"optimizer": "torchao_adamw_4bit"}),
+        (BASE | {"gradient_checkpointing": True}, {"gradient_checkpointing": True}),
+        (BASE | {"gradient_checkpointing": "offload"}, {"activation_offloading": True}),
+        (BASE | {"attn_implementation": "eager"}, {"attention": "eager"}),
+        (BASE | {"attn_implementation": None, "sdp_attention": True}, {"attention": "sdpa"}),
+        (BASE | {"sample_packing": True}, {"packing": True}),
+        (BASE | {"group_by_length": True}, {"group_by_length": True}),
+        (BASE | {"torch_compile": True}, {"compile": "model"}),
+        (BASE | {"plugins": [CCE]}, {"loss": "cce"}),
+        (BASE | {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}, {"loss": "liger"}),
+        (
+            BASE
+            | {"plugins": [LIGER]}
+            | dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation"), True),
+            {"liger_kernels": True, "loss": "full-logits"},
+        ),
+        (BASE | {"liger_rope": True}, {"liger_kernels": False}),
+        (BASE | {"model_config": {"output_router_logits": True}}, {"router_loss": True}),
+        (LORA, {"method": "lora", "lora_rank": 16, "lora_alpha": 8, "lora_dropout": 0.05}),
+        (LORA, {"precision": "bf16-mixed", "lora_targets": ("all-linear",)}),
+        (LORA | {"bf16": False, "fp16": True}, {"precision": "fp16"}),
+        (
+            LORA | {"lora_target_linear": False, "lora_target_modules": ["q_proj", "up_proj"]},
+            {"lora_targets": ("q_proj", "up_proj")},
+        ),
+        (
+            LORA
+            | {
+                "lora_target_linear": False,
+                "lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj",
+            },
+            {"lora_targets": ("q_proj", "up_proj", "down_proj")},
+        ),
+        (LORA | {"lora_modules_to_save": ["lm_head"]}, {"modules_to_save": ("lm_head",)}),
+        (LORA | {"peft_use_dora": True}, {"dora": True}),
+        (LORA | {"load_in_8bit": True}, {"method": "qlora", "quantisation": "int8"}),
+        (QLORA, {"method": "qlora", "quantisation": "nf4", "double_quantisation": True}),
+        (
+            QLORA | {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}},
+            {"double_quantisation": False, "kbit_preparation": False},
+        ),
+        (
+            LORA | {"rl": "dpo"},
+            {"task": "dpo", "lora_dropout": 0.0, "gradient_checkpointing": True},
+        ),
+        (BASE | {"rl": "ipo"}, {"task": "dpo"}),
+        (LORA | {"rl": "kto"}, {"task": "kto"}),
+        (LORA | {"rl": "orpo"}, {"task": "orpo"}),
+        (LORA | {"reward_model": True}, {"task": "reward"}),
+        (
+            LORA | {"rl": "dpo", "precompute_ref_log_probs": True},
+            {"reference": "precomputed"},
+        ),
+    ],
+)
+def test_keys_set_the_options_of_the_estimate(
+    tmp_path: Path, values: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """A file becomes the recipe and the batches that axolotl runs with it."""
+    configuration = read(tmp_path, values)
+    configuration.check()
+    assert {name: configuration.options.get(name) for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        (BASE | {"fsdp": ["full_shard"]}, "fsdp"),
+        (BASE | {"deepspeed": "zero1.json"}, "deepspeed"),
+        (BASE | {"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        (BASE | {"optimizer": "muon"}, "optimizer"),
+        (BASE | {"rl": "grpo"}, "rl"),
+        (BASE | {"processor_type": "AutoProcessor"}, "processor_type"),
+        (BASE | {"attn_implementation": "flex_attention"}, "attn_implementation"),
+        (BASE | {"adapter": "llama-adapter"}, "adapter"),
+        (BASE | {"adapter": "qlora", "lora_r": 8}, "adapter"),
+        (BASE | {"load_in_4bit": True}, "load_in_4bit"),
+        (BASE | {"bf16": False, "fp16": True}, "fp16"),
+        (BASE | {"plugins": ["axolotl.integrations.kernels.KernelsPlugin"]}, "plugins"),
+        (BASE | {"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters"),
+        (BASE | {"num_epochs": 1.5}, "num_epochs"),
+        (BASE | {"micro_batch_size": "auto"}, "micro_batch_size"),
+        (BASE | {"sequence_len": "long"}, "sequence length"),
+        (LORA | {"lora_r": None}, "lora_r"),
+        (LORA | {"lora_r": "eight"}, "together"),
+        (LORA | {"sample_packing": True, "rl": "dpo"}, "together"),
+        (LORA | {"lora_target_linear": False, "lora_target_modules": "(("}, "lora_target_modules"),
+        (BASE | {"model_type": "AutoModelForImageTextToText"}, "model_type"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_by_name(
+    tmp_path: Path, values: dict[str, Any], key: str
+) -> None:
+    """A refusal names the file and the key."""
+    configuration = read(tmp_path, values)
+    assert classes(configuration)[key] == "refused"
+    with pytest.raises(ConfigurationError, match=key):
+        configuration.check()
+
+
+def test_every_key_is_in_one_class(tmp_path: Path) -> None:
+    """Keys are used, irrelevant or assumed; a key that axolotl does not have is irrelevant."""
+    values = LORA | {"learning_rate": 1e-4, "wandb_project": "p", "val_set_size": 0.1, "fsdp": None}
+    configuration = read(tmp_path, values | {"no_such_key": 1})
+    by_key = classes(configuration)
+    assert set(values) <= set(by_key)
+    expected = {"adapter": "used", "learning_rate": "irrelevant", "wandb_project": "irrelevant"}
+    expected |= {"val_set_size": "assumed", "fsdp": "irrelevant", "no_such_key": "irrelevant"}
+    assert {key: by_key[key] for key in expected} == expected
+
+
+def test_a_file_of_the_data_cuts_examples_and_pads_as_the_file_states(tmp_path: Path) -> None:
+    """Without data a row has the stated length; with data that length is the limit."""
+    plain = read(tmp_path, BASE)
+    options, remarks = with_configuration(plain, {"dataset": None})
+    assert (options["seq_len"], options["model"]) == (1024, "llama-3.1-8b")
+    assert any("upper bound" in text for text in remarks)
+    options, _ = with_configuration(plain, {"length_histogram": "l.csv"})
+    assert (options["cutoff"], options.get("seq_len")) == (1024, None)
+    padded = read(tmp_path, BASE | {"pad_to_sequence_len": True})
+    options, _ = with_configuration(padded, {"length_histogram": "l.csv"})
+    assert (options["seq_len"], options["pad_to_multiple"]) == (1024, 1024)
+
+
+def test_options_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    """An override is said; adapters go with the method; the effective batch stays."""
+    configuration = read(tmp_path, QLORA)
+    given = {"method": "full", "batch_size": 8, "model": "llama-tiny", "epochs": None}
+    options, remarks = with_configuration(configuration, given)
+    assert (options["method"], options["batch_size"], options["effective_batch"]) == ("full", 8, 8)
+    assert options["model"] == "llama-tiny"
+    assert not {"lora_rank", "quantisation"} & {k for k, v in options.items() if v is not None}
+    assert any(text.startswith("--batch-size") for text in remarks)
+    with pytest.raises(ConfigurationError, match="--recipe"):
+        with_configuration(configuration, {"recipe": "paper-mixtral"})
+
+
+def test_steps_of_packed_rows_hold_several_examples(tmp_path: Path) -> None:
+    """Without data each packed row holds two examples, as many as the estimate assumes."""
+    packed = read(tmp_path, BASE | {"sample_packing": True, "max_steps": 10})
+    options, _ = with_configuration(packed, {})
+    assert options["examples"] == 2 * 10 * 8
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [", "YAML"),
+        ("", "no keys"),
+        ("- 1", "no keys"),
+        ("compute_environment: LOCAL_MACHINE", "accelerate"),
+        ("export_dir: out", "trains nothing"),
+        ("colour: red", "no trainer"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    """The error says what the file is instead."""
+    file = tmp_path / "config.yml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(ConfigurationError, match=reason):
+        read_configuration(file)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        read_configuration(tmp_path / "none.yml")
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("NousResearch/Llama-2-7b-hf", "llama-2-7b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mistral-7B-v0.3", None),
+        ("meta-llama/Llama-3.2-1B", None),
+    ],
+)
+def test_names_of_the_hub_are_those_of_presets_with_the_same_architecture(
+    name: str, preset: str | None
+) -> None:
+    """A variant of the weights has the architecture of its preset; another vocabulary has not."""
+    assert preset_of(name) == preset
+
+
+def test_the_command_explains_and_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--explain-config`` prints the table, also of a file that is refused; an estimate ends."""
+    read(tmp_path, LORA | {"deepspeed": "zero3.json"})
+    file = str(tmp_path / "config.yml")
+    assert main(["estimate", "--config", file, "--explain-config"]) == 0
+    assert "| deepspeed " in capsys.readouterr().out
+    assert main(["estimate", "--config", file]) == 1
+    assert "deepspeed: zero3.json" in capsys.readouterr().err
+
+
+def test_an_estimate_of_a_file_names_its_recipe(tmp_path: Path) -> None:
+    """The estimate takes the recipe of the file, without defaults of another trainer."""
+    configuration = read(tmp_path, LORA | {"gradient_checkpointing": True})
+    options, _ = with_configuration(configuration, {})
+    request = request_of(EstimateRequest, options)
+    recipe = recipe_of(request.recipe)
+    assert recipe.key == (
+        "lora-r16-alpha8-dropout0.05-all-linear-bf16-mixed-checkpointed-flash_attention_2-"
+        "effective8-clip1"
+    )
+    assert "axolotl" in recipe_text(request.recipe, recipe)
+
+
+def test_the_reference_lists_every_key() -> None:
+    """The page has the tables that the program reads: run docs/configuration_keys.py."""
+    page = Path(__file__).parent.parent / "docs" / "reference" / "configurations.md"
+    assert page.read_text("utf-8").endswith(keys_reference())
+
+
+ODD = ([1], {"a": 1}, "x", -1, float("nan"), [None])
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: str(trainer.name))
+def test_values_of_any_type_are_read_or_refused(trainer: Trainer) -> None:
+    """No value of any key ends in a traceback."""
+    for key in trainer.keys:
+        for value in ODD:
+            configuration = configuration_of(trainer, WHOLE[trainer.name] | {key: value}, "f")
+            assert configuration.explanation()
+            if not configuration.refusals:
+                with_configuration(configuration, {})
