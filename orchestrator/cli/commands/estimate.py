@@ -65,6 +65,8 @@ def _with_config(options: argparse.Namespace) -> dict[str, Any] | None:
         return None
     configuration.check()
     given, remarks = with_configuration(configuration, vars(options))
+    if options.export is not None:
+        remarks.append(f"--export writes TRL's command of this recipe, not {options.config}")
     for text in remarks:
         remark(text)
     return given
