@@ -3,11 +3,14 @@
 import argparse
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.commands.export import check_export, export
 from orchestrator.cli.options.clock import today
 from orchestrator.console import print_result, remark
+
+if TYPE_CHECKING:
+    from orchestrator.estimating.estimate_request import Estimates
 
 
 def run_estimate(options: argparse.Namespace) -> int:
@@ -27,7 +30,6 @@ def run_estimate(options: argparse.Namespace) -> int:
             checks_of,
             estimate_job,
         )
-        from orchestrator.reporting.estimate_tables import as_json, as_table, explanation
         from orchestrator.request import request_of
 
         request = request_of(EstimateRequest, given)
@@ -35,6 +37,17 @@ def run_estimate(options: argparse.Namespace) -> int:
         if options.refuse is not None:
             options.refuse(checks_of(request).lines)
         estimates = estimate_job(request, today(), ahead)
+    _print_estimates(options, estimates)
+    if options.export is not None:
+        from orchestrator.exporting.chosen_offers import estimated_training
+
+        export(estimated_training(estimates, request), options.to, options.export)
+    return 0 if estimates.estimated else 1
+
+
+def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> None:
+    from orchestrator.reporting.estimate_tables import as_json, as_table, explanation
+
     for reason in estimates.skipped:
         remark(reason)
     rows, is_one = estimates.estimated, len(estimates) + len(estimates.skipped) == 1
@@ -47,11 +60,6 @@ def run_estimate(options: argparse.Namespace) -> int:
         if options.explain:
             for row in rows:
                 print_result(f"\n{explanation(row)}")
-    if options.export is not None:
-        from orchestrator.exporting.chosen_offers import estimated_training
-
-        export(estimated_training(estimates, request), options.to, options.export)
-    return 0 if rows else 1
 
 
 def _with_config(options: argparse.Namespace) -> dict[str, Any] | None:
