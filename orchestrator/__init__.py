@@ -15,7 +15,7 @@ from gpu_catalog.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from orchestrator.estimating.estimate_request import Estimates
+    from orchestrator.estimating.estimate_records import Estimates
     from orchestrator.ranking.ranked_offer import Ranking
     from orchestrator.reporting.notebook import ExampleLengths, FittedLaws, LoadedRun
 
@@ -29,10 +29,11 @@ def estimate(model: str | PathLike[str], **options: Any) -> "Estimates":
         model: preset, hub name, or folder or file with a config.json.
         **options: options of ``estimate``: ``gpu``, ``seq_len``, ``batch_size``, ``examples``,
             ``epochs``, ``dataset``, ``method``, ``lora_rank``, ``deadline``, ``budget_usd``,
-            ``providers``, ``spot``, ``prices`` and the others of the command.
+            ``providers``, ``spot``, ``prices`` and the others of the command. ``seq_len`` may be
+            "max", or a list.
 
     Returns:
-        An estimate for each GPU, the cheapest first; ``to_frame()`` has a row for each.
+        An estimate for each GPU and length, the cheapest first; ``to_frame()`` has a row for each.
 
     Raises:
         UserError: options, data, model or prices are wrong, or the model cannot be traced.

@@ -80,9 +80,27 @@ def batch_choice(value: Any) -> Any:
     raise ValueError("must be a positive number, 'max' or 'fastest'")
 
 
+def length_choice(value: Any) -> Any:
+    """Read tokens per example: a positive number, several in a sequence, or ``max``.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    lengths = [value] if type(value) is int else value
+    if isinstance(lengths, list | tuple) and all(type(n) is int and n > 0 for n in lengths):
+        if len(set(lengths)) == len(lengths) > 0:
+            return tuple(lengths) if len(lengths) > 1 else lengths[0]
+    elif value == "max":
+        return value
+    raise ValueError("must be a positive number, several different ones, or 'max'")
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(names_in)]
 PathText = Annotated[str, BeforeValidator(path_text)]
 BatchOption = Annotated[int | Literal["largest", "fastest"], BeforeValidator(batch_choice)]
+
+
+LengthOption = Annotated[int | tuple[int, ...] | Literal["max"], BeforeValidator(length_choice)]
 
 
 def request_of(kind: type[T], options: Mapping[str, object]) -> T:

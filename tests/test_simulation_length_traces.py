@@ -1,10 +1,9 @@
 """Traces between traced lengths equal traces at their length."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from builders.observations import recipe, tiny_cell
+from fakes.in_process_traces import InProcess
 
 from gpu_catalog.catalog import load_catalog
 from trials.recipes.recipe import Recipe
@@ -12,9 +11,6 @@ from trials.records.model import find_model
 from trials.simulation.length_traces import LengthTraces
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants
-from trials.simulation.trace_cache import StepTrace
-from trials.simulation.trace_request import TraceRequest
-from trials.simulation.tracing.tracing_worker import Tracing
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -22,25 +18,6 @@ pytestmark = [
 ]
 GPU = load_catalog().gpu("A40")
 LENGTHS = (1024, 512, 256)
-
-
-class InProcess:
-    """Source of traces that this process makes; it keeps their lengths."""
-
-    def __init__(self) -> None:
-        self._tracing = Tracing(lambda _: None)
-        self._traces: dict[str, StepTrace] = {}
-        self.lengths: set[int] = set()
-
-    def get(self, request: TraceRequest) -> StepTrace:
-        """Trace of a request, made once."""
-        self.lengths.add(request.cell.seq_len)
-        if request.key not in self._traces:
-            self._traces[request.key] = self._tracing.trace(request)
-        return self._traces[request.key]
-
-    def prepare(self, requests: Sequence[TraceRequest]) -> None:
-        """Leave the traces to ``get``."""
 
 
 LLAMA = ("llama-tiny", recipe("lora", precision="bf16", gradient_checkpointing=True), 1)

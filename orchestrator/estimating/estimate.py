@@ -20,6 +20,7 @@ from orchestrator.estimating.batch_choice import (
     choose_batch,
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
+from orchestrator.estimating.longest_sequence import most_tokens
 from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import varying_lengths
@@ -70,10 +71,11 @@ def estimates(
     ]
 
 
-def by_cost(estimated: Estimated) -> tuple[bool, float, float]:
-    """Order of estimates: the cheapest first, then those without a price by speed."""
-    price, speed = estimated.estimate.price, estimated.estimate.examples_per_second or 0.0
-    return (price is None, 0.0 if price is None else price.usd, -speed)
+def by_cost(estimated: Estimated) -> tuple[int, bool, float, float]:
+    """Order of estimates: by length, the cheapest first, then those without a price by speed."""
+    estimate = estimated.estimate
+    price, speed = estimate.price, estimate.examples_per_second or 0.0
+    return (-estimate.seq_len, price is None, 0.0 if price is None else price.usd, -speed)
 
 
 def _anywhere(cell: Cell) -> Cell:
@@ -136,6 +138,7 @@ def _estimated(
         outcome=outcome,
         max_batch_size=candidates.largest,
         batch_limit=question.batch_limit,
+        seq_len_limit=most_tokens(question.model) if question.finds_seq_len else None,
         max_batch_size_interval=_batches(
             cell, gpu, memory_error.limits(limit), candidates.largest, question.batch_limit
         ),

@@ -1,8 +1,8 @@
 """Records of an estimate."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fitting.laws.fit_result import Interval
 from gpu_catalog.gpu import Gpu
@@ -15,6 +15,9 @@ from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import SimulatedStepTime
 from trials.simulation.trace_request import Fidelity
 from trials.simulation.varying_lengths import VaryingLengths
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BatchChoice = Literal["asked", "largest", "fastest"]
 
@@ -42,6 +45,8 @@ class Estimate(Record):
 
     Attributes:
         sparsity: active experts over experts; 1.0 without experts.
+        seq_len_limit: longest sequence that was tried, where ``seq_len`` is the longest that fits;
+            a ``seq_len`` equal to it is a lower bound. None where the length was given.
         batch_size: examples per micro-batch, or packed rows, of all fields below.
         micro_batches: micro-batches per optimizer step.
         batch: origin of the batch size: requested, the largest that fits, or the fastest.
@@ -81,6 +86,7 @@ class Estimate(Record):
     active_experts: int | None
     sparsity: float
     seq_len: int
+    seq_len_limit: int | None = None
     batch_size: int
     micro_batches: int
     batch: BatchChoice
@@ -135,3 +141,65 @@ class Estimated:
     hours: Mapping[int, float]
     missed: MissedConstraints | None
     prices: tuple[Price, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Estimates of a job on several GPUs, the cheapest first.
+
+    Attributes:
+        question: the job and the recipe.
+        skipped: one line for each GPU that cannot be estimated, with the reason.
+        prices: the price table in use, and its age.
+    """
+
+    estimated: tuple[Estimated, ...]
+    question: Question
+    skipped: tuple[str, ...]
+    prices: str
+
+    def __len__(self) -> int:
+        """Number of GPUs with an estimate."""
+        return len(self.estimated)
+
+    def __iter__(self) -> Iterator[Estimated]:
+        """Iterate over the estimates, the cheapest first."""
+        return iter(self.estimated)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per GPU: offer, batch size, peak memory, step time, hours and dollars.
+
+        Intervals have a column for each end, ``_low`` and ``_high``.
+        """
+        import pandas as pd  # noqa: PLC0415 - the commands do without it
+
+        rows = [_row(row.estimate.model_dump(mode="json")) for row in self]
+        return pd.DataFrame(rows, columns=list(dict.fromkeys(_columns(Estimate))))
+
+    def _repr_html_(self) -> str:
+        """The frame as an HTML table, for notebooks."""
+        return str(self.to_frame().to_html(index=False))
+
+
+def _columns(record: type[Record]) -> Iterator[str]:
+    """Names of a record's fields in one level, as in ``_row``."""
+    for name, field in record.model_fields.items():
+        kinds = {field.annotation, *get_args(field.annotation)}
+        if Price in kinds:
+            yield from _columns(Price)
+        elif Interval in kinds:
+            yield from (f"{name.removesuffix('_interval')}_{end}" for end in Interval.model_fields)
+        else:
+            yield name
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    """An estimate's fields in one level: the price's beside the others, intervals as two."""
+    price = values.pop("price") or {}
+    row: dict[str, Any] = {}
+    for name, value in (values | price).items():
+        if isinstance(value, dict):
+            row |= {f"{name.removesuffix('_interval')}_{end}": value[end] for end in value}
+        elif not name.endswith("_interval"):
+            row[name] = value
+    return row

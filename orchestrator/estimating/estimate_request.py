@@ -2,19 +2,22 @@
 
 import datetime as dt
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
 
-from fitting.laws.fit_result import Interval
 from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.errors import UserError
-from gpu_catalog.record import Record
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.estimating.estimate import by_cost, estimates
-from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
+from orchestrator.estimating.estimate_records import Estimates
+from orchestrator.estimating.longest_sequence import (
+    at_longest,
+    check_longest,
+    lengths_among,
+    lengths_up_to,
+    most_tokens,
+)
 from orchestrator.estimating.question import EstimateError, Question, possible_gpus
 from orchestrator.estimating.requested_gpus import ALL, requested_gpus
 from orchestrator.estimating.varying_memory import traced_lengths
@@ -24,6 +27,7 @@ from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import (
     BatchOption,
     Checks,
+    LengthOption,
     Names,
     OptionError,
     PathText,
@@ -43,12 +47,9 @@ from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_te
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
-from trials.simulation.length_traces import LengthTraces
+from trials.simulation.length_traces import LengthTraces, TraceSource
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChild
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DEFAULT_JOB = Job(examples=15_000, epochs=10)
 BATCH_LIMIT = 65_536  # the largest batch to try
@@ -65,7 +66,7 @@ class EstimateRequest:
     gpu: Names = ALL
     memory_gib: float | None = None
     active_experts: PositiveInt | None = None
-    seq_len: PositiveInt | None = None
+    seq_len: LengthOption | None = None
     batch_size: BatchOption | None = None
     routing_draws: PositiveInt | None = None
     expandable_segments: bool = False
@@ -79,68 +80,8 @@ class EstimateRequest:
     def __post_init__(self) -> None:
         """Leave ``packing`` to the recipe, which has an option of the same name."""
         object.__setattr__(self, "job", replace(self.job, packing=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Estimates:
-    """Estimates of a job on several GPUs, the cheapest first.
-
-    Attributes:
-        question: the job and the recipe.
-        skipped: one line for each GPU that cannot be estimated, with the reason.
-        prices: the price table in use, and its age.
-    """
-
-    estimated: tuple[Estimated, ...]
-    question: Question
-    skipped: tuple[str, ...]
-    prices: str
-
-    def __len__(self) -> int:
-        """Number of GPUs with an estimate."""
-        return len(self.estimated)
-
-    def __iter__(self) -> Iterator[Estimated]:
-        """Iterate over the estimates, the cheapest first."""
-        return iter(self.estimated)
-
-    def to_frame(self) -> "pd.DataFrame":
-        """A row per GPU: offer, batch size, peak memory, step time, hours and dollars.
-
-        Intervals have a column for each end, ``_low`` and ``_high``.
-        """
-        import pandas as pd  # noqa: PLC0415 - the commands do without it
-
-        rows = [_row(row.estimate.model_dump(mode="json")) for row in self]
-        return pd.DataFrame(rows, columns=list(dict.fromkeys(_columns(Estimate))))
-
-    def _repr_html_(self) -> str:
-        """The frame as an HTML table, for notebooks."""
-        return str(self.to_frame().to_html(index=False))
-
-
-def _columns(record: type[Record]) -> Iterator[str]:
-    """Names of a record's fields in one level, as in ``_row``."""
-    for name, field in record.model_fields.items():
-        kinds = {field.annotation, *get_args(field.annotation)}
-        if Price in kinds:
-            yield from _columns(Price)
-        elif Interval in kinds:
-            yield from (f"{name.removesuffix('_interval')}_{end}" for end in Interval.model_fields)
-        else:
-            yield name
-
-
-def _row(values: dict[str, Any]) -> dict[str, Any]:
-    """An estimate's fields in one level: the price's beside the others, intervals as two."""
-    price = values.pop("price") or {}
-    row: dict[str, Any] = {}
-    for name, value in (values | price).items():
-        if isinstance(value, dict):
-            row |= {f"{name.removesuffix('_interval')}_{end}": value[end] for end in value}
-        elif not name.endswith("_interval"):
-            row[name] = value
-    return row
+        if self.seq_len == "max" and self.batch_size is None:
+            object.__setattr__(self, "batch_size", 1)
 
 
 def estimate_job(
@@ -153,6 +94,23 @@ def estimate_job(
     Raises:
         UserError: options, data, model or prices are wrong, or the model cannot be traced.
     """
+    traces = Traces(ahead=ahead, report=log.info)
+    if not isinstance(request.seq_len, tuple):
+        return _estimates(request, today, traces)
+    shared = LengthTraces(traces, lengths_among(request.seq_len))
+    parts = [
+        _estimates(replace(request, seq_len=tokens), today, shared)
+        for tokens in sorted(request.seq_len)
+    ]
+    return replace(
+        parts[0],
+        estimated=tuple(row for part in parts for row in part),
+        skipped=tuple(dict.fromkeys(line for part in parts for line in part.skipped)),
+    )
+
+
+def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) -> Estimates:
+    """Estimates for one length, or for the longest that fits each GPU."""
     try:
         prices = request.prices.in_use()
         catalog = prices.over(prices.catalog)
@@ -165,9 +123,12 @@ def estimate_job(
     gpus, reasons = possible_gpus(question, requested)
     estimated = []
     if gpus:
-        lengths = traced_lengths(question.workload, question.seq_len)
-        traces = LengthTraces(Traces(ahead=ahead, report=log.info), lengths)
         jobs = [(question, gpu) for gpu in gpus]
+        if question.finds_seq_len:
+            traces = LengthTraces(traces, lengths_up_to(question.seq_len))
+            jobs = at_longest(jobs, traces)
+        else:
+            traces = LengthTraces(traces, traced_lengths(question.workload, question.seq_len))
         estimated = sorted(estimates(jobs, catalog, constants, traces), key=by_cost)
     return Estimates(tuple(estimated), question, tuple(reasons), prices.age(catalog, today))
 
@@ -192,7 +153,12 @@ def checks_of(request: EstimateRequest) -> Checks:
     if job is not None:
         if recipe is not None:
             checks.of(_check_kind, job, recipe)
-        checks.of(_seq_len, request.seq_len, job, recipe)
+        if request.seq_len == "max":
+            checks.of(check_longest, job, recipe, request.batch_size)
+        lengths = request.seq_len if isinstance(request.seq_len, tuple) else (request.seq_len,)
+        for tokens in lengths:
+            if tokens != "max":
+                checks.of(_seq_len, tokens, job, recipe)
     return checks
 
 
@@ -212,7 +178,11 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     draws = _draws(request.routing_draws, model)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
     _check_kind(job, recipe)
-    seq_len = _seq_len(request.seq_len, of_task(job, recipe), recipe)
+    if request.seq_len == "max":
+        check_longest(job, recipe, request.batch_size)
+    assert not isinstance(request.seq_len, tuple)  # estimate_job asks for one length at a time
+    tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
+    seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len)
     filled = {}
     if recipe.packing and request.recipe.examples_per_row is None:
@@ -240,6 +210,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         drift=PriceDrift(job.overheads, today, seed=0, draws=0),
         routing_draws=draws,
         expandable_segments=request.expandable_segments,
+        finds_seq_len=request.seq_len == "max",
         by_default=tuple(name for name, value in given.items() if not value),
         assumes_batch=_assumed_batch(request) is not None,
     )

@@ -35,6 +35,7 @@ class Question:
         recipe_text: source of the recipe, in a line.
         active_experts: experts that each token is routed to; None for the model's own number.
         seq_len: tokens of the longest example, padding included.
+        finds_seq_len: whether ``seq_len`` is the longest to try, and each GPU has its own.
         batch: examples per step, or the largest that fits, or the fastest of several.
         drift: change of prices since they were recorded.
         routing_draws: number of draws of the experts' shares, for the spread of the peak.
@@ -56,6 +57,7 @@ class Question:
     drift: PriceDrift
     routing_draws: int
     expandable_segments: bool
+    finds_seq_len: bool = False
     by_default: tuple[str, ...] = ()
     assumes_batch: bool = False
 

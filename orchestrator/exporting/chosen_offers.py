@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.estimating.estimate_records import Estimated, Price
-from orchestrator.estimating.estimate_request import EstimateRequest, Estimates
+from orchestrator.estimating.estimate_records import Estimated, Estimates, Price
+from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.exporting.training import ChosenOffer, ExportError, TrainingJob
 from orchestrator.pricing.rental_cost import rental
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
@@ -25,15 +25,23 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
     """Training of the cheapest estimate, and the offers of all GPUs that its micro-batch fits.
 
     Raises:
-        ExportError: no estimate has a price.
+        ExportError: no estimate has a price, or several lengths were given.
     """
+    if isinstance(request.seq_len, tuple):
+        raise ExportError("--export is of one job: give --seq-len one length, or max")
     priced = [row for row in estimates if row.prices]
     if not priced:
         raise ExportError("--export: no offer has a price for this job: see the table above")
     best = priced[0]
     question, size = best.question, best.estimate.batch_size
     recipe = _recipe(best)
-    alike = [r for r in priced if _recipe(r) == recipe and _largest(r) >= size]
+    alike = [
+        row
+        for row in priced
+        if _recipe(row) == recipe
+        and row.estimate.seq_len == question.seq_len
+        and _largest(row) >= size
+    ]
     pairs = [(row, price) for row in alike for price in row.prices]
     options = request.job
     fields = options.fields().get("text_fields", ())

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated, Price
+from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import remedies
 from orchestrator.markdown_table import span
@@ -122,6 +123,24 @@ def _too_large(estimates: Sequence[Estimated]) -> str:
         f"{problem}. {nearest.gpu} is the closest and needs "
         f"{nearest.reserved_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
     )
+
+
+def length_text(estimates: Sequence[Estimated], question: Question) -> str | None:
+    """Rule by which sequence lengths were found; None where they were given."""
+    if not question.finds_seq_len:
+        return None
+    rows = [e.estimate for e in estimates]
+    capped = [row.gpu for row in rows if row.seq_len == row.seq_len_limit]
+    short = [row.gpu for row in rows if row.outcome is not Outcome.FITS]
+    batch_size = rows[0].batch_size
+    lines = [f"Tokens: the longest that fits at a batch of {batch_size}, a multiple of {MULTIPLE}."]
+    if capped:
+        positions = rows[0].seq_len_limit
+        why = "the model's own longest" if question.model.positions else "the longest tried"
+        lines.append(f"{', '.join(capped)}: {positions:,} is {why}, and may not fill the memory.")
+    if short:
+        lines.append(f"{', '.join(short)}: not even the shortest tried fits.")
+    return " ".join(lines)
 
 
 def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None:

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
-from orchestrator.markdown_table import records_table, table
+from orchestrator.markdown_table import records_table, span, table
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
     ends_text,
     exceeds,
     is_sure,
+    length_text,
     missed_text,
     padding_text,
     varying_text,
@@ -47,20 +48,76 @@ def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False)
 
 
 def as_table(estimates: Sequence[Estimated], question: Question) -> str:
-    """Render the job, the recommendation, one row for each GPU, and notes on accuracy and gaps."""
-    workload, wanted = question.workload, question.constraints
+    """Render the job, the recommendation, one row for each GPU, and notes on accuracy and gaps.
+
+    Each of several given lengths has a recommendation, and its name before notes of its own.
+    """
+    wanted, groups = question.constraints, _by_length(estimates)
+    names = [f"{rows[0].estimate.seq_len:,} tokens: " for rows in groups]
+    if len(groups) == 1:
+        names = [""]
+    has_tokens = len(groups) > 1 or question.finds_seq_len
+    order = "length, then by cost" if has_tokens else "cost"
+    jobs = dict.fromkeys(_job(rows[0].question) for rows in groups)
+    verdicts = [(name, verdict(rows, wanted)) for name, rows in zip(names, groups, strict=True)]
+    if question.finds_seq_len and (text := verdict(_longest(estimates), wanted)):
+        verdicts = [(_longest_text(estimates), text)]
+    parts = [
+        *(f"{name}{text}" for name, text in verdicts if text),
+        records_table(_row(e.estimate, wanted, has_tokens=has_tokens) for e in estimates),
+        "\n".join(_all_notes(names, groups)),
+    ]
+    job = (
+        f"{' '.join(jobs)} Nothing was measured: every value is simulated. Rows are sorted by "
+        f"{order}. Brackets are 90 % intervals."
+    )
+    return "\n\n".join([job, *parts])
+
+
+def _longest(estimates: Sequence[Estimated]) -> list[Estimated]:
+    """Estimates of the longest sequence, which come first."""
+    most = estimates[0].estimate.seq_len
+    return [row for row in estimates if row.estimate.seq_len == most]
+
+
+def _longest_text(estimates: Sequence[Estimated]) -> str:
+    row = estimates[0].estimate
+    if row.outcome is not Outcome.FITS:
+        return ""
+    return f"The longest sequence that fits has {row.seq_len:,} tokens. "
+
+
+def _by_length(estimates: Sequence[Estimated]) -> list[list[Estimated]]:
+    """Estimates of each given length; all in one group where each GPU has its own."""
+    groups: dict[int | None, list[Estimated]] = {}
+    for row in estimates:
+        length = None if row.question.finds_seq_len else row.estimate.seq_len
+        groups.setdefault(length, []).append(row)
+    return list(groups.values())
+
+
+def _job(question: Question) -> str:
+    workload = question.workload
     by_default = ", ".join(question.by_default)
     left_out = f" Left out: {text}." if (text := question.recipe.left_out) else ""
-    job = (
+    return (
         f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} epochs"
         f"{f' (the default: {by_default})' if by_default else ''}"
-        f"{overheads_text(workload.overheads)}.{left_out} "
-        "Nothing was measured: every value is simulated. Rows are sorted by cost. Brackets are "
-        "90 % intervals."
+        f"{overheads_text(workload.overheads)}.{left_out}"
     )
-    rows = records_table(_row(e.estimate, wanted) for e in estimates)
-    notes = "\n".join(_notes(estimates, question))
-    return "\n\n".join(filter(None, (job, verdict(estimates, wanted), rows, notes)))
+
+
+def _all_notes(names: Sequence[str], groups: Sequence[Sequence[Estimated]]) -> list[str]:
+    """Notes of all groups once; those that differ follow the name of their group."""
+    notes = [list(_notes(rows, rows[0].question)) for rows in groups]
+    shared = [note for note in notes[0] if all(note in others for others in notes)]
+    own = [
+        f"{name}{note}"
+        for name, group in zip(names, notes, strict=True)
+        for note in group
+        if note not in shared
+    ]
+    return [*own, *shared]
 
 
 def _packed(question: Question) -> str:
@@ -76,7 +133,7 @@ def _packed(question: Question) -> str:
     )
 
 
-def _row(estimate: Estimate, wanted: Constraints) -> dict[str, object]:
+def _row(estimate: Estimate, wanted: Constraints, *, has_tokens: bool) -> dict[str, object]:
     price = estimate.price
     offer, rate, hours, usd = ("", "", "", "")
     if estimate.hours is not None and estimate.hours_interval is not None:
@@ -90,6 +147,7 @@ def _row(estimate: Estimate, wanted: Constraints) -> dict[str, object]:
         usd += EXCEEDS if exceeds(price.usd_interval, wanted.budget_usd) else ""
     return {
         "GPU": estimate.gpu,
+        **({"tokens": f"{estimate.seq_len:,}"} if has_tokens else {}),
         "offer": offer,
         "$/h": rate,
         "batch": _batch(estimate),
@@ -127,7 +185,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     if data is not None and data.is_preference:
         yield f"Data: {data.source} ({data.rendering})."
     yield from _recipe_notes(rows, question)
-    texts = (batch_text, varying_text, padding_text)
+    texts = (length_text, batch_text, varying_text, padding_text)
     yield from filter(None, (text(estimates, question) for text in texts))
     if question.recipe.has_square_mask:
         yield (
@@ -258,8 +316,8 @@ def _lengths(rows: Sequence[Estimate], question: Question) -> str:
     longest, padded = rows[0].seq_len, sorted(row.tokens_per_example for row in rows)
     unit = question.recipe.row
     padding = "" if question.recipe.packing else " including padding"
-    if padded[0] == longest:
-        return f"{longest} tokens per {unit}"
+    if all(row.tokens_per_example == row.seq_len for row in rows):
+        return f"{span([row.seq_len for row in rows], '.0f')} tokens per {unit}"
     most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
     return f"memory at {longest} tokens per {unit}, times at {padded[0]:.0f}{most}{padding}"
 

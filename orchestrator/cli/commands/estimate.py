@@ -20,7 +20,7 @@ def run_estimate(options: argparse.Namespace) -> int:
         return 0
     with contextlib.ExitStack() as stack:
         ahead = None
-        if options.is_alone and given["seq_len"] is not None:
+        if options.is_alone and isinstance(given["seq_len"], int):
             # The child imports torch while this process imports the rest.
             from trials.simulation.tracing_child import started_ahead
 

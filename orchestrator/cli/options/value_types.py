@@ -71,6 +71,16 @@ def batch_size(text: str) -> int | str:
     return _or_word(text, {"fastest": "fastest", "largest": "largest", "max": "largest"})
 
 
+def seq_lens(text: str) -> int | tuple[int, ...] | str:
+    """Tokens per example, several such lengths, or ``max`` for the longest that fits."""
+    if "," not in text:
+        return _or_word(text, {"max": "max"})
+    lengths = tuple(positive(part.strip()) for part in text.split(","))
+    if len(set(lengths)) < len(lengths):
+        raise argparse.ArgumentTypeError(f"must give each length once, not {text}")
+    return lengths
+
+
 def largest_or_size(text: str) -> int | str:
     """Examples per step, or ``largest`` with its synonym ``max``."""
     return _or_word(text, {"largest": "largest", "max": "largest"})

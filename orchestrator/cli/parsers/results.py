@@ -18,7 +18,13 @@ from orchestrator.cli.options.groups import (
     add_recipe,
 )
 from orchestrator.cli.options.table import add_table
-from orchestrator.cli.options.value_types import above_zero, batch_size, positive, run_folder
+from orchestrator.cli.options.value_types import (
+    above_zero,
+    batch_size,
+    positive,
+    run_folder,
+    seq_lens,
+)
 
 GPUS = f"""
 --model MODEL            {MODEL}
@@ -32,7 +38,9 @@ CONFIG = """
 STEP = """
 --active-experts ACTIVE_EXPERTS
                          experts per token (default: the model's own)
---seq-len SEQ_LEN        tokens per example (default: the longest of --dataset)
+--seq-len N[,N...]|max   tokens per example; several: an estimate for each; max: the longest that
+                         fits each GPU at --batch-size (default: 1), a multiple of 128 or the
+                         model's own longest (default: the longest of --dataset)
 --batch-size N|max|fastest
                          examples per step; max: the largest batch that fits; fastest: the fastest
                          of the largest and the powers of two below it (default: max; fastest for
@@ -150,7 +158,7 @@ def add_estimate(commands: Any) -> None:
     )
     add_table(estimate, CONFIG)
     add_recipe(estimate)
-    add_table(estimate, STEP, active_experts=positive, seq_len=positive, batch_size=batch_size)
+    add_table(estimate, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
     add_examples(estimate, "number of training examples (default: those of --dataset, or 15000)")
     add_table(estimate, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)
     add_dataset(estimate, batching=GROUPING)

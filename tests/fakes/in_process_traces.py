@@ -1,0 +1,26 @@
+"""Source of traces without a tracing process."""
+
+from collections.abc import Sequence
+
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.trace_request import TraceRequest
+from trials.simulation.tracing.tracing_worker import Tracing
+
+
+class InProcess:
+    """Source of traces that this process makes; it keeps their lengths."""
+
+    def __init__(self) -> None:
+        self._tracing = Tracing(lambda _: None)
+        self._traces: dict[str, StepTrace] = {}
+        self.lengths: set[int] = set()
+
+    def get(self, request: TraceRequest) -> StepTrace:
+        """Trace of a request, made once."""
+        self.lengths.add(request.cell.seq_len)
+        if request.key not in self._traces:
+            self._traces[request.key] = self._tracing.trace(request)
+        return self._traces[request.key]
+
+    def prepare(self, requests: Sequence[TraceRequest]) -> None:
+        """Leave the traces to ``get``."""
