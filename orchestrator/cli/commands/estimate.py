@@ -10,7 +10,7 @@ from orchestrator.cli.options.clock import today
 from orchestrator.console import print_result, remark
 
 if TYPE_CHECKING:
-    from orchestrator.estimating.estimate_request import Estimates
+    from orchestrator.estimating.estimate_records import Estimates
 
 
 def run_estimate(options: argparse.Namespace) -> int:
