@@ -115,6 +115,9 @@ def test_an_estimate_needs_measured_probes_of_the_same_memory_law() -> None:
     assert likely_largest(cell, LIMIT, []) is None
     assert likely_largest(tiny_cell(seq_len=16), LIMIT, probes) is None
     assert likely_largest(cell, MODEL, probes) is None
+    one = likely_largest(cell, int((MODEL + 1.5 * OF_A_TOKEN * 32) / 0.9), probes)
+    assert one is not None
+    assert one.batch == 1
     assert likely_largest(tiny_cell("mixtral-tiny", seq_len=32), LIMIT, probes) is None
     simulated = [o.model_copy(update={"basis": Basis.SIMULATED}) for o in probes]
     assert likely_largest(cell, LIMIT, simulated) is None

@@ -294,6 +294,7 @@ def test_no_kind_of_law_in_the_benchmark_exceeds_the_bound(kind: Kind) -> None:
     ("largest", "estimate", "probed"),
     [
         (100, LikelyLargest(100, fixed_share=20 / 120), [100, 101]),
+        (100, LikelyLargest(50, fixed_share=20 / 70), [50, 51, 100, 101]),
         (100, LikelyLargest(100, fixed_share=20 / 120, error=0.06), [94, 100, 101]),
         (100, LikelyLargest(105, fixed_share=20 / 125, error=0.06), [99, 100, 101]),
         (100, LikelyLargest(150, fixed_share=20 / 170, error=0.06), [141, 42, 100, 101]),
@@ -301,6 +302,7 @@ def test_no_kind_of_law_in_the_benchmark_exceeds_the_bound(kind: Kind) -> None:
         (100, LikelyLargest(900, error=1), [1, 5, 100, 101]),
         (40, LikelyLargest(10**6), [8192, 2458, 1, 2, 4, 8, 16, 32, 64, 48, 40, 44, 42, 41]),
         (0, LikelyLargest(4), [4, 1]),
+        (0, LikelyLargest(2), [2, 1]),
     ],
 )
 def test_a_search_begins_at_its_estimate_less_the_expected_error(

@@ -43,7 +43,7 @@ class LikelyLargest:
         if fit == 0 and miss > limit:
             return min(max(1, round((1 - self.error) * self.batch)), limit)
         if fit == 0:
-            return max(1, round(RETREAT * miss))
+            return round(RETREAT * miss)  # from 1: a miss at 1 ends the search
         return fit + 1 if self.error == 0 and fit == self.batch else None
 
     def fixed_share_at(self, batch: int) -> float:
