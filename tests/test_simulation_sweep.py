@@ -69,6 +69,8 @@ def test_a_simulated_sweep_is_ranked_and_marked_as_simulated(
     run = tmp_path / "runs" / "nobody"
     observations = observed(run)
     assert {o.basis for o in observations} == {Basis.SIMULATED}
+    # The search begins at the largest batch that the replays give: the limit.
+    assert {o.batch_size for o in observations if o.purpose == "search"} == {64}
     assert all(o.cell.simulated and "simulated" in o.cell.key for o in observations)
     assert all(o.measurement is None or o.measurement.built is None for o in observations)
     timed = [o.measurement for o in observations if o.measurement and o.measurement.step_seconds]
