@@ -16,6 +16,7 @@ from trials.records.observation import Outcome
 from trials.simulation.varying_lengths import RUNS
 
 MUCH_PADDING = 0.2  # share of the tokens above which a note mentions padding
+WORTH_SAYING = 1.01  # growth of the reserved memory above which a note mentions it
 
 
 def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
@@ -176,25 +177,27 @@ def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None
 
 
 def varying_text(estimates: Sequence[Estimated], question: Question) -> str | None:
-    """Memory that varying lengths fragment; None where all batches are of one length."""
+    """Memory that varying lengths fragment; None where it is not more than at a constant length."""
     best = estimates[0]
     row, interval = best.estimate, best.estimate.varying_reserved_gib
     if interval is None or best.varying is None:
         return None
-    text = (
-        f"Batches of varying length fragment memory: in {RUNS} simulated parts of an epoch a "
-        f"micro-batch of {row.batch_size} reserves {interval.low:.1f} to {interval.high:.1f} GiB "
-        f"where it may ({row.gpu}), at a constant length {row.reserved_gib:.1f} GiB."
-    )
-    options = remedies(question.workload, best.varying, best.gpu, row.batch_size)
-    lines = [text, *(f"{name} lowers that to {gib:.1f} GiB." for name, gib in options)]
+    lines = []
+    if interval.high > WORTH_SAYING * row.reserved_gib:
+        lines.append(
+            f"Batches of varying length fragment memory: in {RUNS} simulated parts of an epoch a "
+            f"micro-batch of {row.batch_size} reserves {interval.low:.1f} to {interval.high:.1f} "
+            f"GiB where it may ({row.gpu}), at a constant length {row.reserved_gib:.1f} GiB."
+        )
+        options = remedies(question.workload, best.varying, best.gpu, row.batch_size)
+        lines += [f"{name} lowers that to {gib:.1f} GiB." for name, gib in options]
     lines += [
         f"{e.estimate.gpu}: a micro-batch of {e.estimate.max_batch_size} fits at a constant "
         f"length; the largest that survives an epoch is {e.estimate.surviving_batch_size}."
         for e in estimates
         if (e.estimate.surviving_batch_size or 0) < e.estimate.max_batch_size
     ]
-    return " ".join(lines)
+    return " ".join(lines) or None
 
 
 def padding_text(estimates: Sequence[Estimated], question: Question) -> str | None:
