@@ -166,6 +166,30 @@ def test_a_child_killed_in_the_middle_of_a_probe_failed(prober: ChildProber) -> 
     fitting_probe(prober)
 
 
+def test_the_steps_before_the_end_of_a_child_are_kept(prober: ChildProber) -> None:
+    """Of drawn lengths, whether the child runs out of memory or is killed."""
+    missed = prober.probe(ProbeRequest(batch_size=16, timing=None, lengths=(1, 1, 64)))
+    assert missed.outcome is Outcome.OUT_OF_MEMORY
+    assert missed.measurement is not None
+    assert missed.measurement.memory_steps == len(missed.measurement.step_peak_bytes) == 2
+    fitting_probe(prober)
+    child = psutil.Process(living_pid(prober))
+    idle_seconds = child.cpu_times().user
+
+    def kill_when_at_work() -> None:
+        wait_until(lambda: child.cpu_times().user > idle_seconds + 0.5)
+        child.kill()
+
+    killer = threading.Thread(target=kill_when_at_work)
+    killer.start()
+    end = prober.probe(ProbeRequest(batch_size=1, timing=None, lengths=(8,) * 10_000))
+    killer.join()
+    assert end.outcome is Outcome.FAILED
+    assert end.measurement is not None
+    assert 0 < end.measurement.memory_steps < 10_000
+    fitting_probe(prober)
+
+
 def test_a_child_that_hangs_is_timed_out_and_replaced(
     prober: ChildProber, monkeypatch: pytest.MonkeyPatch
 ) -> None:

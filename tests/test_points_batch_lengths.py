@@ -146,24 +146,3 @@ def test_pairs_of_length_and_count_give_mean_median_and_quantile() -> None:
     """Lengths can be built from such pairs."""
     lengths = Lengths.of([(10, 1), (20, 2), (40, 1)])
     assert (lengths.mean, lengths.median, lengths.quantile(0.95)) == (22.5, 20, 40)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_drawn_batches_have_the_expected_padding(batch_size: int) -> None:
-    """The mean of many draws approaches the expectation, random or grouped by length."""
-    lengths = Lengths(tokens=np.array([30.0, 50.0, 90.0]), examples=np.array([2.0, 5.0, 1.0]))
-    random = np.random.default_rng(0)
-    drawn = lengths.drawn(batch_size, 20_000, random)
-    grouped = lengths.drawn_grouped(batch_size, 20_000, 80_000, random)
-    assert set(drawn) | set(grouped) <= {32, 56, 96}
-    assert drawn.mean() == pytest.approx(lengths.padded(batch_size), rel=0.01)
-    assert grouped.mean() == pytest.approx(lengths.grouped(batch_size, 80_000), rel=0.01)
-
-
-def test_grouped_batches_descend_within_each_sorted_part() -> None:
-    """Transformers sorts fifty batches at a time, the longest examples first."""
-    lengths = Lengths(tokens=np.arange(1.0, 200.0), examples=np.ones(199))
-    drawn = lengths.drawn_grouped(2, 100, 10_000, np.random.default_rng(0), multiple=1)
-    assert (np.diff(drawn[:50]) <= 0).all()
-    assert (np.diff(drawn[50:]) <= 0).all()
-    assert drawn[50] > drawn[49]

@@ -37,7 +37,7 @@ CELLS = [
 ]
 
 
-def simulated(settings: Recipe, lengths: Sequence[int]) -> RunOfSteps:
+def simulated(settings: Recipe, lengths: Sequence[int], micro_batches: int = 1) -> RunOfSteps:
     """Run of steps by traces at these lengths."""
     traces = {}
     for tokens in lengths:
@@ -46,7 +46,7 @@ def simulated(settings: Recipe, lengths: Sequence[int]) -> RunOfSteps:
             BATCH, lambda _: 0
         )
         traces[tokens] = StepTrace((BATCH,), (trace.recording,), trace.held, trace.copies)
-    return RunOfSteps(traces)
+    return RunOfSteps(traces, micro_batches)
 
 
 def simulated_peaks(run: RunOfSteps, tokens: Sequence[int]) -> list[int]:

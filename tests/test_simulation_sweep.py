@@ -16,7 +16,7 @@ from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.spec_file import SpecError, parse_spec
 from trials.records.cell import Cell
-from trials.records.observation import Basis, Observation
+from trials.records.observation import Basis, Observation, surviving_batch
 
 SIMULATED = """\
 name: nobody
@@ -108,6 +108,10 @@ def test_simulated_examples_have_the_lengths_of_the_data(
     assert main(["what-if", "runs/nobody", *data, "--batch-size", "64", "--json"]) == 0
     offers = json.loads(capsys.readouterr().out)["offers"]
     assert {row["cell"]["gpu"] for row in offers} == set(estimated) == {"A40", "H100-SXM"}
+    observations = observed(Path("runs/nobody"))
+    drawn = {o.cell.gpu: surviving_batch([o]) for o in observations if o.is_drawn}
+    assert drawn == {"A40": 64, "H100-SXM": 64}  # the search's limit
+    assert all(estimate["surviving_batch_size"] >= 64 for estimate in estimated.values())
     for row in offers:
         there = estimated[row["cell"]["gpu"]]
         assert (row["law"], row["as_if_full"]) == (None, False)

@@ -54,6 +54,8 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
         ("8: max_batch_size: must be at least 1, not 0",),
         ("9: seed: must be at least 0, not -1",),
     ]),
+    ("max_batch_size: 64", "lengths: drawn", [("8: lengths: drawn: ", "dataset")]),
+    ("max_batch_size: 64", "lengths: long", [("8: lengths: ", "'long'")]),
     ("max_batch_size: 64", "build_timeout_seconds: yes\nprobe_timeout_seconds: '3'", [
         ("8: build_timeout_seconds: must be a number, not true",),
         ("9: probe_timeout_seconds: must be a number, not '3': ", "without quotes"),

@@ -14,6 +14,7 @@ from trials.simulation.simulated_prober import SimulatedProber
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import TraceRequest
+from trials.simulation.varying_lengths import VaryingLengths
 from trials.trial import TrialTask, child_prober, run_trial
 
 
@@ -62,6 +63,8 @@ def simulate_trials(
             groups[first.key] = _SharedSteps([], tuple(lengths(task.cell)))
             shorter = groups[first.key].shorter(task, traces).values()
             others += [r for shorter_cell in shorter for r in shorter_cell.requests(alone=True)]
+            if task.drawn is not None:
+                others += VaryingLengths(cell, task.drawn.batches).requests(alone=True)
         groups[first.key].tasks.append(task)
         requests |= {request.key: request for request in (first, *others)}
     traces.prepare(list(requests.values()))
@@ -110,10 +113,11 @@ def _group_trials(group: _SharedSteps, traces: Traces, constants: EfficiencyCons
     first = group.tasks[0]
     same = SimulatedCell(first.cell, first.model, traces)
     shorter = group.shorter(first, traces)
+    varying = None if first.drawn is None else VaryingLengths(same, first.drawn.batches)
     results = []
     for task in group.tasks:
         observations: list[Observation] = []
-        prober = SimulatedProber(same, task.gpu, constants, shorter)
+        prober = SimulatedProber(same, task.gpu, constants, shorter, varying)
         likely = prober.likely_largest(task.batch_limit)
         run_trial(task.model_copy(update={"likely_largest": likely}), prober, observations.append)
         results.append((task, observations))

@@ -15,6 +15,7 @@ from gpu_catalog.record import Record
 from trials.batch_ladder import LadderStep, batch_ladder
 from trials.child_process.child_prober import ChildProber, Prober
 from trials.child_process.fork_server import ProbeEnd
+from trials.drawn_lengths import DrawnLengths, next_size, sizes_to_try
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import Model
@@ -26,6 +27,7 @@ from trials.records.observation import (
     Purpose,
     fits_always,
     largest_batch,
+    surviving_batch,
 )
 from trials.records.timing_rule import TimingRule
 from trials.search import LikelyLargest, ProbeResult, search_largest_batch
@@ -44,6 +46,8 @@ class TrialTask(Record):
         seed: seed of weights, tokens and the ladder's order.
         boundary_repeats: number of further probes of the largest batch, each in a fresh child with
             other tokens.
+        drawn: lengths of the job's examples, to find the largest batch that survives them; absent
+            for batches of the cell's length alone.
         timing: when to stop timing steps.
         build_timeout_seconds: longest time to build the model.
         probe_timeout_seconds: longest time of one probe.
@@ -63,6 +67,7 @@ class TrialTask(Record):
     seed: int
     batch_limit: int
     boundary_repeats: int = 1
+    drawn: DrawnLengths | None = None
     timing: TimingRule
     build_timeout_seconds: float
     probe_timeout_seconds: float
@@ -135,10 +140,11 @@ def next_probe(
     """Next probe of a cell by its observations; None when the trial is complete.
 
     The search is replayed over the observations; the first batch size it requests that no probe
-    has tried is next. After the search come the repeats of the largest batch, then the steps of the
-    ladder. A trial under a memory cap has no ladder, since its speed is that of another GPU. A miss
-    after the search reopens the search below it: no batch size from the smallest miss up is tried
-    again, except for the repeats, which measure how often it misses.
+    has tried is next. After the search come the repeats of the largest batch, the search for the
+    largest that survives drawn lengths, then the steps of the ladder up to it. A trial under a
+    memory cap has no ladder, since its speed is that of another GPU. A miss after the search
+    reopens the search below it: no batch size from the smallest miss up is tried again, except for
+    the repeats, which measure how often it misses.
 
     Args:
         task: input of the trial.
@@ -150,12 +156,10 @@ def next_probe(
     if pending is not None:
         return pending
     largest = _search(task, observed, given_up)
+    if not isinstance(largest, PlannedProbe) and largest_batch(observed) is not None:
+        largest = _confirmed(task, largest, observed, given_up)
     if isinstance(largest, PlannedProbe):
         return largest
-    if largest > 0 and task.boundary_repeats > 0 and largest_batch(observed) is not None:
-        first = PlannedProbe("boundary", largest, 0)
-        if first not in given_up and not _has_verdict(observed, first):
-            return first
     if task.target is not None:
         return None
     climbed = {
@@ -192,6 +196,31 @@ def _planned_visits(task: TrialTask, largest: int) -> list[LadderStep]:
     of_ladder = [step for step in ladder if step.batch_size in wanted]
     others = sorted({size for size in wanted if size <= largest} - {s.batch_size for s in ladder})
     return [*of_ladder, *(LadderStep(size, 0) for size in others)]
+
+
+def _confirmed(
+    task: TrialTask,
+    largest: int,
+    observed: Sequence[Observation],
+    given_up: Collection[PlannedProbe],
+) -> int | PlannedProbe:
+    """Largest batch that survives drawn lengths too, or the next probe that confirms the largest.
+
+    A probe without a verdict ends the search for the surviving batch at what survived until then.
+    """
+    first = PlannedProbe("boundary", largest, 0)
+    is_due = largest > 0 and task.boundary_repeats > 0 and first not in given_up
+    if is_due and not _has_verdict(observed, first):
+        return first
+    if task.drawn is None:
+        return largest
+    drawn = [o for o in observed if o.is_drawn and o.outcome.is_verdict]
+    survived = {o.batch_size: o.outcome is Outcome.FITS for o in drawn}
+    size = next_size(sizes_to_try(task.cell.recipe, largest), survived)
+    if size is not None and not any(probe.purpose == "drawn" for probe in given_up):
+        return PlannedProbe("drawn", size, 0)
+    surviving = surviving_batch(drawn)
+    return largest if surviving is None else min(surviving, largest)
 
 
 def _boundary(
@@ -255,6 +284,7 @@ def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, ProbeResult], 
 
     One miss outweighs any number of fits at its size and above.
     """
+    observed = [o for o in observed if not o.is_drawn]
     misses = (o.batch_size for o in observed if o.outcome in MEMORY_MISSES)
     smallest_miss = min(misses, default=None)
     fits: dict[int, ProbeResult] = {}
@@ -316,14 +346,18 @@ def _observe(
     node_id: str | None,
 ) -> tuple[Observation, bool]:
     """Make one probe; return its observation and whether further attempts are pointless."""
+    lengths: tuple[int, ...] = ()
+    if planned.purpose == "drawn" and task.drawn is not None:
+        lengths = task.drawn.batches(planned.batch_size, seed=planned.repeat)
     request = ProbeRequest(
         batch_size=planned.batch_size,
         timing=task.timing if planned.purpose == "ladder" else None,
         draw=planned.repeat + 1 if planned.purpose == "boundary" else 0,
+        lengths=lengths,
     )
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
-    end = prober.probe(request, fresh=planned.purpose == "boundary")
+    end = prober.probe(request, fresh=planned.purpose in {"boundary", "drawn"})
     environment = end.environment
     if environment is not None and node_id is not None:
         environment = environment.model_copy(update={"node_id": node_id})
@@ -337,6 +371,7 @@ def _observe(
         cell=task.cell,
         purpose=planned.purpose,
         batch_size=planned.batch_size,
+        lengths=request.lengths,
         repeat=planned.repeat,
         attempt=max(earlier, default=0) + 1,
         outcome=end.outcome,

@@ -23,7 +23,7 @@ from trials.records.observation import (
     Outcome,
     Shorter,
     by_cell,
-    largest_batch,
+    trainable_batch,
     without_superseded,
 )
 from trials.records.timing_rule import median_interval
@@ -143,7 +143,7 @@ class StepTimeSource:
             }
         predictions = {}
         if any(batch not in steps for steps in timed.values()):
-            largest = largest_batch(self.observations(cell))
+            largest = trainable_batch(self.observations(cell))
             if largest is not None and batch <= largest[0]:
                 predictions = self.by_law(cell, batch, tokens)
         at_batch = {

@@ -7,10 +7,10 @@ from typing import Self
 
 import numpy as np
 
-from fitting.numerics.arrays import FloatArray, IntArray
+from fitting.numerics.arrays import FloatArray
+from trials.drawn_lengths import sorted_at_once
 
 MULTIPLE = 8  # padded lengths are rounded up to a multiple of this, which fills tensor cores
-MOST_BATCHES_SORTED = 50  # transformers sorts this many batches at once, or a quarter of the data
 SPREADS = 12.0  # standard deviations to sum over; the tails beyond are below rounding
 
 
@@ -78,13 +78,13 @@ class Lengths:
             multiple: as in ``padded``.
         """
         batch = min(batch_size, examples)
-        sorted_at_once = self._sorted_at_once(batch, examples) * batch
+        at_once = sorted_at_once(batch, examples) * batch
         rounded = self._with_tokens(np.ceil(self.tokens / multiple) * multiple)
         longer = np.rint(examples * (1.0 - rounded.no_longer)).astype(int)
         increments = np.diff(rounded.tokens, prepend=0.0)
-        rest = examples % sorted_at_once
+        rest = examples % at_once
         total = 0.0
-        for count, drawn in ((examples // sorted_at_once, sorted_at_once), (1, rest)):
+        for count, drawn in ((examples // at_once, at_once), (1, rest)):
             if drawn >= batch:
                 batches = [
                     _expected_batches(int(k), examples, drawn, batch)
@@ -92,39 +92,6 @@ class Lengths:
                 ]
                 total += count * float(increments @ np.array(batches))
         return total / (examples // batch)
-
-    def drawn(
-        self, batch_size: int, batches: int, random: np.random.Generator, multiple: int = MULTIPLE
-    ) -> IntArray:
-        """Padded tokens of random batches, (batches,)."""
-        drawn = self._examples(batches * batch_size, random).reshape(batches, batch_size)
-        return _padded(drawn.max(axis=1), multiple)
-
-    def drawn_grouped(
-        self,
-        batch_size: int,
-        batches: int,
-        examples: int,
-        random: np.random.Generator,
-        multiple: int = MULTIPLE,
-    ) -> IntArray:
-        """Padded tokens of batches grouped by length, (batches,), in their order (``grouped``).
-
-        In each part that transformers sorts, lengths decrease.
-        """
-        at_once = self._sorted_at_once(batch_size, examples)
-        parts = self._examples(-(-batches // at_once) * at_once * batch_size, random)
-        descending = -np.sort(-parts.reshape(-1, at_once * batch_size), axis=1)
-        return _padded(descending[:, ::batch_size].ravel()[:batches], multiple)
-
-    def _examples(self, number: int, random: np.random.Generator) -> FloatArray:
-        """Tokens of random examples, (number,)."""
-        return np.asarray(random.choice(self.tokens, number, p=self.examples / self.examples.sum()))
-
-    @staticmethod
-    def _sorted_at_once(batch_size: int, examples: int) -> int:
-        """Batches whose examples transformers sorts together."""
-        return max(1, min(MOST_BATCHES_SORTED, examples // (4 * batch_size)))
 
     @property
     def no_longer(self) -> FloatArray:
@@ -136,10 +103,6 @@ class Lengths:
         distinct, place = np.unique(tokens, return_inverse=True)
         examples = np.bincount(place, weights=self.examples)
         return type(self)(tokens=distinct, examples=np.asarray(examples, dtype=np.float64))
-
-
-def _padded(tokens: FloatArray, multiple: int) -> IntArray:
-    return np.asarray(np.ceil(tokens / multiple) * multiple, np.int64)
 
 
 def _expected_batches(longer: int, examples: int, drawn: int, batch_size: int) -> float:

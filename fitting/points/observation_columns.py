@@ -89,6 +89,8 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
     outcomes = {outcome: place for place, outcome in enumerate(OUTCOMES)}
     codes, numbers = array("q"), array("d")
     for o in observations:
+        if o.is_drawn:
+            continue  # laws are of one length
         codes.extend(
             (
                 cells.setdefault(o.cell, len(cells)),

@@ -124,7 +124,8 @@ def ado_frame(observations: Sequence[Observation], gpus: Mapping[str, Gpu]) -> p
     step; rows of capped GPUs have none.
     """
     verdicts = (Outcome.FITS, Outcome.OUT_OF_MEMORY)
-    return pd.DataFrame([_row(o, gpus) for o in observations if o.outcome in verdicts])
+    of_length = (o for o in observations if not o.is_drawn)
+    return pd.DataFrame([_row(o, gpus) for o in of_length if o.outcome in verdicts])
 
 
 def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.question import Question
-from orchestrator.estimating.varying_memory import sizes_to_try
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import padded_tokens, rows
+from trials.drawn_lengths import sizes_to_try
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.simulated_cell import SimulatedCell, like
 from trials.simulation.simulated_prober import usable_bytes
@@ -81,7 +81,7 @@ def batch_candidates(question: Question, gpu: Gpu, cells: SimulatedCells) -> Bat
     largest = cells.own.largest_batch(gpu, limit, question.batch_limit)
     surviving = None
     if cells.varying is not None:
-        surviving = cells.varying.largest(gpu, limit, sizes_to_try(question, largest))
+        surviving = cells.varying.largest(gpu, limit, sizes_to_try(question.recipe, largest))
     most = largest if surviving is None else surviving
     if isinstance(question.batch, int):
         return BatchCandidates(question, gpu, cells, largest, surviving, (question.batch,))

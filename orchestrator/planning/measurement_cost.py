@@ -14,7 +14,7 @@ from orchestrator.spec.job import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.batch_ladder import batch_ladder
 from trials.records.cell import Cell
-from trials.records.observation import Observation, by_cell, largest_batch
+from trials.records.observation import Observation, by_cell, trainable_batch
 
 # Assumed where nothing was measured:
 SEARCH_PROBES = 5  # probes that find the largest batch of a cell
@@ -151,7 +151,7 @@ def _seconds(
     spec: SweepSpec, cell: Cell, observations: Sequence[Observation], cost: MeasurementCost
 ) -> float:
     """Seconds that the trial of a cell has left."""
-    largest, is_capped = largest_batch(observations), cell.capped_on is not None
+    largest, is_capped = trainable_batch(observations), cell.capped_on is not None
     if largest is None and is_capped:
         return cost.search_seconds(cell.device)
     if largest is None:

@@ -8,12 +8,16 @@ from fitting.largest_batch_prediction import likely_largest
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.record import Record
 from orchestrator.planning.cluster_resources import ClusterResources
+from orchestrator.spec.data_kinds import wrong_kind
+from orchestrator.spec.job_tokens import drawn_lengths, job_of
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.drawn_lengths import DrawnLengths
 from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility
 from trials.records.model import Model
 from trials.records.observation import Observation, by_cell
 from trials.simulation.trace_request import not_simulated
+from trials.simulation.varying_lengths import shorter_traces
 from trials.trial import TrialTask, next_probe
 
 COMPILING_SECONDS = 600.0
@@ -76,6 +80,7 @@ def trial_task(
         batch_limit=cell.recipe.batch_limit(spec.max_batch_size),
         # A simulation is deterministic.
         boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
+        drawn=_drawn(spec, cell),
         timing=spec.timing,
         build_timeout_seconds=spec.build_timeout_seconds + compiling,
         probe_timeout_seconds=spec.probe_timeout_seconds + compiling,
@@ -83,6 +88,14 @@ def trial_task(
     )
     likely = likely_largest(cell, task.memory_guess_bytes, observations)
     return task.model_copy(update={"likely_largest": likely})
+
+
+def _drawn(spec: SweepSpec, cell: Cell) -> DrawnLengths | None:
+    """Lengths that a trial draws batches from; None for the cell's length alone."""
+    if not spec.draws_lengths(cell) or (cell.simulated and not shorter_traces(cell)):
+        return None
+    job = job_of(spec.workload, cell.recipe, cell.seq_len)
+    return None if wrong_kind(job, cell.recipe) else drawn_lengths(job, cell.seq_len)
 
 
 def make_plan(

@@ -7,7 +7,7 @@ from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.ranking.priced_cells import PricedCell, RankingInputs
 from orchestrator.ranking.ranked_offer import Excluded
 from trials.records.cell import Cell
-from trials.records.observation import Observation, largest_batch
+from trials.records.observation import Observation, trainable_batch
 
 
 def excluded(priced: PricedCell, inputs: RankingInputs) -> Excluded:
@@ -33,12 +33,13 @@ def excluded_reason(priced: PricedCell, inputs: RankingInputs) -> str:
 
 def _reason_by_largest(batch: Batch, cell: Cell, observations: Sequence[Observation]) -> str | None:
     """Reason that follows from the largest batch; None where it is unknown or not the reason."""
-    known_largest = largest_batch(observations)
+    known_largest = trainable_batch(observations)
     if known_largest is None:
         return None
     largest, miss = known_largest
     if largest == 0 and miss is not None:
-        return f"not even one example fits: {miss.outcome} at batch size 1 ({miss.detail})"
+        fits = "survives drawn lengths" if miss.is_drawn else "fits"
+        return f"not even one example {fits}: {miss.outcome} at batch size 1 ({miss.detail})"
     if cell.capped_on is not None:
         return (
             f"its largest batch, {largest}, was measured on {cell.capped_on} under a memory cap: "

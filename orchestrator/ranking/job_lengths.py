@@ -7,8 +7,16 @@ from orchestrator.ranking.priced_job import PricedOffer
 from orchestrator.ranking.ranked_offer import Excluded
 from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_tokens import longest_example, longest_tokens, padded_tokens
+from orchestrator.spec.job_tokens import (
+    drawn_lengths,
+    job_of,
+    longest_example,
+    longest_tokens,
+    padded_tokens,
+)
+from trials.drawn_lengths import DrawnLengths
 from trials.records.cell import Cell
+from trials.records.observation import Observation
 
 
 def padding(job: Job, cell: Cell) -> PaddedTokens | None:
@@ -16,6 +24,25 @@ def padding(job: Job, cell: Cell) -> PaddedTokens | None:
     if job.lengths is None:
         return None
     return lambda size: min(padded_tokens(job, size, cell.seq_len), float(cell.seq_len))
+
+
+def of_drawn_lengths(
+    observations: Sequence[Observation], job: Job, measured: Job
+) -> list[Observation]:
+    """Drop the runs of drawn lengths of cells where another job draws other lengths.
+
+    Args:
+        observations: observations of a run.
+        job: job to price.
+        measured: job whose lengths the run drew.
+    """
+
+    def draws(of_job: Job, cell: Cell) -> DrawnLengths | None:
+        return drawn_lengths(job_of(of_job, cell.recipe, cell.seq_len), cell.seq_len)
+
+    cells = {o.cell for o in observations if o.is_drawn}
+    others = {cell for cell in cells if draws(job, cell) != draws(measured, cell)}
+    return [o for o in observations if not (o.is_drawn and o.cell in others)]
 
 
 def unsuited(job: Job, cell: Cell, others: Iterable[Cell]) -> str | None:

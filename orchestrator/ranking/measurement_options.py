@@ -17,7 +17,7 @@ from orchestrator.spec.job_tokens import job_of, rows
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.batch_ladder import LadderStep, batch_ladder
 from trials.records.cell import Cell
-from trials.records.observation import Basis, largest_batch
+from trials.records.observation import Basis, trainable_batch
 
 # Standard deviations of the logarithm of a cost:
 BY_SPECIFICATIONS = 0.4  # scaled from another GPU by peak rate and memory bandwidth
@@ -107,7 +107,7 @@ class CostBeliefs:
         return min(offer.usd_per_hour for offer in self._catalog.offers(cell.device))
 
     def _largest(self, cell: Cell) -> int | None:
-        largest = largest_batch(self._step_times.observations(cell))
+        largest = trainable_batch(self._step_times.observations(cell))
         return None if largest is None else largest[0]
 
     def _padding(self, cell: Cell) -> PaddedTokens | None:

@@ -17,7 +17,7 @@ from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import job_of, rows
 from trials.records.cell import Cell
-from trials.records.observation import largest_batch
+from trials.records.observation import trainable_batch
 
 NO_CONSTRAINTS = Constraints()
 
@@ -120,7 +120,7 @@ def _job_of_cell(inputs: RankingInputs, cell: Cell) -> tuple[Job, str | None]:
 
 def _jobs(inputs: RankingInputs, job: Job, cell: Cell) -> list[CellJob]:
     """The job on each stack and basis that the cell has a step time of."""
-    largest = largest_batch(inputs.step_times.observations(cell))
+    largest = trainable_batch(inputs.step_times.observations(cell))
     steps = inputs.step_times.at(cell, inputs.batch, rows(job), padding(job, cell))
     return [
         CellJob(job, cell, stack, basis, step, largest, inputs.seed)

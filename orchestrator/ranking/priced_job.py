@@ -101,7 +101,7 @@ class CellJob:
         stack: fingerprint of the software it ran with.
         basis: whether its steps were measured or simulated.
         step_time: step time at the batch size of the job.
-        largest: largest batch of the cell and the miss above it, as `largest_batch` returns them.
+        largest: largest batch of the cell and the miss above it, as `trainable_batch` returns them.
     """
 
     job: Job

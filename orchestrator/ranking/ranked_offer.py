@@ -35,7 +35,8 @@ class RankedOffer(Record):
         price_recorded: day that the price was added to the catalog.
         batch_size: examples per step.
         batch: origin of the batch size: requested, the largest, or the fastest timed one.
-        largest_batch: largest batch that fits; None while the search for it is not complete.
+        largest_batch: largest batch that fits, and survives the lengths of the job's data where
+            these were drawn; None while the search for it is not complete.
         limited_by: outcome of the next larger batch size, or the search's limit.
         examples_per_second: throughput at ``batch_size``, in packed rows where examples are packed.
         epochs: number of epochs.

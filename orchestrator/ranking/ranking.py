@@ -129,7 +129,9 @@ def _ranked_offer(
 def _limit_reason(cell: Cell, miss: Observation | None) -> str:
     """Reason why the largest batch is not larger."""
     limit = "search's limit" if cell.recipe.effective_batch is None else "effective batch"
-    return f"the {limit}" if miss is None else f"{miss.outcome} at {miss.batch_size}"
+    if miss is None:
+        return f"the {limit}"
+    return f"{miss.outcome} at {miss.batch_size}{' with drawn lengths' if miss.is_drawn else ''}"
 
 
 def _odds(ordered: Sequence[PricedOffer]) -> dict[int, _Odds]:

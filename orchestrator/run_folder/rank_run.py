@@ -11,6 +11,7 @@ from orchestrator.planning.plan import Plan
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.ranking.epochs_needed import EpochsByCell, EpochsError, learned_epochs
+from orchestrator.ranking.job_lengths import of_drawn_lengths
 from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
@@ -70,7 +71,10 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
         job,
         catalog,
         plan,
-        StepTimeSource(observations, fit_families(observations) if needs_law else ()),
+        StepTimeSource(
+            of_drawn_lengths(observations, job, spec.workload),
+            fit_families(observations) if needs_law else (),
+        ),
         batch_wish=batch,
         constraints=request.offers.constraints(catalog),
         today=today,

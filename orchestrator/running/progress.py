@@ -148,6 +148,8 @@ class Progress:
                 f"largest batch {batch} confirmed" if is_confirmed else f"batch {batch} {outcome}"
             )
             self._line(observation.cell, f"{text} in a fresh process")
+        if observation.is_drawn and outcome.is_verdict:
+            self._line(observation.cell, f"batch {batch} {outcome} with drawn lengths")
         if largest is None:
             trial.largest = None  # the largest of before has missed
         elif largest[0] != trial.largest:

@@ -5,11 +5,10 @@ In a job without lengths every example has the full sequence length.
 
 import math
 
-import numpy as np
-
 from fitting.points.packed_rows import rows_per_example
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.spec.job import PACKED, Job
+from trials.drawn_lengths import DrawnLengths
 from trials.recipes.recipe import Recipe
 
 SIMULATED_PADDED = (1, 2, 3, 4, 8, 16)  # batch sizes whose padded lengths are simulated
@@ -100,28 +99,26 @@ def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:
     return tuple(sorted(kept))
 
 
-def drawn_tokens(workload: Job, batch_size: int, batches: int, seed: int) -> tuple[int, ...]:
-    """Padded tokens of the batches of a drawn part of an epoch; empty where lengths never vary.
-
-    The longest example is in the last batch, since it comes at some time in an epoch; in the first
-    one where batches are grouped, as transformers does.
+def drawn_lengths(workload: Job, seq_len: int) -> DrawnLengths | None:
+    """Lengths that batches of a job are drawn from; None where all batches are of one length.
 
     Args:
         workload: the job.
-        batch_size: examples per batch.
-        batches: batches to draw.
-        seed: seed of the draws.
+        seq_len: tokens that no row exceeds; a job with longer examples does not run there.
     """
     data, longest = workload.lengths, longest_example(workload)
-    if data is None or longest is None or workload.padding in PACKED:
-        return ()
-    random = np.random.default_rng(seed)
-    lengths, multiple = data.lengths.cut(longest), workload.pad_to_multiple
-    last = longest_tokens(workload, longest)
-    if workload.padding == "grouped":
-        drawn = lengths.drawn_grouped(batch_size, batches, workload.examples, random, multiple)
-        return (last, *drawn.tolist())
-    return (*lengths.drawn(batch_size, batches, random, multiple).tolist(), last)
+    if data is None or longest is None or longest > seq_len or workload.padding in PACKED:
+        return None
+    lengths = data.lengths.cut(longest)
+    histogram = zip(lengths.tokens.tolist(), lengths.examples.tolist(), strict=True)
+    drawn = DrawnLengths(
+        histogram=tuple((int(tokens), int(examples)) for tokens, examples in histogram),
+        examples=workload.examples,
+        grouped=workload.padding == "grouped",
+        multiple=workload.pad_to_multiple,
+        most_tokens=seq_len,
+    )
+    return drawn if drawn.vary else None
 
 
 def longest_tokens(workload: Job, seq_len: int) -> int:

@@ -11,6 +11,7 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.suggestions import did_you_mean, near_matches
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.source import DataError
+from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_request import NO_EXAMPLES, SOURCES, JobRequest, requested_job
 from orchestrator.spec.spec_checks import (
     as_if_problems,
@@ -134,6 +135,7 @@ def parse_spec(
         try:
             if request is not None:
                 job = requested_job(request, used, lengths)
+                problems += _without_drawn_lengths(located, job)
         except DataError as error:
             lines = [(located.line(("workload", m.part)), m) for m in error.mistakes]
             problems += [Problem(line, f"workload.{m.part}: {m.text}") for line, m in lines]
@@ -148,6 +150,19 @@ class _WrittenSpec(SweepSpec):
     """A specification as written: its job may name data that is not read yet."""
 
     workload: JobRequest  # type: ignore[assignment]
+
+
+def _without_drawn_lengths(located: LocatedYaml, job: Job) -> list[Problem]:
+    """The mistake of lengths to be drawn where the job's batches do not vary in length."""
+    if located.data.get("lengths") != "drawn":
+        return []
+    if job.padding in PACKED:
+        text = f"packed rows ({job.padding}) do not vary in length: leave it out"
+    elif job.lengths is None:
+        text = "the workload has no lengths to draw from: give it dataset, or leave this out"
+    else:
+        return []
+    return [Problem(located.line(("lengths",)), f"lengths: drawn: {text}")]
 
 
 def _lacking_examples(located: LocatedYaml) -> list[Problem]:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
@@ -147,6 +147,9 @@ class SweepSpec(Record):
         seed: seed of the weights, the tokens and the order of batch sizes.
         max_batch_size: largest batch size to try.
         boundary_repeats: number of repeats of the largest batch, each in a fresh process.
+        lengths: lengths of the batches that must fit: the cell's alone (``constant``), or also
+            batches drawn from the lengths of the workload's data (``drawn``); by default drawn in
+            simulated cells alone.
         timing: when to stop timing steps.
         build_timeout_seconds: longest time to build a model.
         probe_timeout_seconds: longest time of one probe.
@@ -164,6 +167,7 @@ class SweepSpec(Record):
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
     max_batch_size: PositiveInt = 1024
     boundary_repeats: Annotated[int, Field(strict=True, ge=0)] = 1
+    lengths: Literal["constant", "drawn"] | None = None
     timing: TimingRule = TimingRule()
     build_timeout_seconds: Seconds = 600.0
     probe_timeout_seconds: Seconds = 600.0
@@ -189,6 +193,10 @@ class SweepSpec(Record):
     def model(self, name: str) -> Model:
         """A model, as it was when the specification was read."""
         return self._models[name]
+
+    def draws_lengths(self, cell: Cell) -> bool:
+        """Whether the largest batch of a cell is to survive drawn lengths."""
+        return self.lengths == "drawn" or (self.lengths is None and cell.simulated)
 
     @property
     def has_plain_recipes(self) -> bool:

@@ -80,7 +80,7 @@ def compare(row: Row, traces: Traces) -> Comparison:
         "torch reserved": peaks.peak_reserved_bytes,
     }.get(row["peak_kind"], peaks.peak_reserved_bytes + CONTEXT_BYTES)
     if run.drawn is not None:
-        varying = VaryingLengths(simulated, (run.seq_len // 2,), run.drawn)
+        varying = VaryingLengths(simulated, run.drawn)
         simulated_bytes = round(varying.memory(batch_size, gpu).quantile(0.5))
     outcome = simulated.memory(batch_size, gpu, usable_bytes(gpu, simulated.recipe)).outcome
     runs_out = outcome is Outcome.OUT_OF_MEMORY

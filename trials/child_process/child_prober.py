@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from trials.child_process.fork_server import ChildGoneError, ForkedChild, ProbeEnd, failed
 from trials.records.failure_classification import classify
-from trials.records.messages import ProbeReply, ProbeRequest, Ready, Setup
+from trials.records.messages import ProbeReply, ProbeRequest, Ready, Setup, StepsRun
 from trials.records.observation import Outcome
 
 WORKER = (sys.executable, "-m", "trials.child_process.bootstrap", "trials.training.worker")
@@ -59,8 +59,7 @@ class ChildProber(ForkedChild):
                 line = self.start_child(self._build_timeout_seconds)
                 self._ready = Ready.model_validate_json(line)
             self.send(request)
-            line = self.receive(self._probe_timeout_seconds, f"batch {request.batch_size}")
-            end = _checked(request, ProbeReply.model_validate_json(line))
+            end = self._end(request)
         except ChildGoneError as gone:
             end = gone.end
         except ValidationError as error:
@@ -76,6 +75,24 @@ class ChildProber(ForkedChild):
         if end.outcome is not Outcome.FITS:
             self._discard_child()
         return end
+
+    def _end(self, request: ProbeRequest) -> ProbeEnd:
+        """Wait for the end of a probe, which keeps the steps that a child ran before it was gone.
+
+        Raises:
+            ChildGoneError, ValidationError: as ``receive``; an invalid message.
+        """
+        measured = None
+        while True:
+            try:
+                line = self.receive(self._probe_timeout_seconds, f"batch {request.batch_size}")
+            except ChildGoneError as gone:
+                raise ChildGoneError(replace(gone.end, measurement=measured)) from None
+            try:
+                measured = StepsRun.model_validate_json(line).measured
+            except ValidationError:
+                end = _checked(request, ProbeReply.model_validate_json(line))
+                return end if end.measurement else replace(end, measurement=measured)
 
     def _discard_child(self) -> None:
         self._ready = None

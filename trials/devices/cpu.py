@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gpu_catalog.gpu import Gpu
+from trials.devices.device import AfterStep, of_steps
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.records.observation import DeviceReading, MemoryReading
 
@@ -44,17 +45,27 @@ class CpuDevice:
         """Do nothing: a CPU keeps no cache between probes."""
 
     def measure_memory(
-        self, step: Callable[[], object], *, steps: int, already_live: list[torch.Tensor]
+        self,
+        step: Callable[[], object],
+        *,
+        steps: int,
+        already_live: list[torch.Tensor],
+        after_step: AfterStep | None = None,
     ) -> MemoryReading:
         """Run steps and return the most bytes of tensors alive at once.
 
         Raises:
             DeviceOutOfMemoryError: live tensors exceed the budget.
         """
+        readings = []
         with LiveTensorCounter(already_live, self.memory_limit_bytes) as counter:
             for _ in range(steps):
+                counter.peak_bytes = counter.current_bytes
                 step()
-        return MemoryReading(peak_allocated_bytes=counter.peak_bytes)
+                readings.append(MemoryReading(peak_allocated_bytes=counter.peak_bytes))
+                if after_step is not None:
+                    after_step(readings[-1])
+        return of_steps(readings)
 
     def step_seconds(self, step: Callable[[], object]) -> float:
         """Duration of one step in seconds, without the counting of tensors."""

@@ -9,7 +9,7 @@ import torch
 
 from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.gpu import Gpu
-from trials.devices.device import DeviceError
+from trials.devices.device import AfterStep, DeviceError, of_steps
 from trials.devices.identity import identity_mistake
 from trials.devices.nvml import Neighbours, Nvml
 from trials.records.failure_classification import classify
@@ -74,7 +74,12 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def measure_memory(
-        self, step: Callable[[], object], *, steps: int, already_live: list[torch.Tensor]
+        self,
+        step: Callable[[], object],
+        *,
+        steps: int,
+        already_live: list[torch.Tensor],
+        after_step: AfterStep | None = None,
     ) -> MemoryReading:
         """Run steps and return the peaks of PyTorch's allocator, which counts earlier tensors too.
 
@@ -82,11 +87,19 @@ class CudaDevice:
             torch.OutOfMemoryError: the steps do not fit; libraries raise other errors for it.
         """
         del already_live
-        torch.cuda.reset_peak_memory_stats()
-        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        readings = []
         for _ in range(steps):
+            torch.cuda.reset_peak_memory_stats()
+            retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
             step()
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
+            readings.append(self._memory_reading(retries))
+            if after_step is not None:
+                after_step(readings[-1])
+        return of_steps(readings)
+
+    def _memory_reading(self, retries: int) -> MemoryReading:
+        """Peaks since they were reset, when the allocator had retried so often."""
         stats = torch.cuda.memory_stats()
         used = None if self._nvml is None else self._nvml.used_memory_bytes()
         foreign = None if self._neighbours is None else self._neighbours.held_bytes()

@@ -1,11 +1,13 @@
 """Interface of a device to its trial: memory, clock, sensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from trials.records.observation import DeviceReading, MemoryReading
+
+AfterStep = Callable[[MemoryReading], None]
 
 
 class DeviceError(RuntimeError):
@@ -14,6 +16,19 @@ class DeviceError(RuntimeError):
 
 class DeviceOutOfMemoryError(RuntimeError):
     """The device's memory budget was exceeded."""
+
+
+def of_steps(readings: Sequence[MemoryReading]) -> MemoryReading:
+    """Memory during several steps, by that during each of them."""
+    reserved = [r.peak_reserved_bytes for r in readings if r.peak_reserved_bytes is not None]
+    retries = [r.allocator_retries for r in readings if r.allocator_retries is not None]
+    return readings[-1].model_copy(
+        update={
+            "peak_allocated_bytes": max(r.peak_allocated_bytes for r in readings),
+            "peak_reserved_bytes": max(reserved, default=None),
+            "allocator_retries": sum(retries) if retries else None,
+        }
+    )
 
 
 class Device(Protocol):
@@ -37,9 +52,20 @@ class Device(Protocol):
         """Release memory that earlier probes left cached, so that all probes start alike."""
 
     def measure_memory(
-        self, step: Callable[[], object], *, steps: int, already_live: list[torch.Tensor]
+        self,
+        step: Callable[[], object],
+        *,
+        steps: int,
+        already_live: list[torch.Tensor],
+        after_step: AfterStep | None = None,
     ) -> MemoryReading:
         """Run steps and return their peak memory.
+
+        Args:
+            step: runs a step.
+            steps: number of steps.
+            already_live: tensors made before.
+            after_step: called after each step with its own peak memory.
 
         Raises:
             DeviceOutOfMemoryError: the steps exceed the limit (a CUDA device raises

@@ -63,13 +63,23 @@ class ProbeRequest(Record):
         batch_size: examples per step.
         timing: when to stop timing; absent to measure memory alone.
         draw: number of the random batch: the same number gives the same tokens.
+        lengths: tokens per example of each micro-batch to step through, for memory alone; empty for
+            the length of the cell.
         profile: how to profile the batch size if it fits; absent for no profile.
     """
 
     batch_size: int
     timing: TimingRule | None
     draw: int = 0
+    lengths: tuple[int, ...] = ()
     profile: ProfileRule | None = None
+
+
+class StepsRun(Record):
+    """Progress of a probe of drawn lengths after each step, which outlasts the child."""
+
+    batch_size: int
+    measured: Measurement
 
 
 class ProbeReply(Record):

@@ -54,7 +54,7 @@ class Basis(StrEnum):
     SIMULATED = "simulated"
 
 
-Purpose = Literal["search", "boundary", "ladder"]
+Purpose = Literal["search", "boundary", "drawn", "ladder"]
 StopReason = Literal["precise", "step cap", "time cap"]
 Second = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = tuple[Second, ...]
@@ -157,6 +157,8 @@ class Measurement(Record):
         relative_error: lower half of the relative 90 % interval of a simulated step time; absent
             for measured steps.
         relative_error_above: upper half of it; absent for the same as ``relative_error``.
+        step_peak_bytes: most bytes of live tensors in each step; empty but for drawn lengths that a
+            device ran.
         shorter_step_seconds: simulated step times at this batch size with examples shorter than the
             cell's, by their tokens; empty when the job's lengths are not simulated.
     """
@@ -173,6 +175,7 @@ class Measurement(Record):
     built: Built | None = None
     relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     relative_error_above: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    step_peak_bytes: tuple[int, ...] = ()
     shorter_step_seconds: Shorter = ()
 
 
@@ -182,8 +185,11 @@ class Observation(Record):
     Attributes:
         cell: cell that was probed.
         purpose: ``search`` looks for the largest batch, ``boundary`` repeats that one in a fresh
-            child with other tokens, ``ladder`` measures throughput.
+            child with other tokens, ``drawn`` looks for the largest batch that survives batches of
+            drawn lengths, ``ladder`` measures throughput.
         batch_size: examples per micro-batch; per step where the recipe accumulates none.
+        lengths: tokens per example of each micro-batch, where they are drawn; empty where every
+            example has the length of the cell.
         repeat: 0 for the first visit of this batch size for this purpose, then 1, 2, …
         attempt: 1 for the first attempt; higher after one without a verdict, or on a slow node.
         outcome: outcome of the probe.
@@ -192,7 +198,8 @@ class Observation(Record):
         memory_limit_bytes: device memory that the probe could take.
         batch_limit: largest batch size that the search could try.
         seed: seed of the data, the weights and the ladder's order.
-        measurement: present when the steps ran: for FITS and THRASHING.
+        measurement: present when the steps ran: for FITS and THRASHING; of drawn lengths, the steps
+            until the end.
         environment: present when the child lived long enough to report it.
         started_at: UTC time in ISO 8601.
         seconds: wall time of the whole probe.
@@ -201,6 +208,7 @@ class Observation(Record):
     cell: Cell
     purpose: Purpose
     batch_size: int
+    lengths: tuple[PositiveInt, ...] = ()
     repeat: int = 0
     attempt: int = 1
     outcome: Outcome
@@ -238,6 +246,11 @@ class Observation(Record):
         """
         steps = () if self.measurement is None else self.measurement.step_seconds
         return tuple(seconds / self.micro_batches for seconds in steps)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it ran drawn lengths; laws and searches are of the cell's length alone."""
+        return self.purpose == "drawn"
 
     @property
     def is_timing(self) -> bool:
@@ -286,7 +299,7 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     Returns:
         The size and the miss one above it (None at the batch limit); None during the search.
     """
-    verdicts = [o for o in observations if o.outcome.is_verdict]
+    verdicts = [o for o in observations if o.outcome.is_verdict and not o.is_drawn]
     limit = max((o.batch_limit for o in verdicts), default=0)
     whole = verdicts[0].cell.recipe.whole_batch(limit) if verdicts else None
     whole_fits = fits_always(verdicts, whole)
@@ -306,9 +319,34 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     return (largest, None) if fits and largest == limit else None
 
 
+def surviving_batch(observations: Iterable[Observation]) -> int | None:
+    """Largest batch size of one cell that survives drawn lengths; 0 where none does.
+
+    It is None where no drawn lengths were run.
+    """
+    drawn = [o for o in observations if o.is_drawn and o.outcome.is_verdict]
+    misses = [o.batch_size for o in drawn if o.outcome is not Outcome.FITS]
+    fits = [o.batch_size for o in drawn if o.outcome is Outcome.FITS]
+    below = (size for size in fits if not misses or size < min(misses))
+    return max(below, default=0) if drawn else None
+
+
+def trainable_batch(
+    observations: Sequence[Observation],
+) -> tuple[int, Observation | None] | None:
+    """``largest_batch``, or the largest that survives drawn lengths where that is smaller."""
+    largest, surviving = largest_batch(observations), surviving_batch(observations)
+    drawn = (o for o in observations if o.is_drawn and o.outcome.is_verdict)
+    misses = (o for o in drawn if o.outcome is not Outcome.FITS)
+    miss = min(misses, key=lambda o: o.batch_size, default=None)
+    if largest is None or surviving is None or miss is None or surviving >= largest[0]:
+        return largest
+    return surviving, miss
+
+
 def fits_always(observations: Iterable[Observation], batch_size: int | None) -> bool | None:
     """Whether every verdict on a batch size is that it fits; None without a verdict."""
-    of_size = (o.outcome for o in observations if o.batch_size == batch_size)
+    of_size = (o.outcome for o in observations if o.batch_size == batch_size and not o.is_drawn)
     verdicts = {outcome for outcome in of_size if outcome.is_verdict}
     return verdicts == {Outcome.FITS} if verdicts else None
 
@@ -332,7 +370,7 @@ class Boundary:
 
 def boundary(observations: Sequence[Observation]) -> Boundary | None:
     """Boundary of one cell by its probes and their repeats; None when nothing fitted."""
-    verdicts = [o for o in observations if o.outcome.is_verdict]
+    verdicts = [o for o in observations if o.outcome.is_verdict and not o.is_drawn]
     fits = [o.batch_size for o in verdicts if o.outcome is Outcome.FITS]
     if not fits:
         return None

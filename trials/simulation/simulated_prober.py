@@ -17,6 +17,7 @@ from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, MemoryUse, Simu
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_cache import TraceError
 from trials.simulation.trace_request import simulation_code, versions
+from trials.simulation.varying_lengths import VaryingLengths
 
 STEPS = 2  # replayed steps: the first, which makes the optimizer's state, and a later one
 
@@ -40,6 +41,7 @@ class SimulatedProber:
         gpu: catalog row of its GPU.
         constants: efficiency constants of the stack.
         shorter: cells with shorter examples, by their tokens; timed probes time these too.
+        varying: runs of the cell on drawn lengths; absent where none are requested.
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class SimulatedProber:
         gpu: Gpu,
         constants: EfficiencyConstants,
         shorter: Mapping[int, SimulatedCell] | None = None,
+        varying: VaryingLengths | None = None,
     ) -> None:
         self._cell = cell
         self._shorter = shorter or {}
+        self._varying = varying
         self._gpu = gpu
         self._constants = constants
         self._limit = usable_bytes(gpu, cell.recipe)
@@ -67,6 +71,8 @@ class SimulatedProber:
         """Simulate one probe."""
         del fresh  # every replay starts afresh
         try:
+            if request.lengths:
+                return self._drawn(request.batch_size)
             if request.timing is None:
                 use = self._cell.memory(request.batch_size, self._gpu, self._limit)
             else:  # the search has found that it fits
@@ -74,6 +80,19 @@ class SimulatedProber:
             return self._end(request, use)
         except (TraceError, NoSpeedError, StructureError) as error:
             return ProbeEnd(Outcome.FAILED, str(error), final=True)
+
+    def _drawn(self, batch_size: int) -> ProbeEnd:
+        """Simulate runs of drawn lengths; the request has those of one of them."""
+        assert self._varying is not None  # made for the trial's own lengths
+        run = self._varying.most(batch_size, self._gpu, self._limit)
+        missed = run.failed_at is not None
+        use = MemoryUse(
+            allocated_bytes=run.peak_allocated_bytes,
+            reserved_bytes=run.peak_reserved_bytes,
+            retries=run.retries,
+            outcome=Outcome.OUT_OF_MEMORY if missed else Outcome.FITS,
+        )
+        return self._end(ProbeRequest(batch_size=batch_size, timing=None), use)
 
     def _end(self, request: ProbeRequest, use: MemoryUse) -> ProbeEnd:
         timed = request.timing is not None

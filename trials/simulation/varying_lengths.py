@@ -1,6 +1,5 @@
 """Memory on real data: whether runs of steps on examples of varying length survive."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +8,8 @@ from functools import cache
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
+from trials.drawn_lengths import next_size
+from trials.records.cell import Cell
 from trials.simulation.memory.allocator import AllocatorPeaks
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.run_of_steps import RunOfSteps
@@ -17,12 +18,21 @@ from trials.simulation.trace_request import TraceRequest
 
 RUNS = 20
 """Runs of a batch size; it survives an epoch if at least 95 % of them do."""
-MICRO_BATCHES = 48
-"""Micro-batches of a run. In most cells the reserved memory grows little after half of them."""
 MOST_FAILED = RUNS // 20
-
 Drawn = Callable[[int, int], Sequence[int]]
 """Tokens per example of each micro-batch of a run, for a batch size and a seed."""
+SHORTEST = 16  # tokens; a trace of fewer may take other kernels
+
+
+def shorter_traces(cell: Cell) -> tuple[int, ...]:
+    """Tokens of the examples whose traces determine all lengths, beside a cell's; none if too few.
+
+    Sizes are affine in the length, but for attention scores, which only eager attention and fp32
+    hold: they need a third length.
+    """
+    holds_scores = cell.recipe.attention == "eager" or cell.recipe.compute_dtype == "fp32"
+    lengths = (cell.seq_len // 2, cell.seq_len // 4)[: 1 + holds_scores]
+    return () if lengths[-1] < SHORTEST else lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +40,14 @@ class RunsMemory:
     """Memory of runs in unlimited memory.
 
     Attributes:
-        reserved_bytes: (runs,) most bytes that the allocator holds in each run, ascending.
+        runs: peaks of each run, ascending by the most bytes that the allocator holds.
     """
 
-    reserved_bytes: tuple[int, ...]
+    runs: tuple[AllocatorPeaks, ...]
 
     def quantile(self, part: float) -> float:
         """Quantile of the reserved bytes, for a part from 0 to 1."""
-        return float(np.quantile(self.reserved_bytes, part))
+        return float(np.quantile([run.peak_reserved_bytes for run in self.runs], part))
 
 
 class VaryingLengths:
@@ -45,18 +55,18 @@ class VaryingLengths:
 
     Args:
         cell: cell of the longest examples.
-        lengths: tokens of shorter examples; their traces and the cell's determine all lengths.
         drawn: draws the lengths of a run.
     """
 
-    def __init__(self, cell: SimulatedCell, lengths: Sequence[int], drawn: Drawn) -> None:
+    def __init__(self, cell: SimulatedCell, drawn: Drawn) -> None:
         self._recipe = cell.recipe
+        lengths = shorter_traces(cell.request.cell)
         self._cells = [cell, *(like(cell, tokens=tokens) for tokens in lengths)]
         self._drawn = drawn
         self._expandable_segments = cell.expandable_segments
         self._runs: dict[tuple[bool, int], RunOfSteps] = {}
         self._unlimited = cache(self._without_limit)
-        self._survivals: dict[tuple[int, int, int], bool] = {}
+        self._limited = cache(self._within)
 
     @property
     def cell(self) -> SimulatedCell:
@@ -73,10 +83,10 @@ class VaryingLengths:
         Raises:
             TraceError, StructureError: as in ``memory``.
         """
-        if sizes and self.survives(sizes[-1], gpu, limit_bytes):
-            return sizes[-1]
-        count = bisect_left(sizes, 1, key=lambda n: not self.survives(n, gpu, limit_bytes))
-        return sizes[count - 1] if count else 0
+        survived: dict[int, bool] = {}
+        while (size := next_size(sizes, survived)) is not None:
+            survived[size] = self.survives(size, gpu, limit_bytes)
+        return max((size for size, survives in survived.items() if survives), default=0)
 
     def memory(self, batch_size: int, gpu: Gpu) -> RunsMemory:
         """Memory of runs of a batch size in unlimited memory.
@@ -90,25 +100,32 @@ class VaryingLengths:
     def survives(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> bool:
         """Whether at least 95 % of the runs end without running out of memory.
 
+        Raises:
+            TraceError, StructureError: as in ``memory``.
+        """
+        return self.most(batch_size, gpu, limit_bytes).failed_at is None
+
+    def most(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> AllocatorPeaks:
+        """Peaks of the run that 95 % of the runs do not exceed; it fails if more of them do.
+
         The allocator may release its cache and try again, as PyTorch's does.
 
         Raises:
             TraceError, StructureError: as in ``memory``.
         """
-        library = library_bytes(gpu)
-        if self.memory(batch_size, gpu).quantile(1 - MOST_FAILED / RUNS) <= limit_bytes:
-            return True
-        key = (batch_size, library, limit_bytes)
-        if key not in self._survivals:
-            failed = 0
-            for peaks in self._replays(batch_size, library, limit_bytes):
-                failed += peaks.failed_at is not None
-            self._survivals[key] = failed <= MOST_FAILED
-        return self._survivals[key]
+        unlimited = self.memory(batch_size, gpu).runs[-1 - MOST_FAILED]
+        if unlimited.peak_reserved_bytes <= limit_bytes:
+            return unlimited
+        return self._limited(batch_size, library_bytes(gpu), limit_bytes)[-1 - MOST_FAILED]
 
     def _without_limit(self, batch_size: int, library: int) -> RunsMemory:
         peaks = self._replays(batch_size, library, None)
-        return RunsMemory(tuple(sorted(p.peak_reserved_bytes for p in peaks)))
+        return RunsMemory(tuple(sorted(peaks, key=lambda run: run.peak_reserved_bytes)))
+
+    def _within(self, batch_size: int, library: int, limit_bytes: int) -> list[AllocatorPeaks]:
+        """Peaks of the runs within a limit; those that fail come last."""
+        peaks = self._replays(batch_size, library, limit_bytes)
+        return sorted(peaks, key=lambda run: (run.failed_at is not None, run.peak_reserved_bytes))
 
     def _replays(
         self, batch_size: int, library: int, limit_bytes: int | None

@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -176,7 +176,32 @@ class FineTuning:
         """
         if isinstance(batch, torch.Tensor):
             batch = self.batch(batch)
-        losses = step_losses(batch, self._cell.recipe, micro_batches)
+        return self._step(step_losses(batch, self._cell.recipe, micro_batches))
+
+    def step_of(self, micro_batches: Sequence[torch.Tensor]) -> float:
+        """Run one whole optimizer step on micro-batches of different lengths.
+
+        Args:
+            micro_batches: token ids (sequences, length) of each, which all have a loss. They are
+                copied to the device one after another.
+
+        Returns:
+            Sum of their losses.
+
+        Raises:
+            NotTrainingError: as in ``step``.
+        """
+        held: list[torch.Tensor] = []  # a micro-batch stays until the next one comes
+
+        def copied_loss(tokens: torch.Tensor, model: nn.Module) -> torch.Tensor:
+            held.clear()
+            held.append(tokens.to(self._device, copy=True))
+            (loss_of,) = step_losses(self.batch(held[0]), self._cell.recipe, 1)
+            return loss_of(model)
+
+        return self._step(partial(copied_loss, tokens) for tokens in micro_batches)
+
+    def _step(self, losses: Iterable[LossOf]) -> float:
         value = self.stepper.step(*(partial(self._loss, loss_of) for loss_of in losses))
         if not value < float("inf"):
             raise NotTrainingError(f"the loss is {value}: these steps train nothing")

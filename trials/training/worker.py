@@ -11,7 +11,7 @@ import platform
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -28,7 +28,7 @@ from trials.child_process.bootstrap import (
 )
 from trials.child_process.parent_death import die_with_parent
 from trials.devices.cpu import CpuDevice
-from trials.devices.device import Device
+from trials.devices.device import Device, of_steps
 from trials.records.failure_classification import classify, is_final
 from trials.records.messages import (
     START,
@@ -39,21 +39,25 @@ from trials.records.messages import (
     Ready,
     Refused,
     Setup,
+    StepsRun,
 )
 from trials.records.observation import (
     DeviceReading,
     Environment,
     Measurement,
+    MemoryReading,
     Outcome,
     StopReason,
 )
 from trials.records.profile import Profile
 from trials.records.timing_rule import TimingRule
+from trials.training.drawn_run import run_drawn_lengths
 from trials.training.finetune import FineTuning, import_libraries
 from trials.training.recipe_check import RecipeError, check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 S = TypeVar("S", bound=Setup)
+Report = Callable[[StepsRun], None]
 # Packages whose versions decide whether measurements are comparable.
 STACK = (
     "bitsandbytes",
@@ -133,9 +137,16 @@ class Worker:
             host=socket.gethostname(),
         )
 
-    def probe(self, request: ProbeRequest) -> ProbeReply:
-        """Run whole optimizer steps at a batch size: memory first, then time if requested."""
+    def probe(self, request: ProbeRequest, report: Report = lambda _: None) -> ProbeReply:
+        """Run whole optimizer steps at a batch size: memory first, then time if requested.
+
+        Args:
+            request: batch size to try.
+            report: called after each step of drawn lengths.
+        """
         tuning = self.tuning
+        if request.lengths:
+            return self._drawn(request, report)
         if request.profile is not None and self._recipe.compile is not None:
             raise RecipeError(
                 f"compile {self._recipe.compile}: a profile attributes operators, and compiled "
@@ -147,12 +158,8 @@ class Worker:
         step = partial(
             tuning.step, tokens, micro_batches=self._recipe.micro_batches(request.batch_size)
         )
-        model_tensors = tuning.tensors()
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in model_tensors}
         memory = self.device.measure_memory(
-            step,
-            steps=MEMORY_STEPS,
-            already_live=[*model_tensors, tokens],
+            step, steps=MEMORY_STEPS, already_live=[*tuning.tensors(), tokens]
         )
         retries = memory.allocator_retries or 0
         timed = Timed()
@@ -161,7 +168,7 @@ class Worker:
         measurement = Measurement(
             memory_steps=MEMORY_STEPS,
             memory=memory,
-            model_memory_bytes=sum(storage.nbytes() for storage in storages.values()),
+            model_memory_bytes=self._model_memory_bytes(),
             built=self._built,
             **asdict(timed),
         )
@@ -177,6 +184,38 @@ class Worker:
             outcome=Outcome.FITS,
             measurement=measurement,
             profile=self._profile(request, tokens[: request.batch_size * tuning.sequences]),
+        )
+
+    def _model_memory_bytes(self) -> int:
+        tensors = self.tuning.tensors()
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        return sum(storage.nbytes() for storage in storages.values())
+
+    def _drawn(self, request: ProbeRequest, report: Report) -> ProbeReply:
+        """Step through drawn lengths. The allocator may retry, as in training."""
+        self.tuning.start_over()
+        measured: list[Measurement] = []
+
+        def note(readings: Sequence[MemoryReading]) -> None:
+            measurement = Measurement(
+                memory_steps=len(readings),
+                memory=of_steps(readings),
+                model_memory_bytes=self._model_memory_bytes(),
+                built=self._built,
+                step_peak_bytes=tuple(r.peak_allocated_bytes for r in readings),
+            )
+            measured.append(measurement)
+            report(StepsRun(batch_size=request.batch_size, measured=measurement))
+
+        run_drawn_lengths(
+            self.tuning,
+            self.device,
+            request,
+            self._recipe.micro_batches(request.batch_size),
+            note,
+        )
+        return ProbeReply(
+            batch_size=request.batch_size, outcome=Outcome.FITS, measurement=measured[-1]
         )
 
     def _profile(self, request: ProbeRequest, tokens: torch.Tensor) -> Profile | None:
@@ -233,7 +272,7 @@ def serve(setup: Setup, pipe: MessagePipe) -> None:
     while line := pipe.receive():
         probe = ProbeRequest.model_validate_json(line)
         try:
-            reply = worker.probe(probe)
+            reply = worker.probe(probe, pipe.send)
         except Exception as error:  # noqa: BLE001 - every failure of a probe is an outcome
             outcome, detail = classify(error)
             reply = ProbeReply(batch_size=probe.batch_size, outcome=outcome, detail=detail)

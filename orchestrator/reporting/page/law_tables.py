@@ -70,7 +70,7 @@ def memory_table(results: RunResults) -> PageTable:
     rows = []
     for cell in results.cells:
         observations = results.observations_of(cell)
-        sizes = [o.batch_size for o in observations if o.measurement is not None]
+        sizes = [o.batch_size for o in observations if o.measurement is not None and not o.is_drawn]
         for fit in _memory_laws(cell, observations, laws.values()):
             for size in _sizes(max(sizes, default=0) + 1):
                 peak = predict_peak(fit, size * cell.seq_len)

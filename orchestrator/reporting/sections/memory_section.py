@@ -12,6 +12,7 @@ from trials.records.observation import (
     boundary,
     by_cell,
     largest_batch,
+    surviving_batch,
 )
 
 GIB = 2**30
@@ -24,7 +25,11 @@ def limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -
     probed = [(cell, of_cell[cell]) for cell in cells if of_cell[cell]]
     if not probed:
         return ""
-    limits = records_table({"cell": cell.key, **_limit(probes)} for cell, probes in probed)
+    has_drawn = any(o.is_drawn for _, probes in probed for o in probes)
+    limits = records_table(
+        {"cell": cell.key, **_limit(probes), **(_drawn(probes) if has_drawn else {})}
+        for cell, probes in probed
+    )
     parts = ["## Largest batch that fits", limits, *_capped_notes(observations)]
     predictions = [
         {"cell": cell.key, **row}
@@ -55,14 +60,27 @@ def memory_unit(size_bytes: int) -> tuple[int, str]:
 
 def _limit(probes: Sequence[Observation]) -> dict[str, object]:
     largest, miss = largest_batch(probes) or (None, None)
+    at_length = [o for o in probes if not o.is_drawn]
     above = "" if largest is None else f"search limit {largest} reached"
     return {
         "largest batch": "unknown yet" if largest is None else largest,
         "repeats": _repeats(probes),
-        "peak memory": "" if largest is None else _peak(largest, probes),
+        "peak memory": _peak([o for o in at_length if o.batch_size == largest]),
         "next batch size": f"{miss.batch_size}: {outcome_text(miss.outcome)}" if miss else above,
         "probes": sum(o.purpose == "search" for o in probes),
-        "out of memory": sum(o.outcome in MEMORY_MISSES for o in probes),
+        "out of memory": sum(o.outcome in MEMORY_MISSES for o in at_length),
+    }
+
+
+def _drawn(probes: Sequence[Observation]) -> dict[str, object]:
+    """Largest batch that survives drawn lengths, with its memory."""
+    surviving = surviving_batch(probes)
+    runs = [o for o in probes if o.is_drawn and o.batch_size == surviving and o.measurement]
+    retries = sum(o.measurement.memory.allocator_retries or 0 for o in runs if o.measurement)
+    memory = _peak([o for o in runs if o.outcome is Outcome.FITS])
+    return {
+        "survives drawn lengths": "" if surviving is None else surviving,
+        "peak of drawn lengths": f"{memory}, {retries} retries" if retries else memory,
     }
 
 
@@ -77,11 +95,12 @@ def _repeats(probes: Sequence[Observation]) -> str:
     return f"safe {edge.safe}; {edge.largest} failed {edge.misses} of {edge.tries} times"
 
 
-def _peak(batch_size: int, probes: Sequence[Observation]) -> str:
+def _peak(probes: Sequence[Observation]) -> str:
+    """Most memory of probes of one batch size, of those that fitted; empty where none did."""
     fits = [
         (o.measurement.memory, o.memory_limit_bytes)
         for o in probes
-        if o.measurement is not None and o.outcome is Outcome.FITS and o.batch_size == batch_size
+        if o.measurement is not None and o.outcome is Outcome.FITS
     ]
     if not fits:
         return ""
@@ -110,7 +129,7 @@ def _prediction(probes: Sequence[Observation]) -> dict[str, object]:
     """Error at the largest batch of the line through the two smallest; empty for two or fewer."""
     peaks: dict[int, int] = {}
     for o in probes:
-        if o.outcome is Outcome.FITS and o.measurement is not None:
+        if o.outcome is Outcome.FITS and o.measurement is not None and not o.is_drawn:
             peaks.setdefault(o.batch_size, o.measurement.memory.peak_allocated_bytes)
     if len(peaks) < 3:
         return {}

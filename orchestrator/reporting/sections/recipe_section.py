@@ -170,6 +170,7 @@ def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
 
 def _fits(probes: Sequence[Observation]) -> dict[int, list[Measurement]]:
     """Measurements by batch size, for the sizes below every miss: those safe to train at."""
+    probes = [o for o in probes if not o.is_drawn]
     lowest_miss = min(
         (o.batch_size for o in probes if o.outcome in MEMORY_MISSES), default=math.inf
     )

@@ -1,0 +1,100 @@
+"""Lengths of batches as an epoch meets them, and the search for the batch size that survives."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpu_catalog.record import Record
+from trials.recipes.fields import PositiveInt
+from trials.recipes.recipe import Recipe
+
+MICRO_BATCHES = 48
+"""Drawn micro-batches of a run, beside that with the longest example."""
+MOST_BATCHES_SORTED = 50
+"""transformers sorts the examples of this many batches at once, or a quarter of the data."""
+STEP = 1.03  # precision of a largest batch among many
+
+
+class DrawnLengths(Record):
+    """Examples from which the batches of a part of an epoch are drawn.
+
+    Attributes:
+        histogram: pairs of tokens, ascending, and examples of that length.
+        examples: examples of an epoch, with lengths distributed as these.
+        grouped: whether batches have examples of similar length.
+        multiple: multiple to which the length of a batch is rounded up.
+        most_tokens: limit of a batch's length.
+    """
+
+    histogram: tuple[tuple[PositiveInt, PositiveInt], ...]
+    examples: PositiveInt
+    grouped: bool
+    multiple: PositiveInt
+    most_tokens: PositiveInt
+
+    @property
+    def vary(self) -> bool:
+        """Whether batches differ in length."""
+        return len(set(self._padded(np.array([tokens for tokens, _ in self.histogram])))) > 1
+
+    def batches(self, batch_size: int, seed: int, count: int = MICRO_BATCHES) -> tuple[int, ...]:
+        """Tokens per example of drawn batches, padding included, and of the longest example.
+
+        The longest example is in the last batch, since it comes at some time in an epoch; in the
+        first one where batches are grouped, as transformers does. In each part that transformers
+        sorts, lengths decrease.
+
+        Args:
+            batch_size: examples per batch.
+            seed: seed of the draws.
+            count: batches to draw.
+        """
+        random = np.random.default_rng(seed)
+        tokens, examples = np.array(self.histogram, dtype=np.float64).T
+        at_once = sorted_at_once(batch_size, self.examples) if self.grouped else 1
+        parts = -(-count // at_once) * at_once
+        drawn = random.choice(tokens, parts * batch_size, p=examples / examples.sum())
+        descending = -np.sort(-drawn.reshape(-1, at_once * batch_size), axis=1)
+        batches = self._padded(descending[:, ::batch_size].ravel()[:count])
+        longest = self._padded(tokens[-1:])
+        return (*longest, *batches) if self.grouped else (*batches, *longest)
+
+    def _padded(self, tokens: np.ndarray) -> list[int]:
+        rounded = np.ceil(tokens / self.multiple) * self.multiple
+        padded: list[int] = np.minimum(rounded, self.most_tokens).astype(int).tolist()
+        return padded
+
+
+def sorted_at_once(batch_size: int, examples: int) -> int:
+    """Batches whose examples transformers sorts together, to group examples by length."""
+    return max(1, min(MOST_BATCHES_SORTED, examples // (4 * batch_size)))
+
+
+def sizes_to_try(recipe: Recipe, largest: int) -> Sequence[int]:
+    """Micro-batches up to the largest, ascending: all that the effective batch allows, or a few."""
+    effective_batch = recipe.effective_batch
+    if effective_batch is not None:
+        return [n for n in range(1, largest + 1) if effective_batch % n == 0]
+    sizes = [largest] if largest else []
+    while sizes and sizes[-1] > 1:
+        sizes.append(min(sizes[-1] - 1, int(sizes[-1] / STEP)))
+    return sizes[::-1]
+
+
+def next_size(sizes: Sequence[int], survived: Mapping[int, bool]) -> int | None:
+    """Next batch size to try: the largest first, then the middle of those that are left.
+
+    Args:
+        sizes: batch sizes to choose from, ascending.
+        survived: whether a batch size that was tried survived; if not, no larger one does.
+
+    Returns:
+        The size; None once the largest that survives is determined.
+    """
+    miss = min((size for size, survives in survived.items() if not survives), default=math.inf)
+    fit = max((size for size, survives in survived.items() if survives and size < miss), default=0)
+    left = [size for size in sizes if fit < size < miss]
+    if not left:
+        return None
+    return left[-1] if miss == math.inf else left[len(left) // 2]
