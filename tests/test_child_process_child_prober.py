@@ -168,7 +168,7 @@ def test_a_child_killed_in_the_middle_of_a_probe_failed(prober: ChildProber) -> 
 
 def test_the_steps_before_the_end_of_a_child_are_kept(prober: ChildProber) -> None:
     """Of drawn lengths, whether the child runs out of memory or is killed."""
-    missed = prober.probe(ProbeRequest(batch_size=16, timing=None, lengths=(1, 1, 64)))
+    missed = prober.probe(ProbeRequest(batch_size=32, timing=None, lengths=(2, 2, 8)))
     assert missed.outcome is Outcome.OUT_OF_MEMORY
     assert missed.measurement is not None
     assert missed.measurement.memory_steps == len(missed.measurement.step_peak_bytes) == 2

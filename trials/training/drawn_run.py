@@ -52,4 +52,5 @@ def run_drawn_lengths(
 def _batches(tuning: FineTuning, batch_size: int, lengths: Sequence[int]) -> list[torch.Tensor]:
     """Token ids of each micro-batch, (sequences, length), on the host."""
     rows = tuning.tokens(batch_size)[: batch_size * tuning.sequences].cpu()
-    return [rows[:, :length].roll(draw, 0) for draw, length in enumerate(lengths)]
+    # A single token has no loss.
+    return [rows[:, : max(length, 2)].roll(draw, 0) for draw, length in enumerate(lengths)]
