@@ -10,9 +10,10 @@ import numpy as np
 
 from fitting.paper.published import dataset_lengths
 from fitting.points.batch_lengths import Lengths
+from trials.drawn_lengths import DrawnLengths
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
-from trials.simulation.varying_lengths import MICRO_BATCHES, Drawn
+from trials.simulation.varying_lengths import Drawn
 
 Row = dict[str, str]
 ANY_LENGTH = 512  # of runs whose peak is in the update
@@ -112,13 +113,16 @@ def _alpaca(longest: int) -> Lengths:
 
 def _random_batches(lengths: Lengths) -> Drawn:
     """Random batches padded to their longest example, the longest of all in the last one."""
-
-    def drawn(batch_size: int, seed: int) -> list[int]:
-        random = np.random.default_rng(seed)
-        batches = lengths.drawn(batch_size, MICRO_BATCHES, random, multiple=1)
-        return [*batches.tolist(), int(lengths.tokens[-1])]
-
-    return drawn
+    tokens = lengths.tokens.astype(int).tolist()
+    examples = np.rint(1e6 * lengths.examples).astype(int).tolist()  # whole numbers, one scale
+    drawn = DrawnLengths(
+        histogram=tuple(zip(tokens, examples, strict=True)),
+        examples=sum(examples),
+        grouped=False,
+        multiple=1,
+        most_tokens=tokens[-1],
+    )
+    return drawn.batches
 
 
 def _sorted_batches(row: Row) -> Drawn:
