@@ -12,7 +12,7 @@ import yaml
 from builders.trainings import NOWHERE, SECURE, SPOT, training_of
 
 from gpu_catalog.catalog import load_catalog
-from orchestrator.exporting.names import DSTACK_GPUS, HF_FLAVORS
+from orchestrator.exporting.names import DSTACK_GPUS, HF_FLAVORS, skypilot_instance
 from orchestrator.exporting.task_file import TARGETS, Target, task_file, write_task
 from orchestrator.exporting.training import ExportError
 from trials.records.model import find_model
@@ -58,6 +58,24 @@ def test_skypilot_has_the_next_offers_in_their_order() -> None:
     assert task["file_mounts"]["/outputs"]["name"] == "${OUTPUT_BUCKET}"
     (line,) = file.left_out
     assert "hyperstack" in line
+
+
+@pytest.mark.parametrize(
+    ("provider", "instance", "name"),
+    [
+        ("runpod", "1x_A40_SECURE", "1x_A40_SECURE"),
+        ("runpod", "NVIDIA A40", None),
+        ("nebius", "gpu-h100-sxm 1gpu-16vcpu-200gb", "gpu-h100-sxm_1gpu-16vcpu-200gb"),
+        ("gcp", "n1-standard-8", None),
+        ("gcp", "a2-highgpu-1g", "a2-highgpu-1g"),
+        ("hyperstack", "n3-A100x1", None),
+    ],
+)
+def test_instances_have_the_names_of_skypilot(
+    provider: str, instance: str, name: str | None
+) -> None:
+    """Live prices name some of them in other ways."""
+    assert skypilot_instance(provider, instance) == name
 
 
 def test_three_fallbacks_are_enough() -> None:

@@ -59,7 +59,9 @@ def test_skypilot_reads_the_offers_and_the_script(tmp_path: Path) -> None:
     """Cloud, region, instance and market of each offer, in their order."""
     write_catalog(tmp_path)
     google = replace(SPOT, provider="gcp", region="us-central1", instance="a2-highgpu-1g")
-    training = training_of(placements=(SPOT, SECURE, OF_EIGHT, google))
+    data = tmp_path / "chats.jsonl"
+    data.touch()
+    training = training_of(placements=(SPOT, SECURE, OF_EIGHT, google), dataset=str(data))
     path = tmp_path / "task.yaml"
     path.write_text(task_file(training, "skypilot").text, encoding="utf-8")
     task = read(tmp_path, ROOT / "tests" / "trainers_skypilot.py", path)
@@ -71,6 +73,7 @@ def test_skypilot_reads_the_offers_and_the_script(tmp_path: Path) -> None:
     ]
     assert task["resources"][0]["gpus"] == {"A10G": 1}
     assert task["mode"] == "MOUNT_CACHED"
+    assert task["files"] == {"/data/chats.jsonl": str(data)}
     assert task["envs"]["MODEL"] == "Qwen/Qwen2.5-0.5B"
     assert "trl sft" in task["run"]
 
@@ -78,12 +81,15 @@ def test_skypilot_reads_the_offers_and_the_script(tmp_path: Path) -> None:
 def test_dstack_reads_the_lists_and_the_script(tmp_path: Path) -> None:
     """Backends, GPUs, market, price and retries."""
     path = tmp_path / "finetune.dstack.yml"
-    path.write_text(task_file(training_of(), "dstack").text, encoding="utf-8")
+    data = tmp_path / "chats.jsonl"
+    data.touch()
+    path.write_text(task_file(training_of(dataset=str(data)), "dstack").text, encoding="utf-8")
     task = read(tmp_path, "-W", "ignore", "-c", READ_BY_DSTACK, path)
     assert task["backends"] == ["aws", "runpod", "lambda"]
     assert task["resources"]["gpu"]["name"] == ["A10G", "A40", "A100"]
     assert task["resources"]["gpu"]["count"] == {"min": 1, "max": 8}
     assert (task["spot_policy"], task["max_price"]) == ("auto", 14.0)
     assert task["retry"]["on_events"] == ["no-capacity", "interruption"]
+    assert task["files"] == [{"local_path": str(data), "path": "/data/chats.jsonl"}]
     (script,) = task["commands"]
     assert script == yaml.safe_load(path.read_text(encoding="utf-8"))["commands"][0]

@@ -22,4 +22,5 @@ resources = [
     for one in task.resources
 ]
 mode = task.storage_mounts["/outputs"].mode.name
-print(json.dumps({"resources": resources, "mode": mode, "envs": task.envs, "run": task.run}))  # noqa: T201
+text = {"envs": task.envs, "run": task.run, "files": task.file_mounts}
+print(json.dumps({"resources": resources, "mode": mode, **text}))  # noqa: T201 - its output

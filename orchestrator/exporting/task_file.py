@@ -14,6 +14,7 @@ from orchestrator.exporting.names import (
     SKYPILOT_CLOUDS,
     SLURM_GPUS,
     Dstack,
+    skypilot_instance,
 )
 from orchestrator.exporting.requirements import install_lines
 from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob
@@ -76,6 +77,12 @@ def _listed(what: str, names: Mapping[str, object]) -> Callable[[ChosenOffer], s
     return refuses
 
 
+def _refused_by_skypilot(place: ChosenOffer) -> str | None:
+    by_provider = _listed("provider", SKYPILOT_CLOUDS)(place)
+    has_name = skypilot_instance(place.provider, place.instance) is not None
+    return by_provider or (None if has_name else f"it has no instance {place.instance}")
+
+
 def _refused_by_dstack(place: ChosenOffer) -> str | None:
     by_provider = _listed("provider", DSTACK_BACKENDS)(place)
     return by_provider or _listed("GPU", DSTACK_GPUS)(place)
@@ -85,7 +92,7 @@ FORMATS: dict[Target, Format] = {
     "skypilot": Format(
         "sky jobs launch --secret HF_TOKEN FILE",
         ("YOUR_BUCKET", "bucket for checkpoints and the result; SkyPilot makes it"),
-        _listed("provider", SKYPILOT_CLOUDS),
+        _refused_by_skypilot,
         FALLBACKS,
     ),
     "dstack": Format(
@@ -137,6 +144,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         local=local,
         output=form.output[0],
         clouds=SKYPILOT_CLOUDS,
+        instance=skypilot_instance,
         dstack=dstack_lists(chosen) if target == "dstack" else None,
         flavor=HF_FLAVORS.get(chosen[0].gpu),
         slurm_gpu=SLURM_GPUS.get(chosen[0].gpu, chosen[0].gpu.lower()),

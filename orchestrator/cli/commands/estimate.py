@@ -41,7 +41,8 @@ def run_estimate(options: argparse.Namespace) -> int:
     if options.export is not None:
         from orchestrator.exporting.chosen_offers import estimated_training
 
-        export(estimated_training(estimates, request), options.to, options.export)
+        text = export(estimated_training(estimates, request), options.to, options.export)
+        (remark if options.json else print_result)(text)
     return 0 if estimates.estimated else 1
 
 

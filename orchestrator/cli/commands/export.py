@@ -31,7 +31,8 @@ def run_export(options: argparse.Namespace) -> int:
     ranking = folder.ranking()
     if ranking is None:
         raise ExportError(f"{folder.path}: it has no ranking: run rank {folder.path}")
-    export(ranked_training(ranking, folder.spec(), options.model), options.to, options.out)
+    training = ranked_training(ranking, folder.spec(), options.model)
+    print_result(export(training, options.to, options.out))
     return 0
 
 
@@ -47,8 +48,8 @@ def check_export(options: argparse.Namespace) -> None:
         raise ExportError("--export FILE and --to FORMAT go together: give both")
 
 
-def export(training: "TrainingJob", target: "Target", path: Path | None) -> None:
-    """Write the task file of a training, and print the command that starts it.
+def export(training: "TrainingJob", target: "Target", path: Path | None) -> str:
+    """Write the task file of a training; return its offers and the command that starts it.
 
     Args:
         training: the training.
@@ -64,4 +65,4 @@ def export(training: "TrainingJob", target: "Target", path: Path | None) -> None
     path = path or Path(DEFAULT_FILES[target])
     for line in file.left_out:
         remark(line)
-    print_result(write_task(file, path))
+    return write_task(file, path)
