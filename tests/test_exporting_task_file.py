@@ -175,6 +175,14 @@ def test_a_local_data_set_travels_with_the_job(tmp_path: Path) -> None:
     assert hub["envs"]["DATASET"] == "trl-lib/Capybara"
 
 
+def test_a_local_model_is_named_only_where_its_folder_is() -> None:
+    """Another machine needs a name on the hub, or a folder of its own."""
+    model = find_model("qwen2.5-0.5b").model_copy(update={"weights": "/models/my own"})
+    assert "MODEL='/models/my own'\n" in task_file(training_of(model=model), "slurm").text
+    task = yaml.safe_load(task_file(training_of(model=model), "skypilot").text)
+    assert task["envs"]["MODEL"] == "YOUR_MODEL"
+
+
 def test_the_command_that_starts_the_file_is_printed(tmp_path: Path) -> None:
     """A file that cannot be written is one line."""
     file = task_file(training_of(), "slurm")

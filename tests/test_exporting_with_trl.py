@@ -206,7 +206,7 @@ def test_the_exported_training_runs_to_its_end_and_resumes(
         "DATASET": str(data),
         "OUTPUT": str(output),
     }
-    script = training_script(training)
+    script = f"set -euo pipefail\n{training_script(training)}"
     for step in (9, 9):
         done = subprocess.run(
             ["bash", "-c", script],

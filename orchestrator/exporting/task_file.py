@@ -139,7 +139,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         script=script,
         bucket_script=filled("bucket", script=script),
         install=install_lines(training.recipe),
-        model=training.model.weights or MODEL,
+        model=_model(training, target),
         dataset="/data" if local and target in ("skypilot", "dstack") else _dataset(training),
         local=local,
         output=form.output[0],
@@ -220,6 +220,14 @@ def _local_file(dataset: str | None) -> Path | None:
         return None
     path = Path(dataset).expanduser()
     return path.absolute() if path.exists() else None
+
+
+def _model(training: TrainingJob, target: Target) -> str:
+    """Model by its name on the hub; only nodes of Slurm have the folders of this machine."""
+    weights = training.model.weights or MODEL
+    if not weights.startswith((".", "/", "~")):
+        return weights
+    return str(Path(weights).expanduser().absolute()) if target == "slurm" else MODEL
 
 
 def _dataset(training: TrainingJob) -> str:
