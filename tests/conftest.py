@@ -12,6 +12,7 @@ from orchestrator.console import PACKAGES
 
 if TYPE_CHECKING:
     from fakes.s3_server import S3Server
+    from trainer_reference.cells import Compare, ReferenceCell
 
     from orchestrator.run_folder.run_folder import RunFolder
 
@@ -45,6 +46,22 @@ def made_for_small_steps() -> Iterator[None]:
 
     with small_steps():
         yield
+
+
+@pytest.fixture(scope="module")
+def compare(tmp_path_factory: pytest.TempPathFactory) -> "Compare":
+    """Compare ten steps of the project with the trainer's: same weights, same examples."""
+    from trainer_reference.comparison import compare as compare_in  # noqa: PLC0415 - seconds
+    from trainer_reference.models import write_model  # noqa: PLC0415 - as above
+
+    folder = tmp_path_factory.mktemp("models")
+
+    def compare(cell: "ReferenceCell", peak_tolerance: float) -> None:
+        if not (folder / cell.model).exists():
+            write_model(cell.model, folder)
+        compare_in(cell, folder, peak_tolerance=peak_tolerance)
+
+    return compare
 
 
 @pytest.fixture(autouse=True)

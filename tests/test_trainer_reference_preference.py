@@ -1,33 +1,26 @@
 """A step of a preference task takes the memory of TRL's trainer, and has its loss."""
 
-from pathlib import Path
-
 import pytest
-from trainer_reference.cells import PREFERENCE, PREFERENCE_ROUTERS, QUICK_PREFERENCE, ReferenceCell
+from trainer_reference.cells import (
+    IN_SMALL_STEPS,
+    PREFERENCE,
+    PREFERENCE_ROUTERS,
+    QUICK_PREFERENCE,
+    Compare,
+    ReferenceCell,
+)
 
 PEAK_TOLERANCE = 0.01
 
-pytestmark = [
-    pytest.mark.usefixtures("made_for_small_steps"),
-    pytest.mark.filterwarnings("ignore:`.*` is deprecated and will be removed in v6:FutureWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the tiny models."""
-    from trainer_reference.models import write_model  # noqa: PLC0415 - seconds
-
-    folder = tmp_path_factory.mktemp("models")
-    for name in ("llama", "mixtral"):
-        write_model(name, folder)
-    return folder
+pytestmark = IN_SMALL_STEPS
 
 
 @pytest.mark.parametrize("cell", QUICK_PREFERENCE, ids=lambda cell: cell.key)
-def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
+def test_measured_and_simulated_steps_equal_the_trainers(
+    cell: ReferenceCell, compare: Compare
+) -> None:
     """Same weights, pairs, learning rate and optimizer: ten steps of each."""
-    compare(cell, folder)
+    compare(cell, PEAK_TOLERANCE)
 
 
 @pytest.mark.long
@@ -36,13 +29,8 @@ def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, fo
     [c for c in (*PREFERENCE, *PREFERENCE_ROUTERS) if c not in QUICK_PREFERENCE],
     ids=lambda cell: cell.key,
 )
-def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, folder: Path) -> None:
+def test_every_combination_of_axes_equals_the_trainers(
+    cell: ReferenceCell, compare: Compare
+) -> None:
     """The rest of the matrix."""
-    compare(cell, folder)
-
-
-def compare(cell: ReferenceCell, folder: Path) -> None:
-    """Compare ten steps from the same weights, on the same pairs."""
-    from trainer_reference import comparison  # noqa: PLC0415 - seconds
-
-    comparison.compare(cell, folder, peak_tolerance=PEAK_TOLERANCE)
+    compare(cell, PEAK_TOLERANCE)

@@ -1,7 +1,5 @@
 """A step with a variant of weights, adapters, optimizer or batches equals ``trl.SFTTrainer``'s."""
 
-from pathlib import Path
-
 import pytest
 from trainer_reference.cells import (
     COMPARED_ADAPTERS,
@@ -9,36 +7,20 @@ from trainer_reference.cells import (
     COMPARED_OFFLOADED,
     COMPARED_QUANTISED,
     FOREACH,
+    IN_SMALL_STEPS,
     OFFLOADED,
     PACKED,
     PACKED_QUICK,
     QUANTISED,
     QUICK_ADAPTERS,
     TORCHAO,
+    Compare,
     ReferenceCell,
 )
 
 PEAK_TOLERANCE = 0.005
 
-pytestmark = [
-    pytest.mark.usefixtures("made_for_small_steps"),
-    pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:OptimState.bit does not implement:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the tiny models."""
-    from trainer_reference.models import CONFIGURATIONS, write_model  # noqa: PLC0415 - seconds
-
-    folder = tmp_path_factory.mktemp("models")
-    for name in CONFIGURATIONS:
-        write_model(name, folder)
-    return folder
+pytestmark = IN_SMALL_STEPS
 
 
 @pytest.mark.parametrize(
@@ -46,9 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [*QUANTISED, *FOREACH, *QUICK_ADAPTERS, *PACKED_QUICK, *OFFLOADED],
     ids=lambda cell: cell.key,
 )
-def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, folder: Path) -> None:
+def test_measured_and_simulated_steps_equal_the_trainers(
+    cell: ReferenceCell, compare: Compare
+) -> None:
     """Same weights, examples, learning rate and optimizer: ten steps of each."""
-    compare(cell, folder)
+    compare(cell, PEAK_TOLERANCE)
 
 
 @pytest.mark.long
@@ -64,13 +48,8 @@ def test_measured_and_simulated_steps_equal_the_trainers(cell: ReferenceCell, fo
     ],
     ids=lambda cell: cell.key,
 )
-def test_every_combination_of_axes_equals_the_trainers(cell: ReferenceCell, folder: Path) -> None:
+def test_every_combination_of_axes_equals_the_trainers(
+    cell: ReferenceCell, compare: Compare
+) -> None:
     """The rest of the matrix."""
-    compare(cell, folder)
-
-
-def compare(cell: ReferenceCell, folder: Path) -> None:
-    """Compare ten steps from the same weights, on the same examples."""
-    from trainer_reference import comparison  # noqa: PLC0415 - seconds
-
-    comparison.compare(cell, folder, peak_tolerance=PEAK_TOLERANCE)
+    compare(cell, PEAK_TOLERANCE)

@@ -1,8 +1,20 @@
 """Cells of the reference: the axes along which the trainer and the project's step are compared."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
+
+import pytest
+
+IN_SMALL_STEPS = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`.*` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:OptimState.bit does not implement:UserWarning"),
+]
+"""Marks of a file that trains by trainers, which warn."""
 
 METHODS = ("full", "lora", "qlora")
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
@@ -355,3 +367,6 @@ PACKED = tuple(
     for loss in LOSSES
 )
 """Packed cells of the reference."""
+
+Compare = Callable[[ReferenceCell, float], None]
+"""Comparison of a cell with the trainer, of peaks within a relative tolerance."""
