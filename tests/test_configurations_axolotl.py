@@ -38,7 +38,11 @@ LORA = BASE | {
     "lora_target_linear": True,
 }
 QLORA = LORA | {"adapter": "qlora", "load_in_4bit": True}
-WHOLE = {"axolotl": QLORA}
+WHOLE: dict[str, dict[str, Any]] = {
+    "axolotl": QLORA,
+    "LLaMA-Factory": {"model_name_or_path": "a/b", "do_train": True, "bf16": True},
+    "TRL": {"model_name_or_path": "a/b", "use_peft": True},
+}
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 

@@ -1,5 +1,6 @@
 """A configuration of a trainer: what each of its keys comes to, and the options of its estimate."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from orchestrator.request import validation_lines
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
 NO_CLIPPING = "none"
+
+QUANTISED = re.compile("gptq|awq|aqlm|gguf|nvfp4")
+"""Parts of the names of models whose weights are quantised beforehand."""
 
 
 class ConfigurationError(UserError):
@@ -73,6 +77,8 @@ def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> 
     pads = options.pop("pads_to_limit", False)
     if not isinstance(options.get("model"), str):
         reading.refuse("model", options.get("model", ABSENT), "the file names none")
+    elif QUANTISED.search(options["model"].lower()):
+        reading.refuse("model", options["model"], "weights quantised beforehand are not simulated")
     if type(tokens) is not int or tokens < 1:
         reading.refuse("sequence length", tokens, "must be a whole number of at least 1")
     _check_recipe(options, reading)

@@ -14,6 +14,7 @@ LAYERS = {
 """Linear layers of a block in models of Llama's kind."""
 
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+BLOCKS = ("model.layers", "model.language_model.layers", "language_model.model.layers")
 DEPTHS = (0, 1, 7, 19)  # blocks that a pattern must treat alike
 
 
@@ -41,11 +42,16 @@ def _matched(pattern: str) -> tuple[str, ...]:
         compiled = re.compile(pattern)
     except re.error:
         return ()
-    names = []
+    return next((names for blocks in BLOCKS if (names := _layers(compiled, blocks))), ())
+
+
+def _layers(compiled: re.Pattern[str], blocks: str) -> tuple[str, ...]:
+    """Layers that a pattern matches in every block, or none if blocks differ."""
+    names: list[str] = []
     for part, layers in LAYERS.items():
         for layer in layers:
             matches = {
-                bool(compiled.fullmatch(f"model.layers.{depth}.{part}.{layer}")) for depth in DEPTHS
+                bool(compiled.fullmatch(f"{blocks}.{depth}.{part}.{layer}")) for depth in DEPTHS
             }
             if len(matches) > 1:
                 return ()

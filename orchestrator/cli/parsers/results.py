@@ -153,7 +153,7 @@ def add_estimate(commands: Any) -> None:
         action=WithoutModel,
         type=Path,
         metavar="FILE",
-        help="configuration of axolotl: the training to estimate. Options beside it replace what "
+        help="YAML of axolotl, LLaMA-Factory or TRL: the training to estimate. Options replace what "
         "it states; --model is not required",
     )
     add_table(estimate, CONFIG)

@@ -1,0 +1,262 @@
+"""Configurations of LLaMA-Factory 0.9, in YAML."""
+
+from orchestrator.configurations.axolotl_keys import (
+    GENERATING,
+    LOADING,
+    LOGGING,
+    MULTIMODAL,
+    NOT_SIMULATED,
+    SAVING,
+    SEVERAL_GPUS,
+    TOKENS,
+)
+from orchestrator.configurations.key_classes import (
+    Config,
+    Key,
+    Reading,
+    assumed,
+    irrelevant,
+    refused,
+    shared,
+    table_of,
+    used,
+)
+from orchestrator.configurations.lora_targets import targets_of
+from orchestrator.configurations.trainer import Trainer
+from orchestrator.configurations.training_length import length_of
+from orchestrator.configurations.transformers_keys import LEARNING, TRAINING_ARGUMENTS
+
+ATTENTION = {"auto": "sdpa", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
+OWN_TRAINER = (
+    "LLaMA-Factory's own trainer of this stage, not TRL's, is not simulated: use stage sft"
+)
+
+KEYS: dict[str, Key] = (
+    TRAINING_ARGUMENTS
+    | {
+        "model_name_or_path": used("model"),
+        "cutoff_len": shared("seq_len, cutoff"),
+        "flash_attn": used("attention", ATTENTION),
+        "quantization_bit": shared("method, quantisation"),
+        "quantization_method": shared("quantisation"),
+        "quantization_type": shared("quantisation"),
+        "double_quantization": shared("double_quantisation"),
+        "lora_rank": shared("lora_rank"),
+        "lora_alpha": shared("lora_alpha"),
+        "lora_dropout": shared("lora_dropout"),
+        "lora_target": shared("lora_targets"),
+        "additional_target": shared("modules_to_save"),
+        "use_dora": used("dora"),
+        "pure_bf16": shared("precision"),
+        "disable_gradient_checkpointing": shared("gradient_checkpointing"),
+        "enable_liger_kernel": shared("liger_kernels, loss"),
+        "moe_aux_loss_coef": shared("router_loss"),
+        "stage": shared("task"),
+        "finetuning_type": shared("method"),
+        "do_train": shared("task"),
+        "packing": shared("packing"),
+        "neat_packing": shared("packing"),
+        "max_samples": assumed("not applied: give --examples"),
+        "dataset": assumed("not read: lengths and examples come from --dataset, or are assumed"),
+        "gradient_checkpointing": irrelevant("disable_gradient_checkpointing decides"),
+    }
+    | table_of(
+        (
+            LEARNING,
+            """
+            pref_* kto_* dpo_label_smoothing simpo_gamma loraplus_lr_ratio loraplus_lr_embedding
+            use_rslora pissa_init pissa_iter pissa_convert train_on_prompt mask_history ld_alpha
+            mix_strategy interleave_probs disable_shuffling early_stopping_steps ppo_*
+            create_new_adapter adapter_name_or_path adapter_folder ref_model ref_model_*
+            reward_model reward_model_* train_from_scratch init_special_tokens
+            """,
+        ),
+        (LOGGING, "plot_loss include_effective_tokens_per_second use_swanlab swanlab_* profiler_*"),
+        (SAVING, "export_*"),
+        (
+            TOKENS,
+            """
+            template tool_format default_system enable_thinking preserve_thinking
+            split_special_tokens add_tokens add_special_tokens new_special_tokens_config
+            use_fast_tokenizer
+            """,
+        ),
+        (
+            LOADING,
+            """
+            dataset_dir media_dir overwrite_cache preprocessing_batch_size tokenized_path
+            preprocessing_num_workers streaming buffer_size data_shared_file_system
+            ignore_pad_token_for_loss cache_dir model_revision low_cpu_mem_usage trust_remote_code
+            offload_folder hf_hub_token ms_hub_token om_hub_token print_param_status use_kv_cache
+            use_reentrant_gc quantization_device_map ddp_timeout
+            """,
+        ),
+        (
+            GENERATING,
+            """
+            infer_* vllm_* sglang_* do_sample temperature top_p top_k num_beams max_length
+            max_new_tokens repetition_penalty length_penalty skip_special_tokens eval_num_beams
+            """,
+        ),
+        (assumed("no evaluation: its time comes on top"), "val_size eval_dataset"),
+        (irrelevant("evaluation"), "eval_on_each_dataset compute_accuracy"),
+        (assumed("PEFT's and transformers' own layers"), "use_v1_kernels"),
+        (assumed("the model's own vocabulary"), "resize_vocab"),
+        (
+            refused(SEVERAL_GPUS, idle=(None, False, 0, 1)),
+            """
+            ray_num_workers use_mca tensor_model_parallel_size pipeline_model_parallel_size
+            expert_model_parallel_size
+            """,
+        ),
+        (
+            refused(MULTIMODAL),
+            """
+            image_* video_* audio_sampling_rate use_audio_in_video crop_to_patches
+            freeze_vision_tower freeze_multi_modal_projector
+            """,
+        ),
+        (
+            refused(NOT_SIMULATED),
+            """
+            use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro use_unsloth
+            use_unsloth_gc shift_attn mixture_of_depths use_kt use_hyper_parallel fp8 use_dft_loss
+            use_asft_loss use_eaft_loss upcast_layernorm upcast_lmhead_output rope_scaling
+            freeze_language_model freeze_extra_modules
+            """,
+        ),
+        (
+            irrelevant("read only with a method that is refused"),
+            """
+            galore_* apollo_* badam_* asft_alpha eaft_alpha fp8_* kt_* oft_* freeze_trainable_*
+            module_dropout hyper_parallel_args
+            """,
+        ),
+    )
+)
+
+
+def derive(config: Config, reading: Reading) -> None:
+    """Add the options that keys set together, and LLaMA-Factory's defaults."""
+    options = reading.options
+    stage = config.get("stage", "sft")
+    if stage not in ("sft", "pt"):
+        reading.refuse("stage", stage, OWN_TRAINER)
+    if not config.get("do_train"):
+        reading.refuse("do_train", config.get("do_train", False), "without it trains nothing")
+    options |= {"defaults": "plain", "task": "sft", "router_loss": False}
+    if config.get("moe_aux_loss_coef"):
+        options["router_loss"] = True
+    _method(config, reading)
+    _precision(config, reading)
+    is_liger = bool(config.get("enable_liger_kernel"))
+    options["liger_kernels"] = is_liger
+    options["loss"] = "liger" if is_liger else "full-logits"
+    # model/model_utils/checkpointing.py:162
+    options["gradient_checkpointing"] = not config.get("disable_gradient_checkpointing")
+    options["activation_offloading"] = False
+    norm = config.get("max_grad_norm", 1.0)
+    options["max_grad_norm"] = norm or "none"
+    options.setdefault("optimizer", "adamw")  # transformers: adamw_torch_fused
+    options.setdefault("attention", "sdpa")
+    options["sequence_len"] = config.get("cutoff_len", 2048)  # hparams/data_args.py:46
+    _packing(config, reading, by_default=stage == "pt")
+    length_of(
+        reading,
+        micro=("per_device_train_batch_size", config.get("per_device_train_batch_size", 8)),
+        accumulation=("gradient_accumulation_steps", config.get("gradient_accumulation_steps", 1)),
+        epochs=("num_train_epochs", config.get("num_train_epochs", 3)),
+        steps=("max_steps", config.get("max_steps")),
+    )
+
+
+def _method(config: Config, reading: Reading) -> None:
+    options, kind = reading.options, config.get("finetuning_type", "lora")
+    bits = config.get("quantization_bit")
+    if kind == "full":
+        options["method"] = "full"
+        if bits:
+            reading.refuse("quantization_bit", bits, "LLaMA-Factory quantises only with lora")
+        for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_dora"):
+            options.pop({"use_dora": "dora"}.get(name, name), None)
+        return
+    if kind != "lora":
+        reading.refuse("finetuning_type", kind, "not simulated: use lora or full")
+        return
+    options["method"] = "qlora" if bits else "lora"
+    if bits:
+        _quantisation(config, reading)
+    rank = config.get("lora_rank", 8)  # hparams/finetuning_args.py:77
+    options["lora_rank"] = rank
+    alpha = config.get("lora_alpha")
+    options["lora_alpha"] = 2 * rank if alpha is None and isinstance(rank, int) else alpha
+    options["lora_dropout"] = float(config.get("lora_dropout") or 0)
+    target = config.get("lora_target", "all")
+    if target == "all":
+        options["lora_targets"] = ("all-linear",)
+    else:
+        names = [name.strip() for name in str(target).split(",")]
+        options["lora_targets"] = targets_of({"lora_target": names}, "lora_target", reading)
+    if config.get("additional_target"):
+        more = str(config["additional_target"]).split(",")
+        options["modules_to_save"] = tuple(name.strip() for name in more)
+
+
+def _quantisation(config: Config, reading: Reading) -> None:
+    options, bits = reading.options, config["quantization_bit"]
+    method = config.get("quantization_method", "bnb")
+    if method not in ("bnb", "bitsandbytes"):
+        reading.refuse("quantization_method", method, "not simulated: use bnb")
+    if bits not in (4, 8):
+        reading.refuse("quantization_bit", bits, "bitsandbytes has 4 and 8")
+    options["quantisation"] = "int8" if bits == 8 else config.get("quantization_type", "nf4")
+    if options["quantisation"] != "int8":
+        options["double_quantisation"] = config.get("double_quantization", True)
+    options["kbit_preparation"] = False
+
+
+def _precision(config: Config, reading: Reading) -> None:
+    """Dtypes: trained weights are cast to fp32 (model/adapter.py:313), except by pure_bf16."""
+    options = reading.options
+    if config.get("pure_bf16"):
+        options["precision"] = "bf16"
+        if options.get("method") != "full":
+            reading.refuse(
+                "pure_bf16", config["pure_bf16"], "with adapters not simulated: use bf16: true"
+            )
+    elif config.get("bf16"):
+        options["precision"] = "bf16-mixed"
+    elif config.get("fp16"):
+        options["precision"] = "fp16"
+    elif options.get("method") == "full":
+        options["precision"] = "fp32"
+    else:
+        reading.refuse("bf16", config.get("bf16", False), "adapters without bf16 or fp16: set one")
+
+
+def _packing(config: Config, reading: Reading, *, by_default: bool) -> None:
+    packs = config.get("packing")
+    neat = bool(config.get("neat_packing"))
+    reading.options["packing"] = neat
+    if not neat and (by_default if packs is None else packs):
+        text = "an example is a row of cutoff_len tokens, since attention crosses examples"
+        reading.assume("packing", text)
+
+
+LLAMA_FACTORY = Trainer(
+    name="LLaMA-Factory",
+    version="0.9",
+    keys=KEYS,
+    unknown=refused("no key of LLaMA-Factory 0.9, which refuses it", idle=()),
+    shapes={
+        "lora_dropout": (int, float),
+        "max_grad_norm": (int, float),
+        "additional_target": (str,),
+        "lora_target": (str,),
+        "stage": (str,),
+        "finetuning_type": (str,),
+        "quantization_bit": (int,),
+        "quantization_method": (str,),
+    },
+    derive=derive,
+)

@@ -1,0 +1,98 @@
+"""Class of each key of transformers' ``TrainingArguments``, which other trainers extend."""
+
+from orchestrator.configurations.axolotl_keys import (
+    LOADING,
+    LOGGING,
+    NOT_SIMULATED,
+    OPTIMIZERS,
+    SAVING,
+    SEVERAL_GPUS,
+)
+from orchestrator.configurations.key_classes import (
+    Key,
+    assumed,
+    irrelevant,
+    refused,
+    shared,
+    table_of,
+    used,
+)
+
+LEARNING = irrelevant("learning, not speed")
+
+TRAINING_ARGUMENTS: dict[str, Key] = {
+    "per_device_train_batch_size": shared("batch_size, effective_batch"),
+    "gradient_accumulation_steps": shared("effective_batch"),
+    "num_train_epochs": shared("epochs"),
+    "max_steps": shared("examples, epochs"),
+    "optim": used("optimizer", OPTIMIZERS),
+    "max_grad_norm": shared("max_grad_norm"),
+    "bf16": shared("precision"),
+    "fp16": shared("precision"),
+    "gradient_checkpointing": shared("gradient_checkpointing"),
+    "group_by_length": used("group_by_length"),
+    "torch_compile": used("compile", {True: "model", False: None}),
+} | table_of(
+    (
+        LEARNING,
+        """
+        learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon lr_scheduler_type
+        lr_scheduler_kwargs warmup_ratio warmup_steps seed data_seed label_smoothing_factor
+        optim_args full_determinism log_level log_level_replica metric_for_best_model
+        greater_is_better ignore_data_skip length_column_name label_names
+        """,
+    ),
+    (
+        LOGGING,
+        """
+        logging_* report_to run_name disable_tqdm log_on_each_node trackio_*
+        include_num_input_tokens_seen include_tokens_per_second project logging_dir
+        """,
+    ),
+    (
+        SAVING,
+        """
+        output_dir overwrite_output_dir save_* hub_* push_to_hub push_to_hub_*
+        load_best_model_at_end resume_from_checkpoint
+        restore_callback_states_from_checkpoint
+        """,
+    ),
+    (
+        LOADING,
+        """
+        dataloader_* remove_unused_columns do_train skip_memory_metrics accelerator_config
+        gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode use_cache
+        average_tokens_across_devices
+        """,
+    ),
+    (
+        assumed("no evaluation: its time comes on top"),
+        """
+        do_eval eval_strategy evaluation_strategy do_predict predict_with_generate
+        """,
+    ),
+    (
+        irrelevant("evaluation, which the estimate leaves out"),
+        """
+        per_device_eval_batch_size eval_* prediction_loss_only batch_eval_metrics
+        include_for_metrics bf16_full_eval fp16_full_eval
+        """,
+    ),
+    (assumed("no noise, which takes next to no time"), "neftune_noise_alpha"),
+    (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
+    (
+        refused(SEVERAL_GPUS),
+        """
+        deepspeed fsdp fsdp_config tp_size parallelism_config
+        """,
+    ),
+    (irrelevant("only on several GPUs"), "ddp_* local_rank fsdp_* ray_*"),
+    (
+        refused(NOT_SIMULATED),
+        """
+        auto_find_batch_size torch_empty_cache_steps optim_target_modules use_cpu
+        jit_mode_eval lomo use_liger_kernel_config liger_kernel_config
+        """,
+    ),
+)
+"""Class of each key of ``TrainingArguments`` in transformers 5."""

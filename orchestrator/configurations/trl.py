@@ -1,0 +1,187 @@
+"""Configurations of TRL's command line (``trl sft --config``), in YAML."""
+
+from orchestrator.configurations.axolotl_keys import (
+    LOADING,
+    NOT_SIMULATED,
+    TOKENS,
+)
+from orchestrator.configurations.key_classes import (
+    Config,
+    Key,
+    Reading,
+    assumed,
+    refused,
+    shared,
+    table_of,
+    used,
+)
+from orchestrator.configurations.lora_targets import PEFT_DEFAULT, targets_of
+from orchestrator.configurations.trainer import Trainer
+from orchestrator.configurations.training_length import length_of
+from orchestrator.configurations.transformers_keys import LEARNING, TRAINING_ARGUMENTS
+
+ATTENTION = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flash_attention_2": "flash_attention_2",
+    "kernels-community/flash-attn2": "flash_attention_2",
+}
+LOSSES = (None, "nll", "chunked_nll")
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "auto": "bf16"}
+
+KEYS: dict[str, Key] = (
+    TRAINING_ARGUMENTS
+    | {
+        "model_name_or_path": used("model"),
+        "attn_implementation": used("attention", ATTENTION),
+        "dtype": shared("precision"),
+        "torch_dtype": shared("precision"),
+        "use_peft": shared("method"),
+        "load_in_4bit": shared("method, quantisation"),
+        "load_in_8bit": shared("method, quantisation"),
+        "bnb_4bit_quant_type": shared("quantisation"),
+        "use_bnb_nested_quant": shared("double_quantisation"),
+        "lora_r": shared("lora_rank"),
+        "lora_alpha": shared("lora_alpha"),
+        "lora_dropout": shared("lora_dropout"),
+        "lora_target_modules": shared("lora_targets"),
+        "lora_modules_to_save": shared("modules_to_save"),
+        "use_dora": shared("dora"),
+        "max_length": shared("seq_len, cutoff"),
+        "packing": used("packing"),
+        "gradient_checkpointing": used("gradient_checkpointing"),
+        "activation_offloading": used("activation_offloading"),
+        "use_liger_kernel": shared("liger_kernels, loss"),
+        "loss_type": shared("loss"),
+        "router_aux_loss_coef": shared("router_loss"),
+        "pad_to_multiple_of": used("pad_to_multiple"),
+        "dataset_name": assumed(
+            "not read: lengths and examples come from --dataset, or are assumed"
+        ),
+        "datasets": assumed("not read: lengths and examples come from --dataset, or are assumed"),
+    }
+    | table_of(
+        (LEARNING, "use_rslora lora_task_type"),
+        (
+            TOKENS,
+            """
+            dataset_text_field eos_token pad_token chat_template_path completion_only_loss
+            assistant_only_loss truncation_mode
+            """,
+        ),
+        (
+            LOADING,
+            """
+            dataset_config dataset_train_split dataset_test_split dataset_streaming streaming
+            dataset_num_proc dataset_kwargs shuffle_dataset model_revision trust_remote_code
+            bnb_4bit_quant_storage eval_packing test_split_size env ignore_bias_buffers
+            """,
+        ),
+        (
+            refused(NOT_SIMULATED),
+            "padding_free lora_target_parameters model_init_kwargs",
+        ),
+        (
+            refused("only best-fit packing is simulated", idle=(None, "bfd", "bfd_split")),
+            "packing_strategy",
+        ),
+    )
+)
+
+
+def derive(config: Config, reading: Reading) -> None:
+    """Add the options that keys set together; absent fields have TRL's defaults anyway."""
+    options = reading.options
+    options["task"] = "sft"
+    reading.assume("trainer", "SFT, as by 'trl sft'")
+    _method(config, reading)
+    _precision(config, reading)
+    _loss(config, reading)
+    norm = config.get("max_grad_norm", 1.0)
+    options["max_grad_norm"] = norm or "none"
+    length = config.get("max_length", 1024)  # trl/trainer/sft_config.py:203
+    options["sequence_len"] = length
+    length_of(
+        reading,
+        micro=("per_device_train_batch_size", config.get("per_device_train_batch_size", 8)),
+        accumulation=("gradient_accumulation_steps", config.get("gradient_accumulation_steps", 1)),
+        epochs=("num_train_epochs", config.get("num_train_epochs", 3)),
+        steps=("max_steps", config.get("max_steps")),
+    )
+
+
+def _method(config: Config, reading: Reading) -> None:
+    options = reading.options
+    four, eight = bool(config.get("load_in_4bit")), bool(config.get("load_in_8bit"))
+    if not config.get("use_peft"):
+        options["method"] = "full"
+        if four or eight:
+            name = "load_in_4bit" if four else "load_in_8bit"
+            reading.refuse(name, config[name], "quantised weights cannot be trained: add use_peft")
+        return
+    options["method"] = "qlora" if four or eight else "lora"
+    if eight:
+        options["quantisation"] = "int8"
+    elif four:
+        options["quantisation"] = config.get("bnb_4bit_quant_type", "nf4")
+        options["double_quantisation"] = bool(config.get("use_bnb_nested_quant"))
+    # trl/trainer/model_config.py:107
+    options["lora_rank"] = config.get("lora_r", 16)
+    options["lora_alpha"] = config.get("lora_alpha", 32)
+    options["lora_dropout"] = float(config.get("lora_dropout", 0.05) or 0)
+    options["dora"] = bool(config.get("use_dora"))
+    names = targets_of(config, "lora_target_modules", reading)
+    if not names:
+        reading.assume("lora_target_modules", "q_proj, v_proj: PEFT's own for most models")
+    options["lora_targets"] = names or PEFT_DEFAULT
+    if config.get("lora_modules_to_save"):
+        options["modules_to_save"] = tuple(config["lora_modules_to_save"])
+
+
+def _precision(config: Config, reading: Reading) -> None:
+    """Dtypes of weights (``dtype``) and of products (``bf16``, on by default)."""
+    options, is_full = reading.options, reading.options["method"] == "full"
+    name = "torch_dtype" if "torch_dtype" in config else "dtype"
+    dtype = config.get(name, "float32")
+    if config.get("fp16"):
+        reading.refuse("fp16", config["fp16"], "not simulated with TRL's dtypes: use bf16: true")
+    elif dtype not in DTYPES:
+        reading.refuse(name, dtype, f"not simulated: use one of {', '.join(DTYPES)}")
+    elif dtype == "auto":
+        reading.mark(name, dtype, "assumed", "bfloat16, as most models have it")
+    if config.get("bf16", True) is False:
+        if DTYPES.get(dtype) == "bf16" and not is_full:
+            reading.refuse("bf16", config["bf16"], "adapters without autocast are not simulated")
+        options["precision"] = DTYPES.get(dtype, "fp32")
+    elif DTYPES.get(dtype) == "bf16":
+        options["precision"] = "bf16" if is_full else "bf16-mixed"
+
+
+def _loss(config: Config, reading: Reading) -> None:
+    loss, options = config.get("loss_type"), reading.options
+    if config.get("router_aux_loss_coef") == 0:
+        options["router_loss"] = False
+    # trl/trainer/sft_trainer.py:1144 computes every loss in tiles, also with liger-kernel
+    options["liger_kernels"] = bool(config.get("use_liger_kernel"))
+    if loss not in LOSSES:
+        reading.refuse(
+            "loss_type", loss, f"not simulated: use one of {', '.join(map(str, LOSSES[1:]))}"
+        )
+
+
+TRL = Trainer(
+    name="TRL",
+    version="1.16",
+    keys=KEYS,
+    unknown=refused("no key of TRL's SFT in 1.16, which refuses it", idle=()),
+    shapes={
+        "lora_dropout": (int, float),
+        "max_grad_norm": (int, float),
+        "lora_target_modules": (str, list),
+        "lora_modules_to_save": (list,),
+        "dtype": (str,),
+        "torch_dtype": (str,),
+        "loss_type": (str,),
+    },
+    derive=derive,
+)

@@ -1,0 +1,129 @@
+"""Configurations of LLaMA-Factory and TRL: what each key comes to."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.configurations.configuration import Configuration, configuration_of
+from orchestrator.configurations.estimate_options import with_configuration
+from orchestrator.configurations.llama_factory import LLAMA_FACTORY
+from orchestrator.configurations.read_file import trainer_of
+from orchestrator.configurations.trl import TRL
+from orchestrator.estimating.estimate_request import EstimateRequest
+from orchestrator.request import request_of
+from orchestrator.spec.recipe_options import recipe_of
+
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
+    "stage": "sft",
+    "do_train": True,
+    "finetuning_type": "lora",
+    "lora_target": "all",
+    "bf16": True,
+}
+FULL = FACTORY | {"finetuning_type": "full"}
+SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-4}
+PEFT = SFT | {"use_peft": True}
+
+
+def read(values: dict[str, Any]) -> Configuration:
+    """Read a configuration as the trainer that it is for."""
+    return configuration_of(trainer_of(values, "f.yaml"), values, "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        (FACTORY, {"method": "lora", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0}),
+        (FACTORY, {"lora_targets": ("all-linear",), "precision": "bf16-mixed", "epochs": 3}),
+        (FACTORY, {"gradient_checkpointing": True, "batch_size": 8, "loss": "full-logits"}),
+        (FACTORY | {"gradient_accumulation_steps": 4}, {"effective_batch": 32}),
+        (FACTORY | {"max_steps": 10}, {"examples": 80, "epochs": 1}),
+        (FACTORY | {"lora_target": "q_proj, v_proj"}, {"lora_targets": ("q_proj", "v_proj")}),
+        (FACTORY | {"additional_target": "lm_head"}, {"modules_to_save": ("lm_head",)}),
+        (FACTORY | {"use_dora": True}, {"dora": True}),
+        (FACTORY | {"quantization_bit": 4}, {"method": "qlora", "quantisation": "nf4"}),
+        (FACTORY | {"quantization_bit": 4, "double_quantization": False}, {"loss": "full-logits"}),
+        (FACTORY | {"quantization_bit": 8}, {"quantisation": "int8", "double_quantisation": None}),
+        (FACTORY | {"disable_gradient_checkpointing": True}, {"gradient_checkpointing": False}),
+        (FACTORY | {"flash_attn": "fa2"}, {"attention": "flash_attention_2"}),
+        (FACTORY | {"enable_liger_kernel": True}, {"liger_kernels": True, "loss": "liger"}),
+        (FACTORY | {"neat_packing": True}, {"packing": True}),
+        (FACTORY | {"packing": True}, {"packing": False}),
+        (FACTORY | {"moe_aux_loss_coef": 0.1}, {"router_loss": True}),
+        (FACTORY | {"optim": "paged_adamw_8bit"}, {"optimizer": "paged_adamw_8bit"}),
+        (FULL, {"method": "full", "precision": "bf16-mixed", "lora_rank": None}),
+        (FULL | {"pure_bf16": True}, {"precision": "bf16"}),
+        (FULL | {"bf16": False}, {"precision": "fp32"}),
+        (SFT, {"method": "full", "batch_size": 8, "epochs": 3, "task": "sft"}),
+        (PEFT, {"method": "lora", "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.05}),
+        (PEFT | {"lora_target_modules": "all-linear"}, {"lora_targets": ("all-linear",)}),
+        (PEFT | {"load_in_4bit": True}, {"method": "qlora", "double_quantisation": False}),
+        (PEFT | {"load_in_8bit": True}, {"quantisation": "int8"}),
+        (PEFT | {"dtype": "bfloat16"}, {"precision": "bf16-mixed"}),
+        (SFT | {"dtype": "bfloat16"}, {"precision": "bf16"}),
+        (SFT | {"bf16": False}, {"precision": "fp32"}),
+        (SFT | {"packing": True}, {"packing": True}),
+        (SFT | {"gradient_checkpointing": False}, {"gradient_checkpointing": False}),
+        (SFT | {"use_liger_kernel": True}, {"liger_kernels": True}),
+        (SFT | {"router_aux_loss_coef": 0.0}, {"router_loss": False}),
+        (
+            SFT | {"attn_implementation": "kernels-community/flash-attn2"},
+            {"attention": "flash_attention_2"},
+        ),
+        (PEFT | {"lora_modules_to_save": ["lm_head"]}, {"modules_to_save": ("lm_head",)}),
+    ],
+)
+def test_keys_set_the_options_of_the_estimate(
+    values: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """A file becomes the recipe and the batches that its trainer runs with it."""
+    configuration = read(values)
+    configuration.check()
+    assert {name: configuration.options.get(name) for name in options} == options
+    recipe_of(request_of(EstimateRequest, with_configuration(configuration, {})[0]).recipe)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        (FACTORY | {"stage": "dpo"}, "stage"),
+        (FACTORY | {"do_train": False}, "do_train"),
+        (FACTORY | {"finetuning_type": "oft"}, "finetuning_type"),
+        (FACTORY | {"deepspeed": "z3.json"}, "deepspeed"),
+        (FACTORY | {"use_apollo": True}, "use_apollo"),
+        (FACTORY | {"image_max_pixels": 5}, "image_max_pixels"),
+        (FACTORY | {"no_such_key": 5}, "no_such_key"),
+        (FACTORY | {"bf16": False}, "bf16"),
+        (FACTORY | {"pure_bf16": True}, "pure_bf16"),
+        (FACTORY | {"quantization_bit": 3}, "quantization_bit"),
+        (FACTORY | {"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method"),
+        (FULL | {"quantization_bit": 4}, "quantization_bit"),
+        (FACTORY | {"model_name_or_path": "a/Llama-AWQ"}, "model"),
+        (SFT | {"load_in_4bit": True}, "load_in_4bit"),
+        (SFT | {"fp16": True}, "fp16"),
+        (SFT | {"dtype": "float8"}, "dtype"),
+        (SFT | {"loss_type": "dft"}, "loss_type"),
+        (SFT | {"packing_strategy": "wrapped"}, "packing_strategy"),
+        (SFT | {"num_generations": 4}, "num_generations"),
+        (PEFT | {"dtype": "auto", "bf16": False}, "bf16"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_by_name(values: dict[str, Any], key: str) -> None:
+    """A refusal names the key."""
+    refused = [line.key for line in read(values).lines if line.key_class == "refused"]
+    assert key in refused
+
+
+def test_the_trainer_of_a_file_is_recognised_by_its_keys() -> None:
+    """Both trainers have model_name_or_path; LLaMA-Factory has keys of its own."""
+    assert trainer_of(FACTORY, "f") is LLAMA_FACTORY
+    assert trainer_of(SFT, "f") is TRL
+
+
+def test_absent_keys_have_the_defaults_of_trl() -> None:
+    """A file of TRL states the recipe that TRL's defaults give to the same options."""
+    options, _ = with_configuration(read(PEFT), {})
+    recipe = recipe_of(request_of(EstimateRequest, options).recipe)
+    assert (recipe.precision, recipe.loss) == ("fp32-mixed-load", "chunked")
+    assert (recipe.gradient_checkpointing, recipe.router_loss) == (True, "auto")
