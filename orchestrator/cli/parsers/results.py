@@ -153,8 +153,8 @@ def add_estimate(commands: Any) -> None:
         action=WithoutModel,
         type=Path,
         metavar="FILE",
-        help="YAML of axolotl, LLaMA-Factory or TRL: the training to estimate. Options replace what "
-        "it states; --model is not required",
+        help="YAML of axolotl, LLaMA-Factory or TRL: the training to estimate. Options replace "
+        "what it states; --model is not required",
     )
     add_table(estimate, CONFIG)
     add_recipe(estimate)
