@@ -6,9 +6,9 @@ import pytest
 
 from orchestrator.configurations.configuration import Configuration, configuration_of
 from orchestrator.configurations.estimate_options import with_configuration
-from orchestrator.configurations.llama_factory import LLAMA_FACTORY
 from orchestrator.configurations.read_file import trainer_of
-from orchestrator.configurations.trl import TRL
+from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
+from orchestrator.configurations.trainers.trl import TRL
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.request import request_of
 from orchestrator.spec.recipe_options import recipe_of

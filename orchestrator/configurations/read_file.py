@@ -6,15 +6,15 @@ from typing import Any
 
 import yaml
 
-from orchestrator.configurations.axolotl import AXOLOTL
 from orchestrator.configurations.configuration import (
     Configuration,
     ConfigurationError,
     configuration_of,
 )
-from orchestrator.configurations.llama_factory import LLAMA_FACTORY
 from orchestrator.configurations.trainer import Trainer
-from orchestrator.configurations.trl import TRL
+from orchestrator.configurations.trainers.axolotl import AXOLOTL
+from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
+from orchestrator.configurations.trainers.trl import TRL
 
 TRAINERS = (AXOLOTL, LLAMA_FACTORY, TRL)
 """Trainers whose configurations are read."""

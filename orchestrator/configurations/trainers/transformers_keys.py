@@ -1,13 +1,5 @@
 """Class of each key of transformers' ``TrainingArguments``, which other trainers extend."""
 
-from orchestrator.configurations.axolotl_keys import (
-    LOADING,
-    LOGGING,
-    NOT_SIMULATED,
-    OPTIMIZERS,
-    SAVING,
-    SEVERAL_GPUS,
-)
 from orchestrator.configurations.key_classes import (
     Key,
     assumed,
@@ -16,6 +8,14 @@ from orchestrator.configurations.key_classes import (
     shared,
     table_of,
     used,
+)
+from orchestrator.configurations.trainers.axolotl_keys import (
+    LOADING,
+    LOGGING,
+    NOT_SIMULATED,
+    OPTIMIZERS,
+    SAVING,
+    SEVERAL_GPUS,
 )
 
 LEARNING = irrelevant("learning, not speed")

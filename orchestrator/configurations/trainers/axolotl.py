@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.configurations.axolotl_keys import KEYS, MULTIMODAL
 from orchestrator.configurations.key_classes import ABSENT, Config, Reading, irrelevant
-from orchestrator.configurations.lora_targets import PEFT_DEFAULT, targets_of
 from orchestrator.configurations.trainer import Trainer
-from orchestrator.configurations.training_length import length_of
+from orchestrator.configurations.trainers.axolotl_keys import KEYS, MULTIMODAL
+from orchestrator.configurations.trainers.lora_targets import PEFT_DEFAULT, targets_of
+from orchestrator.configurations.trainers.training_length import length_of
 
 TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo"}
 ATTENTION_SWITCHES = {

@@ -1,15 +1,5 @@
 """Configurations of LLaMA-Factory 0.9, in YAML."""
 
-from orchestrator.configurations.axolotl_keys import (
-    GENERATING,
-    LOADING,
-    LOGGING,
-    MULTIMODAL,
-    NOT_SIMULATED,
-    SAVING,
-    SEVERAL_GPUS,
-    TOKENS,
-)
 from orchestrator.configurations.key_classes import (
     Config,
     Key,
@@ -21,10 +11,20 @@ from orchestrator.configurations.key_classes import (
     table_of,
     used,
 )
-from orchestrator.configurations.lora_targets import targets_of
 from orchestrator.configurations.trainer import Trainer
-from orchestrator.configurations.training_length import length_of
-from orchestrator.configurations.transformers_keys import LEARNING, TRAINING_ARGUMENTS
+from orchestrator.configurations.trainers.axolotl_keys import (
+    GENERATING,
+    LOADING,
+    LOGGING,
+    MULTIMODAL,
+    NOT_SIMULATED,
+    SAVING,
+    SEVERAL_GPUS,
+    TOKENS,
+)
+from orchestrator.configurations.trainers.lora_targets import targets_of
+from orchestrator.configurations.trainers.training_length import length_of
+from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
 
 ATTENTION = {"auto": "sdpa", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 OWN_TRAINER = (

@@ -1,10 +1,5 @@
 """Configurations of TRL's command line (``trl sft --config``), in YAML."""
 
-from orchestrator.configurations.axolotl_keys import (
-    LOADING,
-    NOT_SIMULATED,
-    TOKENS,
-)
 from orchestrator.configurations.key_classes import (
     Config,
     Key,
@@ -15,10 +10,15 @@ from orchestrator.configurations.key_classes import (
     table_of,
     used,
 )
-from orchestrator.configurations.lora_targets import PEFT_DEFAULT, targets_of
 from orchestrator.configurations.trainer import Trainer
-from orchestrator.configurations.training_length import length_of
-from orchestrator.configurations.transformers_keys import LEARNING, TRAINING_ARGUMENTS
+from orchestrator.configurations.trainers.axolotl_keys import (
+    LOADING,
+    NOT_SIMULATED,
+    TOKENS,
+)
+from orchestrator.configurations.trainers.lora_targets import PEFT_DEFAULT, targets_of
+from orchestrator.configurations.trainers.training_length import length_of
+from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
 
 ATTENTION = {
     "eager": "eager",

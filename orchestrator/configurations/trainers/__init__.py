@@ -1,0 +1,1 @@
+"""The trainers: a table of keys each, and the options that keys set together."""
