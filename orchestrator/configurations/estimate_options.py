@@ -47,7 +47,7 @@ def with_configuration(
     options |= _lengths(configuration, options | stated)
     options["recipe_source"] = f"{configuration.file} ({configuration.trainer})"
     remarks += _assumptions(configuration)
-    if options.get("cutoff") is None:
+    if options.get("cutoff") is None and isinstance(options["seq_len"], int):
         remarks.append(
             f"Assumed for lengths: every row has {options['seq_len']} tokens, an upper bound: give "
             "--dataset or --length-histogram"
