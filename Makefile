@@ -48,6 +48,7 @@ test-ssh: setup  ## `ray up`, a job and `ray down` over ssh on hosts of this mac
 $(TRAINERS)/.ready: tests/trainers.txt
 	$(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --requirement tests/trainers.txt
+	$(TRAINERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(TRAINERS)/trainers axolotl==0.19.0 llamafactory==0.9.5 trl==1.16.0
 	touch $@
 
 trainers: setup $(TRAINERS)/.ready  ## what is written for other projects, read by their own parsers in .venv-trainers

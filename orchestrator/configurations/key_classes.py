@@ -123,7 +123,7 @@ def classified(table: Mapping[str, Key], config: Config, unknown: Key) -> Readin
     """Read every key by its table; the trainer derives the options that keys set together."""
     reading = Reading()
     for name, value in config.items():
-        key = _entry(table, str(name)) or unknown
+        key = entry_of(table, str(name)) or unknown
         _read(reading, str(name), value, key)
     return reading
 
@@ -144,8 +144,8 @@ def _read(reading: Reading, name: str, value: object, key: Key) -> None:
         reading.refuse(name, value, f"not simulated: use one of {names}")
 
 
-def _entry(table: Mapping[str, Key], name: str) -> Key | None:
-    """Entry of a key: its own, or that of its prefix, written ``wandb_*``."""
+def entry_of(table: Mapping[str, Key], name: str) -> Key | None:
+    """Entry of a key in a table: its own, or that of its prefix, written ``wandb_*``."""
     parts = name.split("_")
     prefixes = ("_".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
     entries = (table.get(entry) for entry in (name, *(f"{prefix}_*" for prefix in prefixes)))

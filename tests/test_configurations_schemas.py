@@ -1,0 +1,85 @@
+"""Tables of keys beside the trainers' own schemas, whose sources are read, not run."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.configurations.key_classes import entry_of
+from orchestrator.configurations.trainer import Trainer
+from orchestrator.configurations.trainers.axolotl import AXOLOTL
+from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
+from orchestrator.configurations.trainers.trl import TRL
+
+pytestmark = pytest.mark.trainers
+SOURCES = Path(__file__).parent.parent / ".venv-trainers" / "trainers"
+
+SCHEMAS = {
+    "axolotl": (
+        "axolotl/utils/schemas/config.py AxolotlInputConfig",
+        "axolotl/utils/schemas/training.py HyperparametersConfig",
+        "axolotl/utils/schemas/peft.py LoraConfig",
+        "axolotl/utils/schemas/model.py ModelInputConfig",
+        "axolotl/utils/schemas/model.py ModelOutputConfig",
+        "axolotl/utils/schemas/deprecated.py DeprecatedParameters",
+    ),
+    "LLaMA-Factory": (
+        "llamafactory/hparams/model_args.py BaseModelArguments",
+        "llamafactory/hparams/model_args.py QuantizationArguments",
+        "llamafactory/hparams/data_args.py DataArguments",
+        "llamafactory/hparams/finetuning_args.py LoraArguments",
+        "llamafactory/hparams/finetuning_args.py FinetuningArguments",
+    ),
+    "TRL": (
+        "trl/trainer/sft_config.py SFTConfig",
+        "trl/trainer/base_config.py _BaseConfig",
+        "trl/trainer/model_config.py ModelConfig",
+        "trl/scripts/utils.py ScriptArguments",
+    ),
+}
+DEFAULTS = {
+    "axolotl": {"sequence_len": 512, "bf16": "auto", "optimizer": "adamw_torch_fused"}
+    | {"gradient_accumulation_steps": 1, "micro_batch_size": 1, "num_epochs": 1.0},
+    "LLaMA-Factory": {"cutoff_len": 2048, "lora_rank": 8, "lora_target": "all", "lora_dropout": 0}
+    | {"finetuning_type": "lora", "stage": "sft", "double_quantization": True}
+    | {"disable_gradient_checkpointing": False, "quantization_type": "nf4"},
+    "TRL": {"max_length": 1024, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+    | {"dtype": "float32", "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": False}
+    | {"packing": False, "packing_strategy": "bfd", "gradient_checkpointing": True},
+}
+"""Defaults that the tables rely on."""
+
+
+def fields(schema: str) -> Iterator[tuple[str, object]]:
+    """Names of a schema's fields with their defaults; those that are no literals are None."""
+    path, name = schema.split()
+    tree = ast.parse((SOURCES / path).read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for line in node.body:
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                    yield line.target.id, default(line.value)
+
+
+def default(value: ast.expr | None) -> object:
+    """Default of a field: the value itself, or ``default=`` of a call."""
+    if isinstance(value, ast.Call):
+        value = next((word.value for word in value.keywords if word.arg == "default"), None)
+    try:
+        return None if value is None else ast.literal_eval(value)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("trainer", [AXOLOTL, LLAMA_FACTORY, TRL], ids=lambda t: str(t.name))
+def test_every_field_of_the_schemas_has_a_class(trainer: Trainer) -> None:
+    """No key of a trainer's own schema is unknown, and the defaults are those relied on."""
+    if not SOURCES.is_dir():
+        pytest.skip("make trainers installs the trainers")
+    schemas = [dict(fields(schema)) for schema in SCHEMAS[trainer.name]]
+    assert all(schemas), "a class of the schemas has another name"
+    theirs = {name: value for schema in schemas for name, value in schema.items()}
+    assert sorted(n for n in theirs if entry_of(trainer.keys, n) is None) == []
+    ours = DEFAULTS[trainer.name]
+    assert {name: theirs[name] for name in ours} == ours
