@@ -22,7 +22,7 @@ from orchestrator.estimating.batch_choice import (
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import most_tokens
 from orchestrator.estimating.memory_error import published_errors
-from orchestrator.estimating.question import Question
+from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.pricing.price_drift import widened
@@ -42,7 +42,7 @@ DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by 
 
 
 def estimates(
-    jobs: Sequence[tuple[Question, Gpu]],
+    jobs: Sequence[EstimatedJob],
     catalog: Catalog,
     constants: EfficiencyConstants,
     traces: TraceSource,
@@ -155,6 +155,7 @@ def _estimated(
         left_out=requested.recipe.left_out,
         memory_error=memory_error,
         not_compared=published_errors().not_compared(requested.recipe),
+        options=question.options_text() or None,
         **timed,
     )
     return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed, prices)

@@ -40,6 +40,27 @@ class Price(Record):
     usd_interval: Interval
 
 
+class Alternative(Record):
+    """Another recipe that fits a GPU.
+
+    Attributes:
+        options: options of the command line that differ from the given ones.
+        learns_alike: whether training learns the same as with the recipe of the estimate.
+        usd: dollars of the job on the cheapest offer; None without an allowed one.
+    """
+
+    options: str
+    method: str
+    recipe: str
+    learns_alike: bool
+    batch_size: int
+    micro_batches: int
+    reserved_gib: float
+    step_seconds: float | None
+    hours: float | None
+    usd: float | None
+
+
 class Estimate(Record):
     """Simulation of one cell on one GPU. Unknown values are None.
 
@@ -76,6 +97,10 @@ class Estimate(Record):
         left_out: part of the training without which memory, times and price are.
         memory_error: published runs that the intervals of memory and batch size are computed from.
         not_compared: axes of the recipe with a value that no published run has.
+        options: options of the command line that state what was chosen of the recipe; None where
+            nothing was.
+        alternatives: other recipes that fit the GPU, the cheapest first; where the estimate's own
+            does not fit, the cheapest change that does.
     """
 
     model: str
@@ -117,6 +142,8 @@ class Estimate(Record):
     left_out: str | None = None
     memory_error: MemoryError90
     not_compared: tuple[str, ...] = ()
+    options: str | None = None
+    alternatives: tuple[Alternative, ...] = ()
     basis: Basis = Basis.SIMULATED
 
 
@@ -174,7 +201,8 @@ class Estimates:
         import pandas as pd  # noqa: PLC0415 - the commands do without it
 
         rows = [_row(row.estimate.model_dump(mode="json")) for row in self]
-        return pd.DataFrame(rows, columns=list(dict.fromkeys(_columns(Estimate))))
+        columns = [name for name in dict.fromkeys(_columns(Estimate)) if name != "alternatives"]
+        return pd.DataFrame(rows, columns=columns)
 
     def _repr_html_(self) -> str:
         """The frame as an HTML table, for notebooks."""

@@ -2,15 +2,18 @@
 
 import datetime as dt
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.errors import UserError
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.estimating.estimate import by_cost, estimates
-from orchestrator.estimating.estimate_records import Estimates
+from orchestrator.estimating.estimate_records import Estimated, Estimates
 from orchestrator.estimating.longest_sequence import (
     at_longest,
     check_longest,
@@ -18,7 +21,9 @@ from orchestrator.estimating.longest_sequence import (
     lengths_up_to,
     most_tokens,
 )
-from orchestrator.estimating.question import EstimateError, Question, possible_gpus
+from orchestrator.estimating.question import EstimatedJob, EstimateError, Question
+from orchestrator.estimating.recipe_choice import best_recipes, choice_text, jobs_on, recipes_to_try
+from orchestrator.estimating.remedies import with_remedies
 from orchestrator.estimating.requested_gpus import ALL, requested_gpus
 from orchestrator.estimating.varying_memory import traced_lengths
 from orchestrator.pricing.offer_options import OfferOptions
@@ -43,7 +48,7 @@ from orchestrator.spec.job_options import (
 )
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, of_task, rows
-from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
+from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
@@ -120,17 +125,34 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
     except UserError:
         checks_of(request).raise_errors()
         raise
-    gpus, reasons = possible_gpus(question, requested)
-    estimated = []
-    if gpus:
-        jobs = [(question, gpu) for gpu in gpus]
-        if question.finds_seq_len:
-            traces = LengthTraces(traces, lengths_up_to(question.seq_len))
-            jobs = at_longest(jobs, traces)
-        else:
-            traces = LengthTraces(traces, traced_lengths(question.workload, question.seq_len))
-        estimated = sorted(estimates(jobs, catalog, constants, traces), key=by_cost)
-    return Estimates(tuple(estimated), question, tuple(reasons), prices.age(catalog, today))
+
+    def varied(changes: Mapping[str, Any]) -> Question | None:
+        return _varied(request, question, changes)
+
+    groups = recipes_to_try(request.recipe, varied) if _chooses(request) else [[question]]
+    jobs, reasons = jobs_on(groups, requested)
+
+    def estimated_jobs(jobs: Sequence[EstimatedJob]) -> list[Estimated]:
+        return estimates(jobs, catalog, constants, traces)
+
+    estimated: list[Estimated] = []
+    if jobs and question.finds_seq_len:
+        traces = LengthTraces(traces, lengths_up_to(question.seq_len))
+        estimated = estimated_jobs(at_longest(jobs, traces))
+    elif jobs:
+        traces = LengthTraces(traces, traced_lengths(question.workload, question.seq_len))
+        estimated = with_remedies(best_recipes(jobs, estimated_jobs), varied, estimated_jobs)
+    return Estimates(
+        estimated=tuple(sorted(estimated, key=by_cost)),
+        question=estimated[0].question if estimated else question,
+        skipped=tuple(reasons),
+        prices=prices.age(catalog, today),
+    )
+
+
+def _chooses(request: EstimateRequest) -> bool:
+    """Whether recipes are chosen; the longest sequence that fits is that of one recipe."""
+    return request.recipe.is_automatic and request.seq_len != "max"
 
 
 def checks_of(request: EstimateRequest) -> Checks:
@@ -188,7 +210,6 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)
-    is_padded = job.lengths is not None and job.padding not in PACKED
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
         "--examples": has_data or request.job.examples is not None,
@@ -198,12 +219,10 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         model=model,
         recipe=recipe,
         fp16_recipe=_fp16_recipe(request, recipe).model_copy(update=filled),
-        recipe_text=recipe_text(request.recipe, recipe),
+        recipe_text=(choice_text if _chooses(request) else recipe_text)(request.recipe, recipe),
         active_experts=request.active_experts,
         seq_len=seq_len,
-        # The fastest batch where padding, or the mask, grows faster than the batch.
-        batch=request.batch_size
-        or ("fastest" if is_padded or recipe.has_square_mask else "largest"),
+        batch=_batch(request, recipe, job),
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
         constraints=constraints,
@@ -216,6 +235,36 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     )
 
 
+def _varied(
+    request: EstimateRequest, question: Question, changes: Mapping[str, Any]
+) -> Question | None:
+    """A question with other options; None where they contradict the given ones.
+
+    Examples per optimizer step and per packed row stay.
+    """
+    kept = question.recipe.model_dump(include={"effective_batch", "examples_per_row"})
+    fields = {name: value for name, value in changes.items() if name in Recipe.model_fields}
+    changed = replace(request, recipe=replace(request.recipe, **fields))
+    try:
+        recipe = _recipe(changed)
+    except OptionError:
+        return None
+    return replace(
+        question,
+        recipe=recipe.model_copy(update=kept),
+        fp16_recipe=_fp16_recipe(changed, recipe).model_copy(update=kept),
+        batch=changes.get("batch_size") or _batch(request, recipe, question.workload),
+        seq_len=changes.get("seq_len", question.seq_len),
+        changes={name: value for name, value in changes.items() if value is not None},
+    )
+
+
+def _batch(request: EstimateRequest, recipe: Recipe, job: Job) -> Batch:
+    """Batch size that is priced: the fastest where padding, or the mask, grows faster than it."""
+    is_padded = job.lengths is not None and job.padding not in PACKED
+    return request.batch_size or ("fastest" if is_padded or recipe.has_square_mask else "largest")
+
+
 def _fp16_recipe(request: EstimateRequest, recipe: Recipe) -> Recipe:
     """Recipe on GPUs without bf16; the one of others, which they refuse, if fp16 excludes it."""
     try:
@@ -226,11 +275,16 @@ def _fp16_recipe(request: EstimateRequest, recipe: Recipe) -> Recipe:
 
 def _recipe(request: EstimateRequest, *, has_bf16: bool = True) -> Recipe:
     """Recipe of the options, with the effective batch that is assumed."""
-    recipe = recipe_of(request.recipe, has_bf16=has_bf16)
+    recipe = recipe_of(_stated(request.recipe), has_bf16=has_bf16)
     effective_batch = _assumed_batch(request)
     if effective_batch is None:
         return recipe
     return recipe.model_copy(update={"effective_batch": effective_batch})
+
+
+def _stated(options: RecipeOptions) -> RecipeOptions:
+    """Options without the request to choose the others."""
+    return replace(options, recipe=None) if options.recipe == AUTO else options
 
 
 def _sample_job(request: EstimateRequest, model: Model | None) -> Job | None:
@@ -256,7 +310,7 @@ def _assumed_batch(request: EstimateRequest) -> int | None:
 
     It is a multiple of the batch size that is asked for.
     """
-    options = request.recipe
+    options = _stated(request.recipe)
     if options.recipe is not None or options.defaults == "plain":
         return None
     if options.gradient_accumulation is not None or options.effective_batch is not None:

@@ -1,7 +1,7 @@
 """Job to estimate, and the GPUs that it can be estimated on."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -12,6 +12,7 @@ from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
+from orchestrator.spec.recipe_options import plain
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import has_bf16, incompatibility, with_defaults
@@ -42,6 +43,7 @@ class Question:
         expandable_segments: setting of PyTorch's allocator.
         assumes_batch: whether the effective batch is assumed.
         by_default: options that were not given, so that defaults define the job.
+        changes: options that differ from the given ones, by name.
     """
 
     model: Model
@@ -60,6 +62,13 @@ class Question:
     finds_seq_len: bool = False
     by_default: tuple[str, ...] = ()
     assumes_batch: bool = False
+    changes: Mapping[str, object] = field(default_factory=dict)
+
+    def options_text(self) -> str:
+        """The changes as options of the command line."""
+        return " ".join(
+            f"--{name.replace('_', '-')} {plain(value)}" for name, value in self.changes.items()
+        )
 
     def cell(self, gpu: Gpu) -> Cell:
         """Simulated cell on one GPU.
@@ -91,22 +100,21 @@ class Question:
             raise EstimateError(validation_lines(error)) from None
 
 
-def possible_gpus(question: Question, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:
-    """Split GPUs into those that can be estimated and the reasons against the others."""
-    possible, reasons = [], []
-    for gpu in gpus:
-        try:
-            question.cell(gpu)
-        except EstimateError as error:
-            reasons.append(str(error))
-            continue
-        if gpu.usable_memory_bytes is None and gpu.marketed_memory_gb is None:
-            reasons.append(f"{gpu.key}: its memory is unknown: give --memory-gib")
-        elif usable_bytes(gpu, question.recipe) <= 0:
-            share = question.recipe.generation_share
-            vllm = f" and vLLM {share:.0%} of its memory" if share else ""
-            context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB{vllm}"
-            reasons.append(f"{gpu.key}: {context}: give more memory")
-        else:
-            possible.append(gpu)
-    return possible, reasons
+EstimatedJob = tuple[Question, Gpu]
+"""A question, and a GPU that it is asked of."""
+
+
+def obstacle(question: Question, gpu: Gpu) -> str | None:
+    """Reason why a job cannot be estimated on a GPU; None where it can."""
+    try:
+        question.cell(gpu)
+    except EstimateError as error:
+        return str(error)
+    if gpu.usable_memory_bytes is None and gpu.marketed_memory_gb is None:
+        return f"{gpu.key}: its memory is unknown: give --memory-gib"
+    if usable_bytes(gpu, question.recipe) <= 0:
+        share = question.recipe.generation_share
+        vllm = f" and vLLM {share:.0%} of its memory" if share else ""
+        context = f"CUDA's context alone takes {CONTEXT_BYTES / GIB:g} GiB{vllm}"
+        return f"{gpu.key}: {context}: give more memory"
+    return None

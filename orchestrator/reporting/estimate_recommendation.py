@@ -9,6 +9,7 @@ from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import remedies
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
+from orchestrator.reporting.estimate_alternatives import cheapest_remedy
 from orchestrator.reporting.sections.recommendation import provider_text, rent_text
 from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_tokens import padded_tokens
@@ -39,7 +40,8 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
             f"{rent_text(best.gpu, price)}: "
             f"the job costs **${price.usd:.3g}** ({ends_text(price.usd_interval)}) and takes "
             f"**{price.hours:.3g} h** ({ends_text(price.hours_interval)}), simulated, "
-            f"at batch size {best.batch_size}{'; generation comes on top' * bool(best.left_out)}."
+            f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
+            f"{'; generation comes on top' * bool(best.left_out)}."
             f"{_limits_text(price, wanted)}{safer}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
@@ -123,6 +125,7 @@ def _too_large(estimates: Sequence[Estimated]) -> str:
     return (
         f"{problem}. {nearest.gpu} is the closest and needs "
         f"{nearest.reserved_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
+        f"{cheapest_remedy(estimates)}"
     )
 
 

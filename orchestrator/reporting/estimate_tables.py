@@ -9,6 +9,11 @@ from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, span, table
 from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.reporting.estimate_alternatives import (
+    recipe_words,
+    remedies_text,
+    runners_up_text,
+)
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
     ends_text,
@@ -64,7 +69,10 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
         verdicts = [(_longest_text(estimates), text)]
     parts = [
         *(f"{name}{text}" for name, text in verdicts if text),
-        records_table(_row(e.estimate, wanted, has_tokens=has_tokens) for e in estimates),
+        records_table(
+            _row(e.estimate, recipe, wanted, has_tokens=has_tokens)
+            for e, recipe in zip(estimates, _recipe_column(estimates), strict=True)
+        ),
         "\n".join(_all_notes(names, groups)),
     ]
     job = (
@@ -72,6 +80,12 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
         f"{order}. Brackets are 90 % intervals."
     )
     return "\n\n".join([job, *parts])
+
+
+def _recipe_column(estimates: Sequence[Estimated]) -> list[str]:
+    """Recipe of each row; empty texts where all have the same."""
+    recipes = [recipe_words(row) for row in estimates]
+    return recipes if len(set(recipes)) > 1 else [""] * len(recipes)
 
 
 def _longest(estimates: Sequence[Estimated]) -> list[Estimated]:
@@ -133,7 +147,10 @@ def _packed(question: Question) -> str:
     )
 
 
-def _row(estimate: Estimate, wanted: Constraints, *, has_tokens: bool) -> dict[str, object]:
+def _row(
+    estimate: Estimate, recipe: str, wanted: Constraints, *, has_tokens: bool
+) -> dict[str, object]:
+    """Row of a GPU, with its recipe where the rows differ in it."""
     price = estimate.price
     offer, rate, hours, usd = ("", "", "", "")
     if estimate.hours is not None and estimate.hours_interval is not None:
@@ -150,6 +167,7 @@ def _row(estimate: Estimate, wanted: Constraints, *, has_tokens: bool) -> dict[s
         **({"tokens": f"{estimate.seq_len:,}"} if has_tokens else {}),
         "offer": offer,
         "$/h": rate,
+        **({"recipe": recipe} if recipe else {}),
         "batch": _batch(estimate),
         "peak GiB": f"{estimate.peak_gib:.1f}",
         "reserved GiB": f"{estimate.reserved_gib:.1f} of {estimate.usable_gib:.1f}",
@@ -185,6 +203,8 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     if data is not None and data.is_preference:
         yield f"Data: {data.source} ({data.rendering})."
     yield from _recipe_notes(rows, question)
+    yield from runners_up_text(estimates)
+    yield from remedies_text(estimates)
     texts = (length_text, batch_text, varying_text, padding_text)
     yield from filter(None, (text(estimates, question) for text in texts))
     if question.recipe.has_square_mask:

@@ -13,6 +13,7 @@ from trials.recipes.fields import Loss, Method, Precision
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
 LORA_RANK = 16
+AUTO = "auto"
 WORDS: Mapping[object, object] = {"on": True, "off": False, "none": None}
 
 # An option for each field of a recipe; Recipe validates the values.
@@ -30,7 +31,8 @@ class RecipeOptions(_RecipeFields):  # type: ignore[misc]
     """Options of a recipe: its fields, and where absent ones come from.
 
     Attributes:
-        recipe: name of a recipe, whose fields the others change.
+        recipe: name of a recipe, whose fields the others change; ``AUTO`` where an estimate is to
+            choose the fields that are not given.
         defaults: source of absent fields; by default TRL. Not for a named recipe.
         recipe_source: configuration of a trainer that states the fields, in words.
     """
@@ -38,6 +40,12 @@ class RecipeOptions(_RecipeFields):  # type: ignore[misc]
     recipe: str | None = None
     defaults: RecipeDefaults | None = None
     recipe_source: str | None = None
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether an estimate chooses: on request, or where at most a method is given."""
+        nothing = self.recipe is None and self.defaults is None
+        return self.recipe == AUTO or (nothing and not self.given().keys() - {"method"})
 
     def given(self) -> dict[str, Any]:
         """Fields of the recipe that were given, as ``Recipe`` takes them."""
@@ -98,8 +106,8 @@ def recipe_text(options: RecipeOptions, recipe: Recipe) -> str:
     if options.recipe_source is not None:
         return f"Recipe: {options.recipe_source}: {recipe.key}"
     changed = {n: v for n, v in options.given().items() if options.recipe or n != "method"}
-    changes = ", ".join(f"{name} {_plain(value)}" for name, value in changed.items())
-    source = options.recipe or (
+    changes = ", ".join(f"{name} {plain(value)}" for name, value in changed.items())
+    source = (options.recipe != AUTO and options.recipe) or (
         f"plain defaults for {recipe.method}"
         if options.defaults == "plain"
         else f"TRL {TRL_VERSION}'s defaults for {recipe.method}"
@@ -107,7 +115,8 @@ def recipe_text(options: RecipeOptions, recipe: Recipe) -> str:
     return f"Recipe: {source}{f', but {changes}' if changes else ''}: {recipe.key}"
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """Value of an option, as the command line takes it."""
     words = {True: "on", False: "off", None: "none"}
     if isinstance(value, bool) or value is None:
         return words[value]

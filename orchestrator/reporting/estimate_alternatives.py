@@ -1,0 +1,97 @@
+"""Sentences of an estimate on recipes: which were chosen, the runners-up, and what would fit."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
+from orchestrator.estimating.recipe_choice import fits
+
+ALTERS = "which alters training"
+
+
+def recipe_words(row: Estimated) -> str:
+    """The axes of a recipe that an estimate may choose, for a cell of a table."""
+    recipe = row.cell.recipe
+    kernel = recipe.attention if recipe.attention != "sdpa" else None
+    checkpointed = "checkpointed" if recipe.gradient_checkpointing else None
+    return ", ".join(filter(None, (recipe.method, checkpointed, kernel)))
+
+
+def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
+    """Other recipes on the recommended GPU, and the cheapest GPU by each other method."""
+    best = rows[0]
+    if not fits(best):
+        return
+    if best.estimate.alternatives:
+        listed = "; ".join(map(_runner_up, best.estimate.alternatives))
+        yield f"Runners-up on {best.estimate.gpu}: {listed}."
+    others: defaultdict[str, list[tuple[str, Estimate | Alternative]]] = defaultdict(list)
+    for row in filter(fits, rows):
+        recipes_there: tuple[Estimate | Alternative, ...] = (
+            row.estimate,
+            *row.estimate.alternatives,
+        )
+        for recipe in recipes_there:
+            if recipe.method != best.estimate.method:
+                others[recipe.method].append((row.estimate.gpu, recipe))
+    for method, recipes in others.items():
+        priced = [(_usd(recipe), gpu, recipe) for gpu, recipe in recipes]
+        known = [(usd, gpu, recipe) for usd, gpu, recipe in priced if usd is not None]
+        if known:
+            _, gpu, recipe = min(known, key=lambda entry: entry[0])
+            yield (
+                f"{method} does not learn the same as {best.estimate.method}. Its cheapest GPU is "
+                f"{gpu}: {recipe.options}, {_costs(recipe)}."
+            )
+
+
+def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
+    """For GPUs on which the job does not fit, the cheapest change that does, or that none does."""
+    gpus: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
+    hopeless = []
+    for row in rows:
+        if fits(row):
+            continue
+        if not row.estimate.alternatives:
+            hopeless.append(row.estimate.gpu)
+        for change in row.estimate.alternatives:
+            key = (not change.learns_alike, change.options)
+            gpus[key].append(f"{row.estimate.gpu} ({_costs(change)})")
+    for (alters, options), places in sorted(gpus.items()):
+        which = f", {ALTERS}," * alters
+        yield f"With {options}{which} the job fits on {', '.join(places)}."
+    if hopeless:
+        yield f"On {', '.join(hopeless)} the job fits with no change that was tried."
+
+
+def cheapest_remedy(rows: Sequence[Estimated]) -> str:
+    """The cheapest change by which a job fits a GPU, as a sentence; empty without one."""
+    changes = [(row.estimate.gpu, c) for row in rows for c in row.estimate.alternatives]
+    if not changes:
+        return ""
+    gpu, change = min(changes, key=lambda entry: _worth(entry[1]))
+    which = "" if change.learns_alike else f", {ALTERS},"
+    return f" With {change.options}{which} the job fits on {gpu}: {_costs(change)}."
+
+
+def _worth(change: Alternative) -> tuple[bool, bool, float]:
+    unpriced = change.usd is None
+    return (not change.learns_alike, unpriced, (change.hours if unpriced else change.usd) or 0.0)
+
+
+def _runner_up(recipe: Alternative) -> str:
+    return f"{recipe.options}, {_costs(recipe)}{'' if recipe.learns_alike else f', {ALTERS}'}"
+
+
+def _costs(recipe: Estimate | Alternative) -> str:
+    """Price of a recipe, or else its hours, and the batch."""
+    usd, hours = _usd(recipe), recipe.hours
+    batch = f"batch {recipe.batch_size} x {recipe.micro_batches}"
+    cost = "" if hours is None else f"{hours:.3g} h, "
+    return f"{cost if usd is None else f'${usd:.3g}, '}{batch}"
+
+
+def _usd(recipe: Estimate | Alternative) -> float | None:
+    if isinstance(recipe, Alternative):
+        return recipe.usd
+    return None if recipe.price is None else recipe.price.usd
