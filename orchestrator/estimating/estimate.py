@@ -57,8 +57,8 @@ def estimates(
         cell = question.cell(gpu)
         if _anywhere(cell) not in shared:
             shared[_anywhere(cell)] = _simulated(question, cell, traces)
-    # Several recipes are traced at once, for the tracing processes take longer to start.
-    alone = len(shared) > 2 or any(question.batch in {1, "fastest"} for question, _ in jobs)
+    # What may be needed is traced at once, for a tracing process takes longer to start.
+    alone = any(question.changes or question.batch in {1, "fastest"} for question, _ in jobs)
     traces.prepare([r for cells in shared.values() for r in cells.requests(alone=alone)])
     candidates = [
         batch_candidates(question, gpu, shared[_anywhere(question.cell(gpu))])

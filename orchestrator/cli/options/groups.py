@@ -96,7 +96,7 @@ PRECISION = (
 RECIPE = """
 --method {full,lora,qlora}
                          fine-tuning method (default: METHOD)
---recipe NAME            start from a named recipe: paper-mixtral or paper-blackmamba
+--recipe NAME            NAMED
 --defaults {trl,plain}   where the options below that you leave out come from: trl, TRL's
                          SFTTrainer; plain, all bf16 without checkpointing or clipping, as a
                          specification has without recipe_defaults (default: trl)
@@ -172,15 +172,22 @@ RECIPE = """
 """
 
 
+NAMED = "start from a named recipe: paper-mixtral or paper-blackmamba"
+
+
 def add_recipe(
     command: argparse.ArgumentParser,
     *,
+    named: str = NAMED,
     method: str = "lora",
     precision: str = PRECISION,
     loss: str = "chunked",
 ) -> None:
-    """Add an option for each field of ``Recipe``, with three defaults for the help."""
-    table = RECIPE.replace("METHOD", method).replace("PRECISION", precision).replace("LOSS", loss)
+    """Add an option for each field of ``Recipe``, with four texts for the help."""
+    texts = {"NAMED": named, "METHOD": method, "PRECISION": precision, "LOSS": loss}
+    table = RECIPE
+    for word, text in texts.items():
+        table = table.replace(word, text)
     add_table(
         command,
         table,

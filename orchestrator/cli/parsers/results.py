@@ -9,6 +9,7 @@ from orchestrator.cli.options.groups import (
     GROUPING,
     HISTOGRAM,
     MODEL,
+    NAMED,
     PRICES,
     RENDERING,
     add_dataset,
@@ -158,6 +159,12 @@ def add_estimate(commands: Any) -> None:
     )
     add_table(estimate, CONFIG)
     add_recipe(estimate)
+    add_recipe(
+        estimate,
+        method="lora; with --recipe auto, lora and qlora",
+        named=f"auto: the cheapest that fits each GPU, with the options below as given; or {NAMED} "
+        "(default: auto where only --method is given, else the defaults of --defaults)",
+    )
     add_table(estimate, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
     add_examples(estimate, "number of training examples (default: those of --dataset, or 15000)")
     add_table(estimate, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)

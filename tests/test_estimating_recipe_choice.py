@@ -1,0 +1,154 @@
+"""The recipe that an estimate chooses, and the change that it names where nothing fits."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import orchestrator
+from orchestrator.cli.main import main
+from orchestrator.estimating.estimate_records import Estimate
+from orchestrator.request import request_of
+from orchestrator.spec.recipe_options import RecipeOptions
+from trials.records.model import find_model
+from trials.records.observation import Outcome
+
+Record = Callable[[str, object], None]  # pytest's record_property
+TINY = {"model": "llama-tiny", "seq_len": 512}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep traces in a cache that the tests of this file share."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def estimates(**options: Any) -> list[Estimate]:
+    """Estimates of some options, the cheapest first."""
+    return [row.estimate for row in orchestrator.estimate(**options)]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_automatic"),
+    [
+        ({}, True),
+        ({"method": "lora"}, True),
+        ({"gradient_checkpointing": "on"}, False),
+        ({"gradient_checkpointing": "on", "recipe": "auto"}, True),
+        ({"defaults": "trl"}, False),
+        ({"recipe": "paper-mixtral"}, False),
+    ],
+)
+def test_a_recipe_is_chosen_on_request_or_without_more_than_a_method(
+    options: dict[str, Any], *, is_automatic: bool
+) -> None:
+    """Command lines that state fields mean what they say."""
+    assert request_of(RecipeOptions, options).is_automatic == is_automatic
+
+
+def test_each_gpu_gets_the_cheapest_recipe_and_the_others_as_alternatives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Lora and qlora, with and without checkpointing; another method is marked."""
+    (chosen,) = estimates(**TINY, gpu="A40")
+    assert chosen.price is not None
+    alternatives = [recipe.usd for recipe in chosen.alternatives]
+    assert [chosen.price.usd, *alternatives] == sorted([chosen.price.usd, *alternatives])
+    tried = {chosen.options, *(recipe.options for recipe in chosen.alternatives)}
+    assert tried == {
+        f"--method {method} --gradient-checkpointing {switch}"
+        for method in ("lora", "qlora")
+        for switch in ("on", "off")
+    }
+    for recipe in chosen.alternatives:
+        assert recipe.learns_alike == (recipe.method == chosen.method)
+    words = str(chosen.options).split()
+    assert main(["estimate", "--model", "llama-tiny", "--seq-len", "512", "--gpu", "A40"]) == 0
+    shown = capsys.readouterr().out
+    assert f"with {chosen.options}.\n" in shown
+    assert "Runners-up on A40: " in shown
+    same = ["estimate", "--model", "llama-tiny", "--seq-len", "512", "--gpu", "A40", *words]
+    assert main([*same, "--json"]) == 0
+    stated = json.loads(capsys.readouterr().out)
+    assert (stated["recipe"], stated["price"]["usd"]) == (chosen.recipe, chosen.price.usd)
+    assert (stated["options"], stated["alternatives"]) == (None, [])
+
+
+def test_stated_fields_are_never_changed() -> None:
+    """The choice is among the rest, of which nothing is left here."""
+    stated = {"method": "lora", "gradient_checkpointing": "on", "recipe": "auto"}
+    (chosen,) = estimates(**TINY, gpu="A40", **stated)
+    assert "checkpointed" in chosen.recipe
+    assert (chosen.method, chosen.options, chosen.alternatives) == ("lora", None, ())
+
+
+def test_where_a_stated_recipe_does_not_fit_the_change_that_does_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without checkpointing not one example fits; with it, training learns the same."""
+    options = {"method": "lora", "gradient_checkpointing": "off", "memory_gib": 0.564}
+    (estimate,) = estimates(**TINY, gpu="A40", **options)
+    assert estimate.outcome is Outcome.OUT_OF_MEMORY
+    (change,) = estimate.alternatives
+    assert (change.options, change.learns_alike) == ("--gradient-checkpointing on", True)
+    assert change.hours is not None
+    assert change.reserved_gib <= estimate.usable_gib
+    words = [f"--{n.replace('_', '-')}={value}" for n, value in options.items()]
+    assert main(["estimate", "--model=llama-tiny", "--seq-len=512", "--gpu=A40", *words]) == 0
+    assert "With --gradient-checkpointing on the job fits on" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_where_nothing_fits_the_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """The weights alone exceed the memory, whatever is changed."""
+    tiny = ["estimate", "--model", "llama-tiny", "--seq-len", "512", "--gpu", "A40"]
+    assert main([*tiny, "--memory-gib", "0.505", "--method", "qlora"]) == 0
+    assert "fits with no change" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_8_billion_parameters_on_an_rtx_4090(record_property: Record) -> None:
+    """QLoRA fits; LoRA does not unless its frozen weights are in bf16, which is offered."""
+    start = time.monotonic()
+    (chosen,) = estimates(model="llama-3.1-8b", seq_len=512, gpu="RTX-4090")
+    assert (chosen.method, chosen.outcome) == ("qlora", Outcome.FITS)
+    (lora,) = estimates(model="llama-3.1-8b", seq_len=512, gpu="RTX-4090", method="lora")
+    assert lora.outcome is Outcome.OUT_OF_MEMORY
+    (change,) = lora.alternatives
+    assert "--precision bf16-mixed" in change.options
+    assert not change.learns_alike
+    record_property("seconds", time.monotonic() - start)
+
+
+@pytest.mark.long
+def test_an_h100_does_qlora_of_70_billion_parameters_with_checkpointing(
+    tmp_path: Path, record_property: Record
+) -> None:
+    """It is the cheapest, without a request for checkpointing."""
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 8}
+    config = {**find_model("llama-3.1-8b").config, **sizes, **heads}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    start = time.monotonic()
+    gpus = "A40,A100-80GB-SXM,H100-SXM,H200-SXM"
+    cheapest, *_ = estimates(model=str(tmp_path), seq_len=2048, method="qlora", gpu=gpus)
+    assert (cheapest.gpu, cheapest.options) == ("H100-SXM", "--gradient-checkpointing on")
+    record_property("seconds", time.monotonic() - start)
+
+
+@pytest.mark.long
+def test_mixtral_on_an_a40_needs_checkpointing(record_property: Record) -> None:
+    """QLoRA at 2,048 tokens does not fit without it, and the answer prices it with it."""
+    start = time.monotonic()
+    options = {"method": "qlora", "gradient_checkpointing": "off", "gpu": "A40"}
+    (estimate,) = estimates(model="mixtral-8x7b", seq_len=2048, **options)
+    assert estimate.outcome is Outcome.OUT_OF_MEMORY
+    (change,) = estimate.alternatives
+    assert (change.options, change.learns_alike) == ("--gradient-checkpointing on", True)
+    assert change.usd is not None
+    record_property("seconds", time.monotonic() - start)
