@@ -71,7 +71,7 @@ def test_each_gpu_gets_the_cheapest_recipe_and_the_others_as_alternatives(
     assert main(["estimate", "--model", "llama-tiny", "--seq-len", "512", "--gpu", "A40"]) == 0
     shown = capsys.readouterr().out
     assert f"with {chosen.options}.\n" in shown
-    assert "Runners-up on A40: " in shown
+    assert "Runners-up" in shown
     same = ["estimate", "--model", "llama-tiny", "--seq-len", "512", "--gpu", "A40", *words]
     assert main([*same, "--json"]) == 0
     stated = json.loads(capsys.readouterr().out)
@@ -100,7 +100,7 @@ def test_where_a_stated_recipe_does_not_fit_the_change_that_does_is_named(
     assert change.reserved_gib <= estimate.usable_gib
     words = [f"--{n.replace('_', '-')}={value}" for n, value in options.items()]
     assert main(["estimate", "--model=llama-tiny", "--seq-len=512", "--gpu=A40", *words]) == 0
-    assert "With --gradient-checkpointing on the job fits on" in capsys.readouterr().out
+    assert f"With {change.options} " in capsys.readouterr().out
 
 
 @pytest.mark.long
@@ -108,7 +108,7 @@ def test_where_nothing_fits_the_answer_says_so(capsys: pytest.CaptureFixture[str
     """The weights alone exceed the memory, whatever is changed."""
     tiny = ["estimate", "--model", "llama-tiny", "--seq-len", "512", "--gpu", "A40"]
     assert main([*tiny, "--memory-gib", "0.505", "--method", "qlora"]) == 0
-    assert "fits with no change" in capsys.readouterr().out
+    assert "no change" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -35,10 +35,9 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
             if recipe.method != best.estimate.method:
                 others[recipe.method].append((row.estimate.gpu, recipe))
     for method, recipes in others.items():
-        priced = [(_usd(recipe), gpu, recipe) for gpu, recipe in recipes]
-        known = [(usd, gpu, recipe) for usd, gpu, recipe in priced if usd is not None]
-        if known:
-            _, gpu, recipe = min(known, key=lambda entry: entry[0])
+        priced = [(usd, gpu, recipe) for gpu, recipe in recipes if (usd := _usd(recipe))]
+        if priced:
+            _, gpu, recipe = min(priced, key=lambda entry: entry[0])
             yield (
                 f"{method} does not learn the same as {best.estimate.method}. Its cheapest GPU is "
                 f"{gpu}: {recipe.options}, {_costs(recipe)}."
