@@ -158,7 +158,6 @@ def add_estimate(commands: Any) -> None:
         "what it states; --model is not required",
     )
     add_table(estimate, CONFIG)
-    add_recipe(estimate)
     add_recipe(
         estimate,
         method="lora; with --recipe auto, lora and qlora",
