@@ -9,7 +9,7 @@ from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import remedies
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
-from orchestrator.reporting.estimate_alternatives import cheapest_remedy
+from orchestrator.reporting.sections.alternative_recipes import cheapest_remedy
 from orchestrator.reporting.sections.recommendation import provider_text, rent_text
 from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_tokens import padded_tokens

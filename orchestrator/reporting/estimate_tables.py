@@ -9,11 +9,6 @@ from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, span, table
 from orchestrator.pricing.offer_constraints import Constraints
-from orchestrator.reporting.estimate_alternatives import (
-    recipe_words,
-    remedies_text,
-    runners_up_text,
-)
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
     ends_text,
@@ -24,6 +19,11 @@ from orchestrator.reporting.estimate_recommendation import (
     padding_text,
     varying_text,
     verdict,
+)
+from orchestrator.reporting.sections.alternative_recipes import (
+    recipe_words,
+    remedies_text,
+    runners_up_text,
 )
 from orchestrator.reporting.sections.cost_text import overheads_text
 from orchestrator.spec.job import PACKED
