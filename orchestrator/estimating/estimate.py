@@ -101,11 +101,8 @@ def _estimated(
     question, gpu = candidates.question, candidates.gpu
     cell, varying = candidates.cells.own, candidates.cells.varying
     limit = usable_bytes(gpu, cell.recipe)
-    outcome = cell.memory(batch.size, gpu, limit).outcome
+    outcome = _outcome(candidates, batch.size, limit)
     runs = None if varying is None else varying.memory(batch.size, gpu)
-    if varying is not None and outcome is Outcome.FITS:
-        survives = varying.survives(batch.size, gpu, limit)
-        outcome = Outcome.FITS if survives else Outcome.OUT_OF_MEMORY
     needed = cell.without_limit(batch.size, gpu)  # whether or not the GPU has as much
     step = None
     if outcome is Outcome.FITS:
@@ -159,6 +156,16 @@ def _estimated(
         **timed,
     )
     return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed, prices)
+
+
+def _outcome(candidates: BatchCandidates, batch_size: int, limit: int) -> Outcome:
+    """Outcome of a batch size: of a step at the longest rows, then of runs of varying length."""
+    gpu, cells = candidates.gpu, candidates.cells
+    outcome = cells.own.memory(batch_size, gpu, limit).outcome
+    if cells.varying is None or outcome is not Outcome.FITS:
+        return outcome
+    survives = cells.varying.survives(batch_size, gpu, limit)
+    return Outcome.FITS if survives else Outcome.OUT_OF_MEMORY
 
 
 def _speed(
