@@ -158,7 +158,7 @@ class Lines:
             if outcome is Outcome.FITS:
                 measured = self._measured(purpose, model_bytes, int(peak * GIB), seconds, made)
             return (
-                f'{head}{purpose}","batch_size":{size},"repeat":{repeat},"attempt":1,'
+                f'{head}{purpose}","batch_size":{size},"lengths":[],"repeat":{repeat},"attempt":1,'
                 f'"outcome":"{outcome}","detail":{detail},{fixed}{measured},"environment":{where},'
                 '"started_at":"2026-11-20T12:00:00+00:00","seconds":31.25}\n'
             )
@@ -184,7 +184,7 @@ class Lines:
             f'"overhead_bytes":546308096,"foreign_bytes":0}},"model_memory_bytes":{model_bytes},'
             f'{further},"stop_reason":{reason},"energy_joules":{energy},"before":{reading},'
             f'"after":{reading},"built":{made},"relative_error":null,"relative_error_above":null,'
-            '"shorter_step_seconds":[]}'
+            '"step_peak_bytes":[],"shorter_step_seconds":[]}'
         )
 
     @staticmethod

@@ -91,7 +91,7 @@ class FaultyWorker:
     def environment(self) -> Environment:
         return environment()
 
-    def probe(self, request: ProbeRequest) -> ProbeReply:
+    def probe(self, request: ProbeRequest, _report: worker.Report) -> ProbeReply:
         go_wrong("probe")
         wrong = 99 if fault() == "probe wrong" else request.batch_size
         return ProbeReply(batch_size=wrong, outcome=Outcome.FITS, measurement=measurement())

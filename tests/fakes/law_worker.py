@@ -31,7 +31,7 @@ class LawWorker:
     def environment(self) -> Environment:
         return environment(host=os.uname().nodename)
 
-    def probe(self, request: ProbeRequest) -> ProbeReply:
+    def probe(self, request: ProbeRequest, _report: worker.Report) -> ProbeReply:
         faults = os.environ.get("LAW_WORKER_FAULTS")
         fault = Path(faults).read_text(encoding="utf-8").strip() if faults else ""
         if fault == "sick":
