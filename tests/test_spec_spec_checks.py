@@ -96,7 +96,7 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     (
         "{method: full, precision: fp32}",
         "{named: paper-mixtrl}",
-        [("5: cells[0].recipes[0]: unknown recipe 'paper-mixtrl'", "mean 'paper-mixtral'?")],
+        [("5: cells[0].recipes[0]: unknown recipe 'paper-mixtrl'", "mean 'paper-mixtral'")],
     ),
     (
         "{method: full, precision: fp32}",

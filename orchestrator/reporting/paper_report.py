@@ -18,6 +18,7 @@ from fitting.paper.published import (
     TABLE_IV_QUERIES,
 )
 from fitting.paper.reproduction import Reproduction, job_usd, projected_max_batch, rmse_eq2
+from fitting.paper.simulated_batches import simulated_batches
 from fitting.points.step_time_rows import StepTimes
 from orchestrator.markdown_table import table
 
@@ -85,6 +86,7 @@ def as_markdown(reproduction: Reproduction) -> str:
             ),
             _on_unseen(reproduction),
             _largest(reproduction),
+            _simulated_batches(),
             _projections(),
             _costs(reproduction),
             _series(reproduction),
@@ -182,6 +184,28 @@ def _largest(reproduction: Reproduction) -> str:
         "lengths. Ours uses the memory that CUDA reports, "
         f"{largest.model_gib:.1f} GiB for everything the model holds, and batches of MATH "
         f"that are {largest.ratio:.2f} times as long as those of CS."
+    )
+
+
+def _simulated_batches() -> str:
+    """Exact and near sizes under each pair of assumptions, with the sizes themselves."""
+    groups = [
+        (
+            *(batches.model, batches.recipe, batches.survives),
+            *(f"{n} of {len(batches.published)}" for n in (batches.exact, batches.within_one)),
+            " ".join(map(str, batches.simulated)),
+        )
+        for batches in simulated_batches()
+    ]
+    headers = ("model", "recipe", "a batch survives", "exact", "within one", "sizes")
+    return (
+        "## Largest batches as simulated, without a fitted constant\n\n"
+        f"{table(headers, groups)}\n\n"
+        "A batch has the length of the longest example that is expected in one batch, in ten "
+        "batches, or in 1,000 examples, or of the longest of all; no run fragments memory. Sizes "
+        "are in the order of `fitting/paper/data/simulated_largest_batches.csv`. No pair of "
+        "assumptions gives all sizes of both models. For Mixtral the sizes speak against "
+        "checkpointing, which the paper's text states; the best of so many pairs is optimistic."
     )
 
 

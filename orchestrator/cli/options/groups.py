@@ -172,7 +172,7 @@ RECIPE = """
 """
 
 
-NAMED = "start from a named recipe: paper-mixtral or paper-blackmamba"
+NAMED = "start from a named recipe: paper-mixtral, paper-mixtral-uncheckpointed or paper-blackmamba"
 
 
 def add_recipe(
