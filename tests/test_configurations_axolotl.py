@@ -13,7 +13,6 @@ from orchestrator.configurations.configuration import (
     configuration_of,
 )
 from orchestrator.configurations.estimate_options import with_configuration
-from orchestrator.configurations.hub_names import preset_of
 from orchestrator.configurations.keys_reference import keys_reference
 from orchestrator.configurations.read_file import TRAINERS, read_configuration
 from orchestrator.configurations.trainer import Trainer
@@ -232,25 +231,6 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, r
         read_configuration(file)
     with pytest.raises(ConfigurationError, match="No such file"):
         read_configuration(tmp_path / "none.yml")
-
-
-@pytest.mark.parametrize(
-    ("name", "preset"),
-    [
-        ("NousResearch/Llama-2-7b-hf", "llama-2-7b"),
-        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
-        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b"),
-        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
-        ("mistralai/Mistral-7B-v0.3", None),
-        ("meta-llama/Llama-3.2-1B", None),
-    ],
-)
-def test_names_of_the_hub_are_those_of_presets_with_the_same_architecture(
-    name: str, preset: str | None
-) -> None:
-    """A variant of the weights has the architecture of its preset; another vocabulary has not."""
-    assert preset_of(name) == preset
 
 
 def test_the_command_explains_and_refuses(

@@ -4,7 +4,7 @@ import pytest
 
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from orchestrator.estimating.question import EstimateError
-from orchestrator.estimating.requested_gpus import gpus_named, requested_gpus
+from orchestrator.estimating.requested_gpus import gpus_named, own_cards, requested_gpus
 
 CATALOG = load_catalog()
 
@@ -57,3 +57,18 @@ def test_overlapping_names_give_each_gpu_once() -> None:
     """In the order of the names."""
     gpus = requested_gpus(["H100-NVL", "h100"], None, CATALOG)
     assert [gpu.key for gpu in gpus] == ["H100-NVL", "H100-SXM", "H100-PCIe"]
+
+
+def test_a_card_of_ones_own_is_named_by_a_prefix() -> None:
+    """Beside GPUs to rent, or all of them; a name of several cards is refused."""
+    names = ["own:a40", "H100-NVL"]
+    assert [gpu.key for gpu in requested_gpus(names, None, CATALOG)] == ["A40", "H100-NVL"]
+    assert [gpu.key for gpu in own_cards(names, None, CATALOG)] == ["A40"]
+    everything = requested_gpus(["own:A40", "all"], None, CATALOG)
+    assert {gpu.key for gpu in everything} == {
+        g.key for g in requested_gpus(["all"], None, CATALOG)
+    }
+    with pytest.raises(EstimateError, match="own:A100-40GB-SXM"):
+        requested_gpus(["own:A100"], None, CATALOG)
+    (changed,) = own_cards(["own:A40"], 24, CATALOG)
+    assert changed.key == "A40-24GiB"

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,17 @@ def test_a_format_without_any_of_the_offers_is_refused() -> None:
         task_file(training_of(placements=(NOWHERE,)), "skypilot")
     with pytest.raises(ExportError, match="A40"):
         task_file(training_of(placements=(SECURE,)), "hf-jobs")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_card_of_ones_own_is_for_ray_and_slurm(target: Target) -> None:
+    """A cloud would start a rented fallback in its place."""
+    training = training_of(placements=(replace(SECURE, provider="own", instance="A40"), SPOT))
+    if target in ("ray", "slurm"):
+        assert task_file(training, target).placements[0].provider == "own"
+    else:
+        with pytest.raises(ExportError, match="your own A40"):
+            task_file(training, target)
 
 
 def test_dstack_chooses_within_the_offers() -> None:

@@ -14,6 +14,7 @@ FULL_SIZE = (
     "blackmamba-2.8b",
     "llama-2-13b",
     "llama-2-7b",
+    "llama-3.1-70b",
     "llama-3.1-8b",
     "mistral-7b",
     "mixtral-8x7b",

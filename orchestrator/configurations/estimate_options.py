@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
-from orchestrator.configurations.hub_names import preset_of
 from orchestrator.configurations.key_classes import shown
+from orchestrator.model_names import preset_of
 from trials.recipes.fields import FEWEST_PACKED
 from trials.recipes.mistakes import ADAPTER_FIELDS
 

@@ -24,6 +24,7 @@ from orchestrator.estimating.longest_sequence import most_tokens
 from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
+from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.pricing.price_drift import widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
@@ -206,7 +207,7 @@ def _job(
     prices = [
         _priced(offer, rented[offer.market == "spot"], question.drift.sigma(offer))
         for offer in offers
-        if wanted.allows(offer)
+        if wanted.allows(offer) or (offer.provider == OWN and offer.gpu in question.own_cards)
     ]
     kept = [price for price in prices if not wanted.refuse(price.hours, price.usd)]
     if kept:

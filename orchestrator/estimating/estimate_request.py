@@ -24,9 +24,17 @@ from orchestrator.estimating.longest_sequence import (
 from orchestrator.estimating.question import EstimatedJob, EstimateError, Question
 from orchestrator.estimating.recipe_choice import best_recipes, choice_text, jobs_on, recipes_to_try
 from orchestrator.estimating.remedies import with_remedies
-from orchestrator.estimating.requested_gpus import ALL, requested_gpus
+from orchestrator.estimating.requested_gpus import (
+    ALL,
+    own_cards,
+    rented_names,
+    requested_gpus,
+)
 from orchestrator.estimating.varying_memory import traced_lengths
+from orchestrator.model_names import named_model
+from orchestrator.pricing.offer_constraints import Above
 from orchestrator.pricing.offer_options import OfferOptions
+from orchestrator.pricing.own_cards import with_own_cards
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import (
@@ -51,7 +59,7 @@ from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
-from trials.records.model import Model, find_model
+from trials.records.model import Model
 from trials.simulation.length_traces import LengthTraces, TraceSource
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChild
@@ -70,6 +78,7 @@ class EstimateRequest:
     model: PathText
     gpu: Names = ALL
     memory_gib: float | None = None
+    usd_per_kwh: Above | None = None
     active_experts: PositiveInt | None = None
     seq_len: LengthOption | None = None
     batch_size: BatchOption | None = None
@@ -120,6 +129,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         prices = request.prices.in_use()
         catalog = prices.over(prices.catalog)
         requested = requested_gpus(request.gpu, request.memory_gib, catalog)
+        offered = _with_own_cards(request, catalog, today)
         constants = known_constants(request.constants)
         question = question_of(request, catalog, today)
     except UserError:
@@ -133,7 +143,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
     jobs, reasons = jobs_on(groups, requested)
 
     def estimated_jobs(jobs: Sequence[EstimatedJob]) -> list[Estimated]:
-        return estimates(jobs, catalog, constants, traces)
+        return estimates(jobs, offered, constants, traces)
 
     estimated: list[Estimated] = []
     if jobs and question.finds_seq_len:
@@ -150,6 +160,14 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
     )
 
 
+def _with_own_cards(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Catalog:
+    """Catalog with the electricity of the cards that the user owns."""
+    own = own_cards(request.gpu, request.memory_gib, catalog)
+    names = rented_names(request.gpu)
+    rented = requested_gpus(names, None, catalog) if own and names else []
+    return with_own_cards(catalog, own, rented, request.usd_per_kwh, today)
+
+
 def _chooses(request: EstimateRequest) -> bool:
     """Whether recipes are chosen; the longest sequence that fits is that of one recipe."""
     return request.recipe.is_automatic and request.seq_len != "max"
@@ -158,11 +176,12 @@ def _chooses(request: EstimateRequest) -> bool:
 def checks_of(request: EstimateRequest) -> Checks:
     """Check every option by itself, so that all mistakes are reported at once."""
     checks = Checks()
-    model = checks.of(find_model, request.model)
+    model = checks.of(named_model, request.model)
     prices = checks.of(request.prices.in_use)
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
-    checks.of(requested_gpus, request.gpu, request.memory_gib, catalog)
+    if checks.of(requested_gpus, request.gpu, request.memory_gib, catalog) is not None:
+        checks.of(_with_own_cards, request, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)
     checks.of(known_constants, request.constants)
     recipe = checks.of(_recipe, request)
@@ -193,7 +212,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         OptionError: the recipe or the offers cannot be; a line each.
         UnknownModelError: there is no such model.
     """
-    model = find_model(request.model)
+    model = named_model(request.model)
     recipe = _recipe(request)
     _check_divides(request.batch_size, recipe)
     constraints = request.offers.constraints(catalog)
@@ -226,6 +245,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
         constraints=constraints,
+        own_cards=frozenset(gpu.key for gpu in own_cards(request.gpu, request.memory_gib, catalog)),
         drift=PriceDrift(job.overheads, today, seed=0, draws=0),
         routing_draws=draws,
         expandable_segments=request.expandable_segments,

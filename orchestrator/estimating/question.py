@@ -41,6 +41,7 @@ class Question:
         drift: change of prices since they were recorded.
         routing_draws: number of draws of the experts' shares, for the spread of the peak.
         expandable_segments: setting of PyTorch's allocator.
+        own_cards: keys of the GPUs that the user owns.
         assumes_batch: whether the effective batch is assumed.
         by_default: options that were not given, so that defaults define the job.
         changes: options that differ from the given ones, by name.
@@ -61,6 +62,7 @@ class Question:
     expandable_segments: bool
     finds_seq_len: bool = False
     by_default: tuple[str, ...] = ()
+    own_cards: frozenset[str] = frozenset()
     assumes_batch: bool = False
     changes: Mapping[str, object] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.question import EstimateError
+from orchestrator.pricing.own_cards import PREFIX, is_own, without_prefix
 from orchestrator.request import Checks, validation_lines
 
 ALL = ("all",)
@@ -22,7 +23,8 @@ def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Cata
     """The GPUs of these names.
 
     Args:
-        names: keys of the catalog, or other names, each of which may stand for several GPUs.
+        names: keys of the catalog, or other names, each of which may stand for several GPUs; or
+            such a name of a single card after ``own:``.
         memory_gib: memory of the GPU, which need not be in the catalog then.
         catalog: the catalog.
 
@@ -30,15 +32,13 @@ def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Cata
         EstimateError: the GPUs cannot be simulated, or options contradict one another.
         UnknownGpuError: the catalog lacks one, and its memory was not given.
     """
-    if tuple(names) == ALL:
-        gpus = [gpu for gpu in catalog.gpus if gpu.kind == "cuda"]
-    else:
-        if "all" in names:
-            raise EstimateError(f"--gpu {','.join(names)}: all includes every GPU: give it alone")
-        checks = Checks()
-        groups = [checks.of(_gpus, name, memory_gib, catalog) for name in names]
-        checks.raise_errors()
-        gpus = list({gpu.key: gpu for group in groups for gpu in group or ()}.values())
+    rented = rented_names(names)
+    if ALL[0] in rented and rented != ALL:
+        raise EstimateError(f"--gpu {','.join(names)}: all includes every GPU: give it alone")
+    checks = Checks()
+    groups = [checks.of(_gpus, name, memory_gib, catalog) for name in names]
+    checks.raise_errors()
+    gpus = list({gpu.key: gpu for group in groups for gpu in group or ()}.values())
     if not gpus:
         raise EstimateError("--gpu names no GPU: give keys of 'catalog gpus', or all")
     if memory_gib is None:
@@ -53,6 +53,22 @@ def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Cata
     key = f"{gpu.key}-{memory_gib:g}GiB" if gpu in catalog.gpus else gpu.key
     usable = round(memory_gib * 2**30)
     return [gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})]
+
+
+def rented_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The names that are not of a card that the user owns."""
+    return tuple(name for name in names if not is_own(name))
+
+
+def own_cards(names: Sequence[str], memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
+    """Cards among the names that the user owns; none where no name begins with ``own:``.
+
+    Raises:
+        EstimateError: a name stands for several cards.
+        UnknownGpuError: the catalog lacks one.
+    """
+    own = [name for name in names if is_own(name)]
+    return requested_gpus(own, memory_gib, catalog) if own else []
 
 
 def gpus_named(name: str, catalog: Catalog) -> list[Gpu]:
@@ -71,12 +87,14 @@ def gpus_named(name: str, catalog: Catalog) -> list[Gpu]:
 
 
 def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
-    number, alone = _counted(name)
+    if name == ALL[0]:
+        return [gpu for gpu in catalog.gpus if gpu.kind == "cuda"]
+    number, alone = _counted(without_prefix(name))
     try:
         gpus = gpus_named(alone, catalog)
     except UnknownGpuError as error:
         if memory_gib is not None:
-            return [_without_speed(name)]
+            return [_without_speed(without_prefix(name))]
         raise UnknownGpuError(
             f"{error}; or give --memory-gib for a GPU that is not in the catalog"
         ) from None
@@ -86,6 +104,9 @@ def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
         )
     if any(gpu.kind != "cuda" for gpu in gpus):
         raise EstimateError(f"--gpu {name}: only CUDA GPUs are simulated; measure it")
+    if is_own(name) and len(gpus) > 1:
+        keys = ", ".join(f"{PREFIX}{gpu.key}" for gpu in gpus)
+        raise EstimateError(f"--gpu {name}: name the card that you own: {keys}")
     return gpus
 
 

@@ -19,6 +19,7 @@ from orchestrator.exporting.names import (
 from orchestrator.exporting.requirements import install_lines
 from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob
 from orchestrator.exporting.training_script import filled, training_script
+from orchestrator.pricing.catalog_file import OWN
 
 Target = Literal["skypilot", "dstack", "hf-jobs", "ray", "slurm"]
 
@@ -31,6 +32,8 @@ DEFAULT_FILES: Mapping[Target, str] = {
     "ray": "ray-job.sh",
     "slurm": "job.sbatch",
 }
+OWN_TARGETS: tuple[Target, ...] = ("ray", "slurm")
+"""Formats that start a training on a machine of the user's own."""
 SLACK = 2.0
 """Time limit of a job, as a multiple of its predicted hours."""
 
@@ -176,6 +179,11 @@ def _named(
     placements: Sequence[ChosenOffer], form: Format, target: Target
 ) -> tuple[tuple[ChosenOffer, ...], tuple[str, ...]]:
     """The first offers that a format can name, and why it names no cheaper ones."""
+    if placements[0].provider == OWN and target not in OWN_TARGETS:
+        raise ExportError(
+            f"--to {target}: the choice is your own {placements[0].gpu}, which is not rented: use "
+            f"--to {' or '.join(OWN_TARGETS)}, or estimate without your own"
+        )
     chosen: list[ChosenOffer] = []
     left_out: list[str] = []
     for place in placements:

@@ -8,6 +8,7 @@ from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, span, table
+from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
@@ -20,6 +21,7 @@ from orchestrator.reporting.estimate_recommendation import (
     varying_text,
     verdict,
 )
+from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.sections.alternative_recipes import (
     recipe_words,
     remedies_text,
@@ -158,6 +160,8 @@ def _row(
     if price is not None:
         several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
         offer = f"{price.provider} {price.instance}{several} {price.market}"
+        if price.provider == OWN and price.instance == estimate.gpu:
+            offer = "your own"
         rate = f"{price.usd_per_hour:.3g}"
         hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
         usd = f"{price.usd:.3g} ({ends_text(price.usd_interval)})"
@@ -223,7 +227,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
         )
     yield from _accuracy_notes(estimates)
     yield from missed_text(estimates, question.constraints)
-    yield from _gap_notes(estimates, question)
+    yield from gap_notes(estimates, question)
     for row in rows:
         if row.routed_peak_gib is not None:
             median, upper = row.routed_peak_gib
@@ -305,30 +309,6 @@ def _approximations(rows: Sequence[Estimate]) -> Iterator[str]:
         yield f"Approximate: {text}{on_gpus}."
     if not approximations:
         yield "The installed libraries were traced without any approximation."
-
-
-def _gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
-    """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
-    rows = [e.estimate for e in estimates]
-    endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
-    if endless and question.recipe.effective_batch is None:
-        yield f"Batch sizes above {rows[0].batch_limit} were not tried: {', '.join(endless)}."
-    priceless = [e.estimate for e in estimates if e.estimate.no_price and not e.missed]
-    for reason in dict.fromkeys(row.no_price for row in priceless):
-        gpus = sorted(row.gpu for row in priceless if row.no_price == reason)
-        yield f"No price for {', '.join(gpus)}: {reason}."
-    timeless = sorted(
-        row.gpu for row in rows if row.outcome is Outcome.FITS and row.step_seconds is None
-    )
-    if timeless:
-        yield (
-            f"No time for {', '.join(timeless)}: the catalog lacks its compute rate or "
-            "bandwidth. Add bf16_dense_tflops and memory_bandwidth_gb_per_second in a file, and "
-            "give the file with --catalog."
-        )
-    positions = estimates[0].cell.request.model.positions
-    if positions is not None and rows[0].seq_len > positions:
-        yield f"{rows[0].model} supports examples of at most {positions} tokens."
 
 
 def _lengths(rows: Sequence[Estimate], question: Question) -> str:

@@ -30,12 +30,15 @@ def run_estimate(options: argparse.Namespace) -> int:
             checks_of,
             estimate_job,
         )
+        from orchestrator.model_names import shape_text
         from orchestrator.request import request_of
 
         request = request_of(EstimateRequest, given)
         check_export(options)
         if options.refuse is not None:
             options.refuse(checks_of(request).lines)
+        if text := shape_text(request.model):
+            remark(text)
         estimates = estimate_job(request, today(), ahead)
     _print_estimates(options, estimates)
     if options.export is not None:

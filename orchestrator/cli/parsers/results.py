@@ -29,9 +29,11 @@ from orchestrator.cli.options.value_types import (
 
 GPUS = f"""
 --model MODEL            {MODEL}
---gpu GPU                keys of 'catalog gpus' or names as A100, separated by commas (default: all)
+--gpu GPU                keys of 'catalog gpus' or names as A100, separated by commas; own:A40: a
+                         card that you own, which costs electricity in place of rent (default: all)
 --memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
                          that the catalog lacks
+--usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
 """
 CONFIG = """
 --explain-config         print what each key of the configuration comes to, and estimate nothing

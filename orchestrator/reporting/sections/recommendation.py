@@ -104,8 +104,11 @@ def offer_text(row: RankedOffer) -> str:
 
 def rent_text(gpu: str, row: RankedOffer | Price) -> str:
     """Advice to rent or use a GPU, with its provider and price per hour."""
+    rate = f"at ${row.usd_per_hour:.3g} an hour"
+    if row.provider == OWN and row.instance == gpu:
+        return f"Use your **{gpu}** {rate}"
     verb = "Use" if row.provider == OWN else "Rent"
-    return f"{verb} **{gpu}** {provider_text(row)} at ${row.usd_per_hour:.3g} an hour"
+    return f"{verb} **{gpu}** {provider_text(row)} {rate}"
 
 
 def provider_text(row: RankedOffer | Price) -> str:

@@ -1,0 +1,82 @@
+"""Cards that the user owns: no rent, but electricity."""
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.offer import Offer
+from orchestrator.pricing.catalog_file import OWN
+from orchestrator.request import OptionError
+
+PREFIX = f"{OWN}:"
+WATTS_PER_KILOWATT = 1000.0
+
+
+def is_own(name: str) -> bool:
+    """Whether a name given to ``--gpu`` is that of a card that the user owns."""
+    return name.casefold().startswith(PREFIX)
+
+
+def without_prefix(name: str) -> str:
+    """The name of the GPU itself."""
+    return name[len(PREFIX) :].strip() if is_own(name) else name
+
+
+def with_own_cards(
+    catalog: Catalog,
+    own: Sequence[Gpu],
+    rented: Collection[Gpu],
+    usd_per_kwh: float | None,
+    today: dt.date,
+) -> Catalog:
+    """Catalog in which cards that the user owns cost their electricity.
+
+    Args:
+        catalog: GPUs and rented offers.
+        own: cards that the user owns.
+        rented: GPUs to rent; a card that is not among them keeps no rented offer.
+        usd_per_kwh: price of electricity.
+        today: date of the electricity's price.
+
+    Raises:
+        OptionError: the price of electricity or the power of a card is missing, or a price was
+            given for no card; a line for each.
+    """
+    if not own:
+        if usd_per_kwh is not None:
+            raise OptionError(
+                f"--usd-per-kwh {usd_per_kwh:g}: is for cards of your own: add --gpu {PREFIX}GPU"
+            )
+        return catalog
+    if usd_per_kwh is None:
+        raise OptionError(
+            f"--gpu {PREFIX}{own[0].key}: your card costs electricity: add --usd-per-kwh"
+        )
+    unknown = [gpu.key for gpu in own if gpu.tdp_watts is None]
+    if unknown:
+        raise OptionError(
+            "\n".join(
+                f"--gpu {PREFIX}{key}: its power is unknown: give the card with tdp_watts in a "
+                "file for --catalog"
+                for key in unknown
+            )
+        )
+    no_rent = {gpu.key for gpu in own} - {gpu.key for gpu in rented}
+    offers = [offer for offer in catalog.all_offers if offer.gpu not in no_rent]
+    gpus = [*catalog.gpus, *(gpu for gpu in own if gpu not in catalog.gpus)]
+    return Catalog(gpus, [*offers, *(_electricity(gpu, usd_per_kwh, today) for gpu in own)])
+
+
+def _electricity(gpu: Gpu, usd_per_kwh: float, today: dt.date) -> Offer:
+    """An hour of the card at its board power; the rest of the machine is left out."""
+    assert gpu.tdp_watts is not None  # the caller checks it
+    return Offer(
+        gpu=gpu.key,
+        provider=OWN,
+        region=OWN,
+        instance=gpu.key,
+        usd_per_hour=gpu.tdp_watts / WATTS_PER_KILOWATT * usd_per_kwh,
+        recorded=today,
+        source=f"electricity: {gpu.tdp_watts:g} W at ${usd_per_kwh:g} per kWh",
+    )

@@ -1,0 +1,1 @@
+"""Notes below the table of an estimate."""

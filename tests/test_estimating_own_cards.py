@@ -1,0 +1,33 @@
+"""Estimates on cards that the user owns, beside rented ones."""
+
+import pytest
+
+import orchestrator
+from orchestrator.reporting.estimate_tables import as_table
+from orchestrator.request import OptionError
+
+
+def test_a_card_of_ones_own_is_ranked_beside_rented_ones() -> None:
+    """It costs its electricity, whatever the limits on providers, and is used, not rented."""
+    estimates = orchestrator.estimate(
+        "llama-tiny",
+        gpu="A100-40GB-SXM,own:A40",
+        usd_per_kwh=0.5,
+        seq_len=32,
+        spot=True,
+        providers="gcp",
+    )
+    prices = {row.estimate.gpu: row.estimate.price for row in estimates}
+    own = prices["A40"]
+    assert own is not None
+    assert (own.provider, own.usd) == ("own", pytest.approx(0.15 * own.hours))
+    assert (prices["A100-40GB-SXM"] or own).provider == "gcp"
+    shown = as_table(estimates.estimated, estimates.question)
+    assert "Use your **A40**" in shown
+    assert "300 W" in shown
+
+
+def test_electricity_needs_a_price() -> None:
+    """No price is guessed."""
+    with pytest.raises(OptionError, match="--usd-per-kwh"):
+        orchestrator.estimate("llama-tiny", gpu="own:A40", seq_len=32)

@@ -1,0 +1,52 @@
+"""Names that people write for models, and the presets of the same shape."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.model_names import named_model, preset_of, shape_text
+from trials.records.model import UnknownModelError, presets
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("NousResearch/Llama-2-7b-hf", "llama-2-7b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mistral-7B-v0.3", None),
+        ("meta-llama/Llama-3.2-1B", None),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),
+        ("allenai/OLMoE-1B-7B-0924", "olmoe-1b-7b"),
+        ("llama3.1:8b", "llama-3.1-8b"),
+        ("llama3.1:8b-instruct-q4_K_M", "llama-3.1-8b"),
+        ("Llama 3.1 70B", "llama-3.1-70b"),
+        ("qwen2.5:7b", "qwen2.5-7b"),
+        ("Qwen-2.5-7B", "qwen2.5-7b"),
+        ("TheBloke/Llama-2-13B-GPTQ", "llama-2-13b"),
+        ("llama3.1", None),
+    ],
+)
+def test_a_name_has_the_preset_of_its_architecture(name: str, preset: str | None) -> None:
+    """Variants of the weights share it; another vocabulary does not."""
+    assert preset_of(name) == preset
+
+
+def test_a_name_on_the_hub_keeps_its_weights_and_its_tokenizer() -> None:
+    """Only the shape is that of the preset; a tag of Ollama is no name on the hub."""
+    hub = named_model("meta-llama/Llama-3.1-8B-Instruct")
+    assert (hub.name, hub.weights) == ("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct")
+    assert named_model("llama3.1:8b") == presets()["llama-3.1-8b"]
+
+
+def test_the_shape_is_named_unless_the_name_is_exact(tmp_path: Path) -> None:
+    """A path is never a preset, whatever it is named."""
+    assert "llama-3.1-8b" in (shape_text("llama3.1:8b") or "")
+    folder = tmp_path / "llama-2-7b-hf"
+    folder.mkdir()
+    for name in ("llama-3.1-8b", "blackmamba-630m", str(folder), "./llama-2-7b-hf", "no-model"):
+        assert shape_text(name) is None
+    with pytest.raises(UnknownModelError):
+        named_model(str(folder))

@@ -1,0 +1,45 @@
+"""Cards that the user owns, priced by their electricity."""
+
+import datetime as dt
+
+import pytest
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.pricing.own_cards import with_own_cards
+from orchestrator.request import OptionError
+
+TODAY = dt.date(2026, 11, 23)
+CATALOG = load_catalog()
+A40 = CATALOG.gpu("A40")
+
+
+def test_a_card_of_ones_own_costs_electricity_and_no_rent() -> None:
+    """300 W for an hour at $0.25 per kWh; offers of other GPUs stay."""
+    catalog = with_own_cards(CATALOG, [A40], [], 0.25, TODAY)
+    (offer,) = catalog.offers("A40")
+    assert (offer.provider, offer.usd_per_hour) == ("own", pytest.approx(0.075))
+    assert catalog.offers("L4") == CATALOG.offers("L4")
+
+
+def test_a_card_that_may_also_be_rented_keeps_its_offers() -> None:
+    """As with --gpu own:A40,all."""
+    offers = with_own_cards(CATALOG, [A40], CATALOG.gpus, 0.25, TODAY).offers("A40")
+    assert len(offers) == len(CATALOG.offers("A40")) + 1
+
+
+def test_a_card_outside_the_catalog_is_added() -> None:
+    """Its memory was given, so that it has a key of its own."""
+    changed = A40.model_copy(update={"key": "A40-24GiB", "device_names": ("mine",)})
+    (offer,) = with_own_cards(CATALOG, [changed], [], 0.25, TODAY).offers("A40-24GiB")
+    assert offer.usd_per_hour == pytest.approx(0.075)
+
+
+def test_price_and_power_of_the_electricity_are_required() -> None:
+    """Neither is guessed; a price without a card is a mistake."""
+    with pytest.raises(OptionError, match="--usd-per-kwh"):
+        with_own_cards(CATALOG, [A40], [], None, TODAY)
+    with pytest.raises(OptionError, match="tdp_watts"):
+        with_own_cards(CATALOG, [A40.model_copy(update={"tdp_watts": None})], [], 0.3, TODAY)
+    with pytest.raises(OptionError, match="own:"):
+        with_own_cards(CATALOG, [], [A40], 0.3, TODAY)
+    assert with_own_cards(CATALOG, [], [A40], None, TODAY) is CATALOG
