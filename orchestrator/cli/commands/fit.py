@@ -1,4 +1,4 @@
-"""Commands ``fit`` and ``reproduce``."""
+"""Commands ``fit``, ``calibrate`` and ``reproduce``."""
 
 import argparse
 import json
@@ -49,6 +49,33 @@ def _is_csv(options: argparse.Namespace) -> bool:
         if getattr(options, name) is not None:
             raise TableError(f"{path}: --{name} goes with a CSV of observations, not with a run")
     return False
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """Fit the clock's constants to the measured steps of runs, and write them."""
+    from fitting.calibration_points import measured_points
+    from fitting.clock_calibration import calibrate
+    from gpu_catalog.catalog import load_catalog
+    from orchestrator.estimating.calibration_file import calibration_text
+    from orchestrator.run_folder.run_folder import RunFolder
+    from trials.simulation.timing_model import EfficiencyConstants
+    from trials.simulation.trace_cache import Traces
+
+    out: Path = options.out
+    folders = [RunFolder.existing(path) for path in options.runs]
+    specs = [folder.spec() for folder in folders]
+    models = {name: model for spec in specs for name, model in spec.models.items()}
+    gpus = {gpu.key: gpu for spec in specs for gpu in spec.merged_catalog().gpus}
+    gpus |= {gpu.key: gpu for gpu in load_catalog().gpus}
+    observations = [o for folder in folders for o in folder.observations()]
+    points, reasons = measured_points(observations, models, gpus, Traces(report=remark))
+    for reason in reasons:
+        remark(reason)
+    calibration = calibrate(points, EfficiencyConstants())
+    out.write_text(f"{calibration.model_dump_json(indent=2)}\n", encoding="utf-8")
+    print_result(calibration_text(calibration))
+    print_result(f"\n{out}: give it to estimate and sweep as --constants {out}")
+    return 0
 
 
 def run_reproduce(options: argparse.Namespace) -> int:

@@ -23,6 +23,8 @@ plan runs/my  # print what a run still has to measure
 estimate --model llama-3.1-8b --method lora --seq-len 2048 --gpu A40,H100-SXM
 estimate --model ./my-model --seq-len 512 --explain  # print what fills the memory
 estimate --model llama-3.1-8b --seq-len 2048 --export task.yaml --to skypilot  # and start it
+check --config qlora.yml --gpu RTX-4090  # exit code 0 fits, 1 does not, 2 unknown
+check --model llama-3.1-8b --method lora --seq-len 2048 --gpu A40 --json
 dataset data.jsonl --model llama-3.1-8b --text-fields question,answer
 dataset openai/gsm8k --subset main --model qwen2.5-7b --save lengths.csv
 fit runs/my  # write fits.json again

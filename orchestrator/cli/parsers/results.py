@@ -1,6 +1,7 @@
 """Commands on what was measured, simulated or published, and on prices."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,23 @@ STEP = """
                          of the largest and the powers of two below it (default: max; fastest for
                          padded examples of a data set)
 """
-RESULTS = f"""
---routing-draws ROUTING_DRAWS
-                         number of random expert routings, which show the spread of the peak memory
+SIMULATION = f"""
 --expandable-segments    simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
---explain                print what fills the memory and takes the time
 --constants FILE         constants that 'calibrate' wrote
 --json                   print all results as JSON
+{PRICES}{CONSTRAINTS}
+"""
+RESULTS = """
+--routing-draws ROUTING_DRAWS
+                         number of random expert routings, which show the spread of the peak memory
+--explain                print what fills the memory and takes the time
 --export FILE            write the cheapest offer and the recipe as a task file, which starts the
                          training by TRL; goes with --to
 --to {{skypilot,dstack,hf-jobs,ray,slurm}}
                          format of --export
-{PRICES}{CONSTRAINTS}
+"""
+CHECK = """
+--strict                 exit with 2 where the 90 % interval of the memory includes the GPU's limit
 """
 CALIBRATE = """
 runs RUN...              run folders with measured steps
@@ -144,14 +150,41 @@ def add_estimate(commands: Any) -> None:
         description="Simulate fine-tuning on GPUs of the catalog by tracing the training code. "
         "Nothing is measured.",
     )
-    add_table(estimate, GPUS, required=["--model"], memory_gib=above_zero)
-    estimate.add_argument(
+    _add_training(estimate)
+    add_table(estimate, CONFIG + RESULTS, routing_draws=positive)
+    estimate.set_defaults(gpu="all")
+    check = commands.add_parser(
+        "check",
+        run="estimate.run_check",
+        checks=True,
+        help="check whether a training fits a GPU: exit code 0 fits, 1 does not, 2 unknown",
+        description="Simulate a training on one GPU of the catalog. The exit code is 0 where it "
+        "fits, 1 where it does not, with the cheapest change under which it does, and 2 where the "
+        "verdict is unknown, as after a mistake. Nothing is measured.",
+    )
+    _add_training(check, required=["--model", "--gpu"])
+    add_table(check, CHECK)
+    calibrate = commands.add_parser(
+        "calibrate",
+        run="fit.run_calibrate",
+        help="fit the constants of the simulated GPU to measured steps",
+        description="Fit the constants of the simulated GPU to the measured steps of runs on "
+        "NVIDIA GPUs. One measured step is enough for the speed of a machine's host.",
+    )
+    add_table(calibrate, CALIBRATE, runs=run_folder, out=Path)
+    calibrate.set_defaults(out=Path("constants.json"))
+
+
+def _add_training(command: argparse.ArgumentParser, required: Sequence[str] = ("--model",)) -> None:
+    """Add the options of a training to simulate, and of its GPUs."""
+    add_table(command, GPUS, required=required, memory_gib=above_zero)
+    command.add_argument(
         "--model-config",
         dest="model",
         metavar="FILE.json",
         help="config.json of the model, where its name is out of reach; the same as --model",
     )
-    estimate.add_argument(
+    command.add_argument(
         "--config",
         action=WithoutModel,
         type=Path,
@@ -159,29 +192,18 @@ def add_estimate(commands: Any) -> None:
         help="YAML of axolotl, LLaMA-Factory or TRL: the training to estimate. Options replace "
         "what it states; --model is not required",
     )
-    add_table(estimate, CONFIG)
     add_recipe(
-        estimate,
+        command,
         method="lora; with --recipe auto, lora and qlora",
         named=f"auto: the cheapest that fits each GPU, with the options below as given; or {NAMED} "
         "(default: auto where only --method is given, else the defaults of --defaults)",
     )
-    add_table(estimate, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
-    add_examples(estimate, "number of training examples (default: those of --dataset, or 15000)")
-    add_table(estimate, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)
-    add_dataset(estimate, batching=GROUPING)
-    add_table(estimate, RESULTS, routing_draws=positive)
-    add_overheads(estimate)
-    estimate.set_defaults(gpu="all")
-    calibrate = commands.add_parser(
-        "calibrate",
-        run="estimate.run_calibrate",
-        help="fit the constants of the simulated GPU to measured steps",
-        description="Fit the constants of the simulated GPU to the measured steps of runs on "
-        "NVIDIA GPUs. One measured step is enough for the speed of a machine's host.",
-    )
-    add_table(calibrate, CALIBRATE, runs=run_folder, out=Path)
-    calibrate.set_defaults(out=Path("constants.json"))
+    add_table(command, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
+    add_examples(command, "number of training examples (default: those of --dataset, or 15000)")
+    add_table(command, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)
+    add_dataset(command, batching=GROUPING)
+    add_table(command, SIMULATION)
+    add_overheads(command)
 
 
 def add_dataset_command(commands: Any) -> None:

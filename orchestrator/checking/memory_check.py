@@ -1,0 +1,111 @@
+"""Whether a training fits a GPU's memory, and the cheapest change under which it does."""
+
+import datetime as dt
+
+from fitting.laws.fit_result import Interval
+from gpu_catalog.record import Record
+from orchestrator.estimating.estimate_records import Alternative, Estimate
+from orchestrator.estimating.estimate_request import EstimateRequest, estimate_job
+from orchestrator.estimating.question import EstimateError
+from orchestrator.estimating.recipe_choice import fits
+from orchestrator.estimating.requested_gpus import requested_gpus
+from trials.records.observation import Basis
+from trials.simulation.tracing_child import TracingChild
+
+
+class MemoryCheck(Record):
+    """Verdict on one training on one GPU.
+
+    Attributes:
+        fits: whether a micro-batch of ``batch_size`` fits.
+        certain: whether the whole 90 % interval of the memory agrees.
+        micro_batches: micro-batches per optimizer step.
+        max_batch_size: largest micro-batch that fits; 0 where not even one example does.
+        peak_gib, peak_gib_interval: peak of the memory that PyTorch's allocator has in use, and its
+            90 % interval.
+        reserved_gib: peak of the memory that it reserves.
+        usable_gib: memory of the GPU that it may reserve.
+        change: cheapest change under which it fits; None where it fits, or where no change helps.
+    """
+
+    fits: bool
+    certain: bool
+    model: str
+    gpu: str
+    recipe: str
+    seq_len: int
+    batch_size: int
+    micro_batches: int
+    max_batch_size: int
+    peak_gib: float
+    peak_gib_interval: Interval
+    reserved_gib: float
+    usable_gib: float
+    change: Alternative | None
+    basis: Basis = Basis.SIMULATED
+
+
+def memory_check(
+    request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
+) -> MemoryCheck:
+    """Simulate a training on one GPU, and look for a change where it does not fit.
+
+    Args:
+        request: the training; its GPU must be one, and so must its length.
+        today: day that the change's price has moved until.
+        ahead: child processes that have started already.
+
+    Raises:
+        UserError: options, data, model or prices are wrong, or the training cannot be simulated.
+    """
+    if request.seq_len == "max" or isinstance(request.seq_len, tuple):
+        raise EstimateError("--seq-len: a check is of one length: give a number")
+    prices = request.prices.in_use()
+    gpus = requested_gpus(request.gpu, request.memory_gib, prices.over(prices.catalog))
+    if len(gpus) > 1:
+        keys = ", ".join(gpu.key for gpu in gpus)
+        raise EstimateError(
+            f"--gpu {','.join(request.gpu)}: a check is of one GPU: give one, {keys}"
+        )
+    estimates = estimate_job(request, today, ahead)
+    if not estimates.estimated:
+        raise EstimateError("\n".join(estimates.skipped))
+    row = estimates.estimated[0]
+    estimate, is_fit = row.estimate, fits(row)
+    fields = set(MemoryCheck.model_fields) & set(Estimate.model_fields)
+    return MemoryCheck(
+        **estimate.model_dump(include=fields),
+        fits=is_fit,
+        certain=_is_certain(estimate, is_fit=is_fit),
+        change=None if is_fit else next(iter(estimate.alternatives), None),
+    )
+
+
+def _is_certain(estimate: Estimate, *, is_fit: bool) -> bool:
+    within = estimate.max_batch_size_interval
+    size = estimate.batch_size
+    return within.low >= size if is_fit else within.high < size
+
+
+def check_text(check: MemoryCheck) -> str:
+    """The verdict in a line, and below it the change that helps."""
+    verdict = "fits" if check.fits else "does not fit"
+    batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens"
+    peak, doubt = check.peak_gib_interval, "" if check.certain else ", which includes the limit"
+    first = (
+        f"**{check.model} {verdict} {check.gpu}**: batch {batch} reserves "
+        f"{check.reserved_gib:.1f} of {check.usable_gib:.1f} GiB. Peak in use "
+        f"{check.peak_gib:.1f} GiB, 90 % interval {peak.low:.1f} to {peak.high:.1f}{doubt}."
+    )
+    lines = [first]
+    if check.change is not None:
+        change = check.change
+        alters = "" if change.learns_alike else ", which alters training"
+        cost = "" if change.usd is None else f", ${change.usd:.3g} for the job"
+        lines.append(
+            f"It fits with {change.options}{alters}: batch {change.batch_size} x "
+            f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."
+        )
+    elif not check.fits:
+        lines.append("It fits with no change that was tried.")
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""``check``: exit code 0 where a training fits a GPU, 1 where it does not, 2 where unknown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.main import main
+
+GPU = ("--gpu", "RTX-4090")
+TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 32\n"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cached(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Keep traces in a folder that the tests of this file share."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration of TRL with a micro-batch of 16 and an effective batch of 32."""
+    path = tmp_path / "sft.yml"
+    text = f"{TRL}per_device_train_batch_size: 16\ngradient_accumulation_steps: 2\n"
+    path.write_text(f"{text}loss_type: chunked_nll\n", encoding="utf-8")
+    return path
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    """Exit code and JSON of a check."""
+    code = main(["check", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_configuration_that_fits_ends_with_0(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The micro-batch is that of the file, and so is the effective batch."""
+    code, check = checked(capsys, "--config", str(config), "--model", "llama-tiny", *GPU)
+    assert (code, check["fits"], check["certain"], check["change"]) == (0, True, True, None)
+    assert (check["gpu"], check["batch_size"], check["micro_batches"]) == ("RTX-4090", 16, 2)
+    assert check["seq_len"] == 32
+    assert check["peak_gib"] <= check["reserved_gib"] < check["usable_gib"]
+
+
+def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The change, given as options, makes the same check end with 0; the effective batch stays."""
+    small = ("--config", str(config), "--model", "llama-tiny", *GPU, "--memory-gib", "0.56")
+    code, check = checked(capsys, *small)
+    change = check["change"]
+    assert (code, check["fits"]) == (1, False)
+    assert check["reserved_gib"] > check["usable_gib"] >= change["reserved_gib"]
+    assert (change["batch_size"] * change["micro_batches"], change["learns_alike"]) == (32, True)
+    assert checked(capsys, *small, *change["options"].split())[0] == 0
+
+
+def test_a_verdict_within_the_error_of_the_memory_is_uncertain(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--strict`` it ends with 2: the interval of the memory includes the limit."""
+    start = ("--config", str(config), "--model", "llama-tiny", *GPU)
+    reserved = checked(capsys, *start)[1]["reserved_gib"]
+    close = (*start, "--memory-gib", f"{reserved * 1.01 + 0.5:.4f}")
+    code, check = checked(capsys, *close)
+    assert (code, check["fits"], check["certain"]) == (0, True, False)
+    assert checked(capsys, *close, "--strict")[0] == 2
+    assert checked(capsys, *start, "--strict")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "word"),
+    [
+        (TRL, ("--gpu", "A100"), "A100-40GB-PCIe"),
+        (TRL, ("--gpu", "RTX-4091"), "RTX-4090"),
+        (TRL, (*GPU, "--seq-len", "max"), "--seq-len"),
+        (f"{TRL}fsdp: full_shard\n", GPU, "fsdp"),
+        (f"{TRL}per_device_train_batch_size: 0\n", GPU, "per_device_train_batch_size"),
+        ("a: [", GPU, "YAML"),
+    ],
+)
+def test_what_cannot_be_checked_ends_with_2_and_the_reason(
+    text: str,
+    arguments: tuple[str, ...],
+    word: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Never with 1, which would say that the training does not fit."""
+    (tmp_path / "sft.yml").write_text(text, encoding="utf-8")
+    code, answer = checked(capsys, "--config", str(tmp_path / "sft.yml"), *arguments)
+    assert (code, answer["fits"]) == (2, None)
+    assert word in answer["reason"]
+
+
+def test_a_check_needs_a_gpu(config: Path) -> None:
+    """All GPUs of the catalog, the default of an estimate, are no single verdict."""
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--config", str(config)])
+    assert ended.value.code == 2
