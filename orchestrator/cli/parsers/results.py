@@ -62,7 +62,7 @@ RESULTS = """
 --explain                print what fills the memory and takes the time
 --export FILE            write the cheapest offer and the recipe as a task file, which starts the
                          training by TRL; goes with --to
---to {{skypilot,dstack,hf-jobs,ray,slurm}}
+--to {skypilot,dstack,hf-jobs,ray,slurm}
                          format of --export
 """
 CHECK = """
