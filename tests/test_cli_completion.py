@@ -32,6 +32,12 @@ def test_every_command_shows_examples(capsys: pytest.CaptureFixture[str]) -> Non
     assert "report runs/my runs/" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", commands())
+def test_every_command_has_help(command: str) -> None:
+    """The help of each is formatted, whatever characters it has."""
+    assert command in commands()[command].format_help()
+
+
 @pytest.mark.parametrize("command", [c for c in commands() if c != "completion"])
 def test_examples_in_the_help_are_valid_commands(command: str) -> None:
     """Every example of the help parses to its own command."""

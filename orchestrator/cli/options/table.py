@@ -48,7 +48,7 @@ def add_table(
     for entry in re.split(r"\n(?=\S)", table.strip()):
         usage, text = re.split(r" {2,}|\n", entry, maxsplit=1)
         name, _, value = usage.partition(" ")
-        settings: dict[str, Any] = {"help": " ".join(text.split())}
+        settings: dict[str, Any] = {"help": " ".join(text.split()).replace("%", "%%")}
         if name in required:
             settings["required"] = True
         if name.startswith("--[no-]"):
