@@ -13,7 +13,7 @@ def test_a_card_of_ones_own_is_ranked_beside_rented_ones() -> None:
         "llama-tiny",
         gpu="A100-40GB-SXM,own:A40",
         usd_per_kwh=0.5,
-        seq_len=32,
+        seq_len=512,
         spot=True,
         providers="gcp",
     )

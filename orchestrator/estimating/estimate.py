@@ -72,11 +72,14 @@ def estimates(
     ]
 
 
-def by_cost(estimated: Estimated) -> tuple[int, bool, float, float]:
-    """Order of estimates: by length, the cheapest first, then those without a price by speed."""
+def by_objective(estimated: Estimated) -> tuple[int, bool, float, float]:
+    """Order of estimates: by length, the best offer first, then those without a price by speed."""
     estimate = estimated.estimate
     price, speed = estimate.price, estimate.examples_per_second or 0.0
-    return (-estimate.seq_len, price is None, 0.0 if price is None else price.usd, -speed)
+    if price is None:
+        return (-estimate.seq_len, True, -speed, 0.0)
+    wanted = estimated.question.constraints
+    return (-estimate.seq_len, False, *wanted.preference(price.hours, price.usd))
 
 
 def _anywhere(cell: Cell) -> Cell:
@@ -192,9 +195,9 @@ def _job(
     seconds: float,
     interval: Interval,
 ) -> tuple[dict[str, Any], MissedConstraints | None, tuple[Price, ...]]:
-    """Fields of the job on the cheapest allowed offer, or else its hours and the reason.
+    """Fields of the job on the best allowed offer, or else its hours and the reason.
 
-    The allowed offers follow, the cheapest first.
+    The allowed offers follow, the best first.
     """
     step_seconds = np.array([seconds, interval.low, interval.high])
     micro_batches = question.recipe.micro_batches(batch_size)
@@ -211,7 +214,7 @@ def _job(
     ]
     kept = [price for price in prices if not wanted.refuse(price.hours, price.usd)]
     if kept:
-        best, *_ = kept = sorted(kept, key=lambda price: price.usd)
+        best, *_ = kept = sorted(kept, key=lambda p: wanted.preference(p.hours, p.usd))
         fields = {"price": best, "hours": best.hours, "hours_interval": best.hours_interval}
         return fields, None, tuple(kept)
     hours, low, high = map(float, rented[False])

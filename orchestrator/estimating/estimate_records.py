@@ -23,7 +23,7 @@ BatchChoice = Literal["asked", "largest", "fastest"]
 
 
 class Price(Record):
-    """The job on the cheapest offer of a GPU, with 90 % intervals.
+    """The job on the best offer of a GPU by the objective, with 90 % intervals.
 
     ``usd_per_hour`` is the price of the whole instance.
     """
@@ -89,7 +89,7 @@ class Estimate(Record):
         step_seconds, step_seconds_interval: seconds of a step; they and the fields below are None
             when the GPU's speed is unknown or the batch does not fit.
         hours, hours_interval: hours of the job as rented by ``price``, or else on demand.
-        price: cheapest offer; None without an allowed one.
+        price: best offer by the objective; None without an allowed one.
         no_price: reason why ``price`` is None although a step time is known.
         fidelity: similarity of the traced stack to the one that would run.
         approximations: parts of the stack that others stand in for.
@@ -156,7 +156,7 @@ class Estimated:
         varying: runs on examples of varying length; None where all batches are of one length.
         hours: hours of the job's steps by candidate batch size; empty for a single candidate.
         missed: best hours and dollars of the GPU's offers where none meets the constraints.
-        prices: the job on each offer that meets them, the cheapest first.
+        prices: the job on each offer that meets them, the best first.
     """
 
     estimate: Estimate
@@ -172,7 +172,7 @@ class Estimated:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Estimates of a job on several GPUs, the cheapest first.
+    """Estimates of a job on several GPUs, the best first by the objective.
 
     Attributes:
         question: the job and the recipe.
@@ -190,7 +190,7 @@ class Estimates:
         return len(self.estimated)
 
     def __iter__(self) -> Iterator[Estimated]:
-        """Iterate over the estimates, the cheapest first."""
+        """Iterate over the estimates, the best first."""
         return iter(self.estimated)
 
     def to_frame(self) -> "pd.DataFrame":

@@ -12,7 +12,7 @@ from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.errors import UserError
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import known_constants
-from orchestrator.estimating.estimate import by_cost, estimates
+from orchestrator.estimating.estimate import by_objective, estimates
 from orchestrator.estimating.estimate_records import Estimated, Estimates
 from orchestrator.estimating.longest_sequence import (
     at_longest,
@@ -153,7 +153,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         traces = LengthTraces(traces, traced_lengths(question.workload, question.seq_len))
         estimated = with_remedies(best_recipes(jobs, estimated_jobs), varied, estimated_jobs)
     return Estimates(
-        estimated=tuple(sorted(estimated, key=by_cost)),
+        estimated=tuple(sorted(estimated, key=by_objective)),
         question=estimated[0].question if estimated else question,
         skipped=tuple(reasons),
         prices=prices.age(catalog, today),

@@ -8,7 +8,7 @@ from typing import Any
 
 from fitting.families.cell_step_time import Batch
 from gpu_catalog.gpu import Gpu
-from orchestrator.estimating.estimate import by_cost
+from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Alternative, Estimated
 from orchestrator.estimating.question import EstimatedJob, Question, obstacle
 from orchestrator.spec.job import PACKED
@@ -136,7 +136,7 @@ def best_on_each(estimated: Iterable[Estimated]) -> list[Estimated]:
         on[row.gpu.key].append(row)
     best = []
     for rows in on.values():
-        fitting = sorted(filter(fits, rows), key=lambda row: (_is_doubtful(row), by_cost(row)))
+        fitting = sorted(filter(fits, rows), key=lambda row: (_is_doubtful(row), by_objective(row)))
         if fitting:
             best.append(with_alternatives(fitting[0], fitting[1:]))
         else:

@@ -22,7 +22,7 @@ OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - {"gpu
 
 
 def estimated_training(estimates: Estimates, request: EstimateRequest) -> TrainingJob:
-    """Training of the cheapest estimate, and the offers of all GPUs that its micro-batch fits.
+    """Training of the best estimate, and the offers of all GPUs that its micro-batch fits.
 
     Raises:
         ExportError: no estimate has a price, or several lengths were given.
@@ -43,7 +43,11 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         and _largest(row) >= size
     ]
     pairs = [(row, price) for row in alike for price in row.prices]
-    options = request.job
+    options, wanted = request.job, question.constraints
+
+    def preference(pair: tuple[Estimated, Price]) -> tuple[float, float]:
+        return wanted.preference(pair[1].hours, pair[1].usd)
+
     fields = options.fields().get("text_fields", ())
     return TrainingJob(
         model=question.model,
@@ -57,7 +61,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         steps=steps(question.workload, size * recipe.micro_batches(size)),
         placements=tuple(
             _placement(row, price, question.workload)
-            for row, price in sorted(pairs, key=lambda pair: pair[1].usd)
+            for row, price in sorted(pairs, key=preference)
         ),
         basis=Basis.SIMULATED,
         dataset=options.dataset,
@@ -90,7 +94,7 @@ def _placement(row: Estimated, price: Price, job: Job) -> ChosenOffer:
 
 
 def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None) -> TrainingJob:
-    """Training of the cheapest offer of a run's ranking.
+    """Training of the best offer of a run's ranking.
 
     Args:
         ranking: the ranking.

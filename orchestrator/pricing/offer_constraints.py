@@ -1,13 +1,14 @@
 """Requirements on offers, and the message where no offer meets them. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from gpu_catalog.offer import Market, Offer
 from gpu_catalog.record import Record
 
+Objective = Literal["cost", "time", "both"]
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -37,15 +38,30 @@ class OfferFilter(Record):
 
 
 class Constraints(OfferFilter):
-    """Requirements on a ranked offer.
+    """Requirements on a ranked offer, and what is best among those that meet them.
 
     Attributes:
+        objective: the cheapest offer, the fastest, or the cheapest with the fastest beside it.
         deadline_hours: largest expected hours of the job.
         budget_usd: largest expected dollars of the job.
     """
 
+    objective: Objective = "cost"
     deadline_hours: Above | None = None
     budget_usd: Above | None = None
+
+    def preference(self, hours: float, usd: float) -> tuple[float, float]:
+        """Sort key of offers, the best first by the objective."""
+        return (hours, usd) if self.objective == "time" else (usd, hours)
+
+    def aim(self, superlative: Literal["cheapest", "fastest"]) -> str:
+        """Name of the best offer in words, with the limits that it keeps."""
+        limits = []
+        if self.deadline_hours is not None:
+            limits.append(f"the deadline of {self.deadline_hours:g} h")
+        if self.budget_usd is not None:
+            limits.append(f"the budget of ${self.budget_usd:g}")
+        return f"{superlative}{' within ' if limits else ''}{' and '.join(limits)}"
 
     def refuse(self, hours: float, usd: float) -> bool:
         """Whether a job exceeds the deadline or the budget."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market
 from gpu_catalog.suggestions import did_you_mean
-from orchestrator.pricing.offer_constraints import Above, Constraints, OfferFilter
+from orchestrator.pricing.offer_constraints import Above, Constraints, Objective, OfferFilter
 from orchestrator.request import Names, OptionError
 
 MARKETS: dict[bool | None, Market | None] = {True: "spot", False: "on-demand", None: None}
@@ -56,6 +56,7 @@ class RentalOptions:
 class OfferOptions(RentalOptions):
     """Constraints on the offers that a job is priced on."""
 
+    objective: Objective | None = None
     deadline: Above | None = None
     budget_usd: Above | None = None
     single_gpu_instances: bool = False
@@ -69,6 +70,7 @@ class OfferOptions(RentalOptions):
         return Constraints(
             **self.offer_filter(catalog).model_dump(exclude={"single_gpu"}),
             single_gpu=self.single_gpu_instances,
+            objective=self.objective or "cost",
             deadline_hours=self.deadline,
             budget_usd=self.budget_usd,
         )

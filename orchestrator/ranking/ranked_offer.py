@@ -22,7 +22,8 @@ class RankedOffer(Record):
     """The job of one cell on one offer. Intervals have a level of 90 %.
 
     Attributes:
-        rank: 1 is the cheapest for this model, recipe, sparsity and sequence length.
+        rank: 1 is the cheapest for this model, recipe, sparsity and sequence length, or the fastest
+            if that is the objective.
         probability_cheapest: probability that no other offer is cheaper; 0 for an offer that
             another one of the same GPU and market undercuts by more than prices move.
         tied: whether the data do not separate it from the cheapest.
@@ -107,7 +108,7 @@ class Excluded(Record):
 
 
 class Ranking(Record):
-    """Every cell of a sweep, priced on every offer of its GPU. Cheapest first in each job.
+    """Every cell of a sweep, priced on every offer of its GPU. The best first in each job.
 
     Attributes:
         workload: the job. With epochs from training curves, it has the largest number of any cell.

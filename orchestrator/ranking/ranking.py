@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from fitting.families.cell_step_time import Batch
 from fitting.numerics.value_of_information import INDIFFERENCE
 from gpu_catalog.offer import TERMS
+from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.rental_cost import charged_hours
 from orchestrator.ranking.exclusions import excluded
 from orchestrator.ranking.job_lengths import of_like_lengths
@@ -24,7 +25,7 @@ TIED = 0.05  # probability of costing about as little as the cheapest that makes
 
 
 def rank(inputs: RankingInputs) -> Ranking:
-    """Rank the job on every offer of every cell, cheapest first among comparable cells.
+    """Rank the job on every offer of every cell, the best first among comparable cells.
 
     A cell with a price that the constraints allow is ranked; any other is excluded with a reason.
     """
@@ -39,7 +40,7 @@ def rank(inputs: RankingInputs) -> Ranking:
     offers: list[RankedOffer] = []
     for group in groups.values():
         alike, others = of_like_lengths(inputs.job, group)
-        offers += ordered_offers(alike, inputs.batch)
+        offers += _best_first(ordered_offers(alike, inputs.batch), inputs.constraints)
         excluded_cells += others
     job, learned = inputs.job, inputs.known_epochs
     if learned:
@@ -52,6 +53,14 @@ def rank(inputs: RankingInputs) -> Ranking:
         offers=tuple(offers),
         excluded=tuple(excluded_cells),
     )
+
+
+def _best_first(offers: Iterable[RankedOffer], wanted: Constraints) -> list[RankedOffer]:
+    """Offers of comparable cells in the order of the objective, and numbered in it."""
+    if wanted.objective != "time":
+        return list(offers)
+    ordered = sorted(offers, key=lambda row: (row.hours, row.rank))
+    return [row.model_copy(update={"rank": n}) for n, row in enumerate(ordered, start=1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Sentences of an estimate: which GPU to rent, which GPUs are excluded, which batch size to try."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated, Price
@@ -21,33 +22,56 @@ WORTH_SAYING = 1.01  # growth of the reserved memory above which a note mentions
 
 
 def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
-    """Recommend the cheapest GPU, or say which limit to relax.
+    """Recommend the best GPU by the objective, or say which limit to relax.
 
     Returns:
-        One paragraph; empty where neither prices nor step times are available.
+        One paragraph, or two for both objectives; empty where neither prices nor step times are
+        available.
     """
     best = estimates[0].estimate
     if best.price is not None:
         price = best.price
+        superlative: Literal["cheapest", "fastest"] = "cheapest"
+        lead, last = "", ""
+        if wanted.objective == "time":
+            superlative = "fastest"
+        if wanted.objective == "both":
+            last = _fastest_text(estimates, wanted)
+        if wanted.objective != "cost":
+            lead = f"The {wanted.aim(superlative)}. "
         sure = next((e.estimate for e in estimates if is_sure(e.estimate.price, wanted)), best)
         safer = ""
         if sure is not best and sure.price is not None:
             safer = (
-                f" The cheapest choice whose 90 % interval keeps every limit: {sure.gpu} "
+                f" The {superlative} choice whose 90 % interval keeps every limit: {sure.gpu} "
                 f"{provider_text(sure.price)}, ${sure.price.usd:.3g} in {sure.price.hours:.3g} h."
             )
         return (
-            f"{rent_text(best.gpu, price)}: "
+            f"{lead}{rent_text(best.gpu, price)}: "
             f"the job costs **${price.usd:.3g}** ({ends_text(price.usd_interval)}) and takes "
             f"**{price.hours:.3g} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
             f"{'; generation comes on top' * bool(best.left_out)}."
-            f"{_limits_text(price, wanted)}{safer}"
+            f"{_limits_text(price, wanted)}{safer}{last}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
     if misses:
         return f"{nothing_text(wanted, misses)} (Simulated.)"
     return "" if any(e.step is not None for e in estimates) else _too_large(estimates)
+
+
+def _fastest_text(estimates: Sequence[Estimated], wanted: Constraints) -> str:
+    """The fastest offer of all GPUs, where it is not the cheapest one."""
+    offers = [(row.estimate, price) for row in estimates for price in row.prices]
+    estimate, price = min(offers, key=lambda offer: (offer[1].hours, offer[1].usd))
+    if price == estimates[0].estimate.price:
+        return " It is also the fastest."
+    return (
+        f"\n\nThe {wanted.aim('fastest')}. {rent_text(estimate.gpu, price)}: "
+        f"**{price.hours:.3g} h** ({ends_text(price.hours_interval)}) for **${price.usd:.3g}** "
+        f"({ends_text(price.usd_interval)}), at batch size {estimate.batch_size}"
+        f"{f' with {estimate.options}' if estimate.options else ''}."
+    )
 
 
 def ends_text(interval: Interval) -> str:

@@ -64,7 +64,8 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
     if len(groups) == 1:
         names = [""]
     has_tokens = len(groups) > 1 or question.finds_seq_len
-    order = "length, then by cost" if has_tokens else "cost"
+    order = "time" if wanted.objective == "time" else "cost"
+    order = f"length, then by {order}" if has_tokens else order
     jobs = dict.fromkeys(_job(rows[0].question) for rows in groups)
     verdicts = [(name, verdict(rows, wanted)) for name, rows in zip(names, groups, strict=True)]
     if question.finds_seq_len and (text := verdict(_longest(estimates), wanted)):
@@ -225,7 +226,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
             f"{EXCEEDS.strip()} the 90 % interval exceeds the deadline or the budget. Offers are "
             "excluded by their expected hours and dollars."
         )
-    yield from _accuracy_notes(estimates)
+    yield from _accuracy_notes(estimates, question.constraints)
     yield from missed_text(estimates, question.constraints)
     yield from gap_notes(estimates, question)
     for row in rows:
@@ -262,7 +263,7 @@ def _recipe_notes(rows: Sequence[Estimate], question: Question) -> Iterator[str]
         yield f"{rows[0].model}, {recipe}{where}, {_lengths(rows, question)}."
 
 
-def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
+def _accuracy_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator[str]:
     """Known errors of memory and times, and the assumptions behind them."""
     rows = [e.estimate for e in estimates]
     yield from _approximations(rows)
@@ -273,9 +274,10 @@ def _accuracy_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
     if assumed:
         yield f"Usable memory is the marketed size, not measured: {', '.join(assumed)}."
     if sum(row.price is not None for row in rows) > 1:
+        shown = "fastest" if wanted.objective == "time" else "cheapest"
         yield (
             "Timing errors are mostly shared by all GPUs: trust the order more than the hours. "
-            "Each row shows the GPU's cheapest offer."
+            f"Each row shows the GPU's {shown} offer."
         )
 
 

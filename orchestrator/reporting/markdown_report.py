@@ -149,8 +149,8 @@ def _as_if_full(rows: Sequence[RankedOffer], source: str, *, among_others: bool)
 
 
 def cheapest_section(ranking: Ranking) -> str:
-    """The cheapest offer of each model, recipe, sparsity and length, and the excluded cells."""
-    parts = ["## Cheapest"]
+    """The best offer of each model, recipe, sparsity and length, and the excluded cells."""
+    parts = ["## Fastest" if ranking.constraints.objective == "time" else "## Cheapest"]
     winners = [row for row in ranking.offers if row.rank == 1]
     if winners:
         if len(winners) <= MOST_RECOMMENDATIONS:

@@ -1,6 +1,7 @@
 """Three made-up devices at three prices, their step times and their ranking."""
 
 import datetime as dt
+from dataclasses import replace
 
 from builders.observations import measurement, observation
 from builders.runs import ONE_CELL, spec_of
@@ -9,8 +10,9 @@ from fitting.families.fit_family import fit_families
 from fitting.families.records import FamilyFit
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.ranking.epochs_needed import EpochsByCell
-from orchestrator.ranking.priced_cells import RankingInputs
+from orchestrator.ranking.priced_cells import NO_CONSTRAINTS, RankingInputs
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.job import NO_OVERHEADS, Job
@@ -66,6 +68,7 @@ def ranked(
     plan: Plan | None = None,
     today: dt.date | None = None,
     epochs: EpochsByCell | None = None,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> Ranking:
     """Ranking of a specification's cells, by default with laws fitted to the observations."""
     catalog = spec.merged_catalog()
@@ -73,7 +76,8 @@ def ranked(
     step_times = StepTimeSource(
         observations, fit_families(observations) if families is None else families
     )
-    return rank(RankingInputs(job, catalog, plan, step_times, today=today, epochs=epochs))
+    inputs = RankingInputs(job, catalog, plan, step_times, constraints=constraints)
+    return rank(replace(inputs, today=today, epochs=epochs))
 
 
 def job_at(batch_size: int) -> Job:

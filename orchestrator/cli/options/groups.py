@@ -66,6 +66,9 @@ OVERHEADS = f"""
                          {_ASSUMED}
 """
 CONSTRAINTS = """
+--objective {cost,time,both}
+                         recommend the cheapest offer, the fastest, or both, within --deadline and
+                         --budget-usd (default: cost)
 --deadline HOURS         exclude offers on which the job takes longer
 --budget-usd USD         exclude offers on which the job costs more
 --providers A,B          only offers of these providers

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import job_of, steps
@@ -24,6 +25,7 @@ class Recommendation:
     best: RankedOffer
     rows: Sequence[RankedOffer]
     job: Job
+    wanted: Constraints
 
     def sentences(self) -> list[str]:
         """Markdown: the offer to rent, then a sentence for each alternative not yet named."""
@@ -40,14 +42,18 @@ class Recommendation:
     def _best_sentence(self) -> str:
         row = self.best
         simulated = " simulated," if row.basis is Basis.SIMULATED else ""
-        odds = odds_text(row.probability_cheapest)
+        if self.wanted.objective == "time":
+            advantage = f"It is the {self.wanted.aim('fastest')}"
+        else:
+            odds = odds_text(row.probability_cheapest)
+            advantage = f"It is the cheapest with a probability of **{odds}**"
         return (
             f"{rent_text(row.cell.gpu, row)}: the job costs "
             f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) and takes "
             f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}),{simulated} at "
             f"batch size {batch_text(row)}{self._few_steps()}"
             f"{'; generation comes on top' if row.cell.recipe.left_out else ''}. "
-            f"It is the cheapest with a probability of **{odds}**"
+            f"{advantage}"
             f"{', if all examples have the full length' if row.as_if_full else ''}."
         )
 
@@ -61,6 +67,9 @@ class Recommendation:
 
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:
         best = self.best
+        if self.wanted.objective == "time":
+            yield "Cheaper, but slower", min(self.rows, key=lambda row: row.usd)
+            return
         on_demand = [row for row in self.rows if row.market != "spot"]
         other_gpus = [row for row in self.rows if row.cell.gpu != best.cell.gpu]
         faster = [r for r in self.rows if r.pareto and r.hours < WORTHWHILE_SPEEDUP * best.hours]
@@ -68,15 +77,20 @@ class Recommendation:
             yield "Cheapest without interruptions", on_demand[0]
         if other_gpus:
             yield "Cheapest other GPU", other_gpus[0]
-        if faster:
+        if self.wanted.objective == "both":
+            fastest = min(self.rows, key=lambda row: (row.hours, row.usd))
+            yield f"The {self.wanted.aim('fastest')}", fastest
+        elif faster:
             yield "Faster, but more expensive", min(faster, key=lambda row: row.hours)
 
 
 def recommendations(ranking: Ranking) -> list[Recommendation]:
     """Recommendations for each model, recipe, sparsity and length with offers, as ranked."""
     groups = groupby(ranking.offers, key=lambda row: comparable(row.cell))
-    job = ranking.workload
-    return [Recommendation(rows[0], rows, job) for rows in (tuple(group) for _, group in groups)]
+    job, wanted = ranking.workload, ranking.constraints
+    return [
+        Recommendation(rows[0], rows, job, wanted) for rows in (tuple(group) for _, group in groups)
+    ]
 
 
 def batch_text(row: RankedOffer) -> str:

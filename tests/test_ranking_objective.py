@@ -1,0 +1,97 @@
+"""The best offer by cost, by time, or by both."""
+
+import pytest
+from builders.rankings import ranked, two_gpus
+
+import orchestrator
+from orchestrator.estimating.estimate_records import Estimates
+from orchestrator.estimating.estimate_request import EstimateRequest
+from orchestrator.exporting.chosen_offers import estimated_training
+from orchestrator.pricing.offer_constraints import Constraints, Objective
+from orchestrator.ranking.ranked_offer import Ranking
+from orchestrator.reporting.estimate_tables import as_table
+from orchestrator.reporting.sections.recommendation import recommendations
+from orchestrator.request import request_of
+
+
+def ranking(objective: Objective, **limits: float) -> Ranking:
+    """The desk is faster at twice the speed, the lap costs half as much."""
+    constraints = Constraints(objective=objective, **limits)
+    return ranked(two_gpus(0.1, 0.2), constraints=constraints)
+
+
+@pytest.mark.parametrize(
+    ("objective", "instances"),
+    [
+        ("cost", ["slow", "single", "whole"]),
+        ("time", ["single", "whole", "slow"]),
+        ("both", ["slow", "single", "whole"]),
+    ],
+)
+def test_offers_are_numbered_by_the_objective(objective: Objective, instances: list[str]) -> None:
+    """Of equally fast offers the cheaper comes first; odds and front do not depend on it."""
+    rows = ranking(objective).offers
+    assert [row.instance for row in rows] == instances
+    assert [row.rank for row in rows] == [1, 2, 3]
+    assert {row.instance for row in rows if row.pareto} == {"slow", "single"}
+
+
+def test_the_fastest_within_a_budget_is_recommended() -> None:
+    """The headline names the limit, and the cheaper offer beside it."""
+    (advice,) = recommendations(ranking("time", budget_usd=100))
+    first, second = advice.sentences()
+    assert "fastest within the budget of $100" in first
+    assert "**desk**" in first
+    assert "lap" in second
+
+
+def test_both_objectives_have_an_answer_each() -> None:
+    """The cheapest leads; the fastest is named, however little faster it is."""
+    (advice,) = recommendations(ranking("both", deadline_hours=100))
+    sentences = advice.sentences()
+    assert "**lap**" in sentences[0]
+    assert any("desk" in text for text in sentences[1:])
+
+
+def estimates(objective: Objective, **limits: float) -> Estimates:
+    """A tiny job on two GPUs, whose steps alone take time."""
+    return orchestrator.estimate(
+        "llama-tiny",
+        gpu="L4,H100-SXM",
+        seq_len=512,
+        examples=1_000_000,
+        objective=objective,
+        startup_minutes=0,
+        **limits,
+    )
+
+
+def test_an_estimate_answers_the_objective() -> None:
+    """The H100 is faster than the L4, and more expensive for a tiny model."""
+    cheapest, fastest = estimates("cost"), estimates("time")
+    usd = [row.estimate.price.usd for row in cheapest if row.estimate.price]
+    hours = [row.estimate.price.hours for row in fastest if row.estimate.price]
+    assert usd == sorted(usd)
+    assert hours == sorted(hours)
+    assert (fastest.estimated[0].estimate.hours or 0) <= (cheapest.estimated[0].estimate.hours or 0)
+    both = estimates("both", budget_usd=1000)
+    shown = as_table(both.estimated, both.question)
+    assert "The cheapest within the budget of $1000" in shown
+    assert "fastest" in shown
+
+
+def test_the_exported_offer_is_the_best_by_the_objective() -> None:
+    """Fallbacks follow in the same order."""
+    options = {"model": "llama-tiny", "gpu": ("L4", "H100-SXM"), "seq_len": 512}
+    request = request_of(EstimateRequest, options)
+    training = estimated_training(estimates("time"), request)
+    hours = [place.hours for place in training.placements]
+    assert hours == sorted(hours)
+
+
+def test_where_nothing_qualifies_one_line_has_the_nearest() -> None:
+    """Whatever the objective."""
+    for objective in ("time", "both"):
+        none = estimates(objective, budget_usd=1e-6)
+        shown = as_table(none.estimated, none.question)
+        assert "No offer meets the budget of $1e-06: the cheapest" in shown
