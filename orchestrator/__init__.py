@@ -41,7 +41,8 @@ def estimate(model: str | PathLike[str], **options: Any) -> "Estimates":
     Example:
         >>> orchestrator.estimate("llama-3.1-8b", method="lora", seq_len=2048, gpu="A40,L40S")
     """
-    from orchestrator.estimating.estimate_request import EstimateRequest, estimate_job
+    from orchestrator.estimating.estimate_job import estimate_job
+    from orchestrator.estimating.estimate_request import EstimateRequest
     from orchestrator.request import request_from
 
     return estimate_job(request_from(EstimateRequest, {"model": model, **options}), _today())
@@ -168,7 +169,7 @@ def sweep(spec: str | PathLike[str] | None = None, **options: Any) -> "LoadedRun
     from orchestrator.request import request_from
     from orchestrator.running.sweep import SweepOptions, run_sweep, sweep_request
 
-    request = sweep_request(request_from(SweepOptions, {"spec": spec, **options}))
+    request = sweep_request(request_from(SweepOptions, {"spec": spec, **options}), _today())
     silent = dataclasses.replace(request, progress_stream=io.StringIO())
     outcome = run_sweep(silent, dt.datetime.now(dt.UTC))
     return load_run(str(outcome.folder.path))

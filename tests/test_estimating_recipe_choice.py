@@ -1,5 +1,6 @@
 """The recipe that an estimate chooses, and the change that it names where nothing fits."""
 
+import datetime as dt
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -9,15 +10,26 @@ from typing import Any
 import pytest
 
 import orchestrator
+from gpu_catalog.errors import UserError
 from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_records import Estimate
+from orchestrator.pricing.offer_options import RentalOptions
+from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import request_of
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.running.recipe_choices import with_chosen_recipes
+from orchestrator.running.sweep import SweepOptions, sweep_request
 from orchestrator.spec.recipe_options import RecipeOptions
+from orchestrator.spec.spec_file import SpecError, parse_spec
+from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
 from trials.records.observation import Outcome
+from trials.simulation.timing_model import EfficiencyConstants
 
 Record = Callable[[str, object], None]  # pytest's record_property
 TINY = {"model": "llama-tiny", "seq_len": 512}
+NO_OPTIONS: dict[str, Any] = {"nodes": RentalOptions(), "prices": PriceOptions()}
+TODAY = dt.date(2026, 11, 23)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,6 +113,65 @@ def test_where_a_stated_recipe_does_not_fit_the_change_that_does_is_named(
     words = [f"--{n.replace('_', '-')}={value}" for n, value in options.items()]
     assert main(["estimate", "--model=llama-tiny", "--seq-len=512", "--gpu=A40", *words]) == 0
     assert f"With {change.options} " in capsys.readouterr().out
+
+
+def spec_text(recipe: str, block: str = "simulated_on: [A40]") -> str:
+    """A sweep of the job that ``TINY`` is estimated for, with one recipe."""
+    return (
+        "name: mine\ngpus: [A40]\nworkload: {examples: 15000, epochs: 10}\ncells:\n"
+        f"  - {{models: [llama-tiny], recipes: [{recipe}], seq_lens: [512], {block}}}\n"
+    )
+
+
+def test_a_sweep_measures_the_recipes_that_an_estimate_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run has them on record: a later command chooses nothing, whatever it would choose now."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(spec_text("auto"), encoding="utf-8")
+    (chosen,) = estimates(**TINY, gpu="A40")
+    assert main(["plan", "mine.yaml"]) == 0
+    planned = capsys.readouterr().out
+    assert f"A40(simulated)/llama-tiny/{chosen.recipe}/dense/seq512" in planned
+    assert all(other.options in planned for other in chosen.alternatives)
+    assert main(["sweep", "mine.yaml"]) == 0
+    run = RunFolder(tmp_path / "runs" / "mine")
+    assert {o.cell.recipe.key for o in run.observations()} == {chosen.recipe}
+
+    (choice,) = run.chosen_recipes()
+    other = choice.model_copy(update={"recipe": Recipe(method="full")})
+    (tmp_path / "runs" / "mine" / "recipes.json").write_text(f"[{other.model_dump_json()}]")
+    request = sweep_request(SweepOptions(spec=Path("mine.yaml"), **NO_OPTIONS), TODAY)
+    assert [cell.recipe.method for cell in request.spec.all_cells()] == ["full"]
+    (tmp_path / "runs" / "mine" / "recipes.json").unlink()
+    with pytest.raises(UserError, match="restore"):
+        run.spec()
+
+
+def test_the_chosen_recipe_of_a_measured_cell_keeps_the_stated_fields(tmp_path: Path) -> None:
+    """Nothing is left to choose here. A smaller GPU that is stood in for has its own choice."""
+    stated = "named: auto, method: lora, lora_rank: 8, gradient_checkpointing: true"
+    text = spec_text(f"{{{stated}, max_grad_norm: null}}", "weights: random")
+    spec = parse_spec(text.replace("workload", "as_if: [RTX-4090]\nworkload"), "mine.yaml")
+    constants, folder = EfficiencyConstants(), RunFolder(tmp_path / "run")
+    spec = with_chosen_recipes(spec, folder, spec.merged_catalog(), constants, TODAY)
+    cells = spec.all_cells()
+    assert [(cell.gpu, cell.device) for cell in cells] == [("A40", "A40"), ("RTX-4090", "A40")]
+    for cell in cells:
+        recipe = cell.recipe
+        assert (recipe.method, recipe.lora_rank, recipe.max_grad_norm) == ("lora", 8, None)
+        assert (recipe.gradient_checkpointing, recipe.precision) == (True, "fp32-mixed-load")
+
+
+def test_a_recipe_is_left_to_be_chosen_only_where_a_simulation_can_choose() -> None:
+    """Fields are checked like those of any recipe."""
+    text = spec_text("auto, {named: auto, lora_rank: x, rank: 4}", "simulated_on: [cpu]")
+    with pytest.raises(SpecError) as raised:
+        parse_spec(text, "mine.yaml")
+    lines = str(raised.value).splitlines()
+    assert sum("only CUDA" in line for line in lines) == 2
+    assert any("lora_rank" in line for line in lines)
+    assert any("recipes[1].rank" in line for line in lines)
 
 
 @pytest.mark.long

@@ -4,10 +4,11 @@ import datetime as dt
 
 from fitting.laws.fit_result import Interval
 from gpu_catalog.record import Record
+from orchestrator.estimating.choosing.recipe_choice import fits
+from orchestrator.estimating.estimate_job import estimate_job
 from orchestrator.estimating.estimate_records import Alternative, Estimate
-from orchestrator.estimating.estimate_request import EstimateRequest, estimate_job
+from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.estimating.question import EstimateError
-from orchestrator.estimating.recipe_choice import fits
 from orchestrator.estimating.requested_gpus import requested_gpus
 from trials.records.observation import Basis
 from trials.simulation.tracing_child import TracingChild

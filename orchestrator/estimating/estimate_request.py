@@ -1,36 +1,29 @@
-"""Estimates as a user asks for them: options in, an estimate for each GPU out."""
+"""Options of an estimate, and the question that they come to."""
 
 import datetime as dt
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, load_catalog
-from gpu_catalog.errors import UserError
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import known_constants
-from orchestrator.estimating.estimate import by_objective, estimates
-from orchestrator.estimating.estimate_records import Estimated, Estimates
+from orchestrator.estimating.choosing.recipe_choice import (
+    choice_text,
+)
 from orchestrator.estimating.longest_sequence import (
-    at_longest,
     check_longest,
-    lengths_among,
-    lengths_up_to,
     most_tokens,
 )
-from orchestrator.estimating.question import EstimatedJob, EstimateError, Question
-from orchestrator.estimating.recipe_choice import best_recipes, choice_text, jobs_on, recipes_to_try
-from orchestrator.estimating.remedies import with_remedies
+from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     ALL,
     own_cards,
     rented_names,
     requested_gpus,
 )
-from orchestrator.estimating.varying_memory import traced_lengths
 from orchestrator.model_names import named_model
 from orchestrator.pricing.offer_constraints import Above
 from orchestrator.pricing.offer_options import OfferOptions
@@ -60,15 +53,11 @@ from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, rec
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
-from trials.simulation.length_traces import LengthTraces, TraceSource
-from trials.simulation.trace_cache import Traces
-from trials.simulation.tracing_child import TracingChild
 
 DEFAULT_JOB = Job(examples=15_000, epochs=10)
 BATCH_LIMIT = 65_536  # the largest batch to try
 EFFECTIVE_BATCH = 16  # examples per optimizer step, assumed where nothing is stated
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,80 +86,18 @@ class EstimateRequest:
         if self.seq_len == "max" and self.batch_size is None:
             object.__setattr__(self, "batch_size", 1)
 
-
-def estimate_job(
-    request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
-) -> Estimates:
-    """Simulate a job on GPUs of the catalog, at prices that have moved until ``today``.
-
-    ``ahead`` are child processes that have started already; see ``Traces``.
-
-    Raises:
-        UserError: options, data, model or prices are wrong, or the model cannot be traced.
-    """
-    traces = Traces(ahead=ahead, report=log.info)
-    if not isinstance(request.seq_len, tuple):
-        return _estimates(request, today, traces)
-    shared = LengthTraces(traces, lengths_among(request.seq_len))
-    parts = [
-        _estimates(replace(request, seq_len=tokens), today, shared)
-        for tokens in sorted(request.seq_len)
-    ]
-    return replace(
-        parts[0],
-        estimated=tuple(row for part in parts for row in part),
-        skipped=tuple(dict.fromkeys(line for part in parts for line in part.skipped)),
-    )
+    @property
+    def chooses(self) -> bool:
+        """Whether recipes are chosen; the longest sequence that fits is that of one recipe."""
+        return self.recipe.is_automatic and self.seq_len != "max"
 
 
-def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) -> Estimates:
-    """Estimates for one length, or for the longest that fits each GPU."""
-    try:
-        prices = request.prices.in_use()
-        catalog = prices.over(prices.catalog)
-        requested = requested_gpus(request.gpu, request.memory_gib, catalog)
-        offered = _with_own_cards(request, catalog, today)
-        constants = known_constants(request.constants)
-        question = question_of(request, catalog, today)
-    except UserError:
-        checks_of(request).raise_errors()
-        raise
-
-    def varied(changes: Mapping[str, Any]) -> Question | None:
-        return _varied(request, question, changes)
-
-    groups = recipes_to_try(request.recipe, varied) if _chooses(request) else [[question]]
-    jobs, reasons = jobs_on(groups, requested)
-
-    def estimated_jobs(jobs: Sequence[EstimatedJob]) -> list[Estimated]:
-        return estimates(jobs, offered, constants, traces)
-
-    estimated: list[Estimated] = []
-    if jobs and question.finds_seq_len:
-        traces = LengthTraces(traces, lengths_up_to(question.seq_len))
-        estimated = estimated_jobs(at_longest(jobs, traces))
-    elif jobs:
-        traces = LengthTraces(traces, traced_lengths(question.workload, question.seq_len))
-        estimated = with_remedies(best_recipes(jobs, estimated_jobs), varied, estimated_jobs)
-    return Estimates(
-        estimated=tuple(sorted(estimated, key=by_objective)),
-        question=estimated[0].question if estimated else question,
-        skipped=tuple(reasons),
-        prices=prices.age(catalog, today),
-    )
-
-
-def _with_own_cards(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Catalog:
+def with_electricity(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Catalog:
     """Catalog with the electricity of the cards that the user owns."""
     own = own_cards(request.gpu, request.memory_gib, catalog)
     names = rented_names(request.gpu)
     rented = requested_gpus(names, None, catalog) if own and names else []
     return with_own_cards(catalog, own, rented, request.usd_per_kwh, today)
-
-
-def _chooses(request: EstimateRequest) -> bool:
-    """Whether recipes are chosen; the longest sequence that fits is that of one recipe."""
-    return request.recipe.is_automatic and request.seq_len != "max"
 
 
 def checks_of(request: EstimateRequest) -> Checks:
@@ -181,7 +108,7 @@ def checks_of(request: EstimateRequest) -> Checks:
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
     if checks.of(requested_gpus, request.gpu, request.memory_gib, catalog) is not None:
-        checks.of(_with_own_cards, request, catalog, dt.date.min)
+        checks.of(with_electricity, request, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)
     checks.of(known_constants, request.constants)
     recipe = checks.of(_recipe, request)
@@ -213,11 +140,22 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         UnknownModelError: there is no such model.
     """
     model = named_model(request.model)
+    job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
+    return question_on(request, model, job, catalog, today)
+
+
+def question_on(
+    request: EstimateRequest, model: Model, job: Job, catalog: Catalog, today: dt.date
+) -> Question:
+    """The question of a request with this model and this job.
+
+    Raises:
+        EstimateError, OptionError: as for ``question_of``.
+    """
     recipe = _recipe(request)
     _check_divides(request.batch_size, recipe)
     constraints = request.offers.constraints(catalog)
     draws = _draws(request.routing_draws, model)
-    job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
     _check_kind(job, recipe)
     if request.seq_len == "max":
         check_longest(job, recipe, request.batch_size)
@@ -238,7 +176,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         model=model,
         recipe=recipe,
         fp16_recipe=_fp16_recipe(request, recipe).model_copy(update=filled),
-        recipe_text=(choice_text if _chooses(request) else recipe_text)(request.recipe, recipe),
+        recipe_text=(choice_text if request.chooses else recipe_text)(request.recipe, recipe),
         active_experts=request.active_experts,
         seq_len=seq_len,
         batch=_batch(request, recipe, job),
@@ -255,7 +193,7 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
     )
 
 
-def _varied(
+def varied_question(
     request: EstimateRequest, question: Question, changes: Mapping[str, Any]
 ) -> Question | None:
     """A question with other options; None where they contradict the given ones.

@@ -9,6 +9,7 @@ from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.pricing.offer_constraints import nothing_text
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
+from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
 from orchestrator.reporting.sections.learning_section import learning_section
@@ -55,7 +56,9 @@ def markdown(results: RunResults) -> str:
 def detail_sections(results: RunResults) -> list[str]:
     """Sections below the ranking, each with its heading."""
     plan, observed = results.plan, results.observed
+    chosen = chosen_section(results.spec.chosen)
     parts = [
+        f"## Recipes by choice\n\n{chosen}" if chosen else "",
         recipes_section(observed),
         limits_section([*plan.complete, *plan.pending], observed),
         stability_section(observed, results.spec.timing),

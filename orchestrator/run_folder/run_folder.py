@@ -20,6 +20,7 @@ from orchestrator.run_folder.file_names import (
     MODELS,
     PLAN,
     RANKING,
+    RECIPES,
     RENTED,
     SPEC,
 )
@@ -29,6 +30,7 @@ from orchestrator.run_folder.observation_log import (
     mistake,
     read_lines,
 )
+from orchestrator.spec.recipe_options import ChosenRecipe
 from orchestrator.spec.spec_file import SpecError, decoded, parse_spec
 from orchestrator.spec.sweep_spec import CatalogRows, SweepSpec
 from orchestrator.storage.local_storage import LocalStorage
@@ -95,7 +97,17 @@ class RunFolder:
         models = self._kept(MODELS, dict[str, Model], "a list of models", remedy)
         remedy = "restore it, or delete it to have them counted again"
         lengths = self._kept(LENGTHS, DataLengths, "lengths of examples", remedy)
-        return parse_spec(self.spec_text(), str(self.path / SPEC), models, base, lengths)
+        spec = parse_spec(self.spec_text(), str(self.path / SPEC), models, base, lengths)
+        spec = spec.with_chosen(self.chosen_recipes())
+        if spec.open_cells():
+            text = "is missing, or lacks a cell of the specification: restore it"
+            raise StoreError(f"{self.path / RECIPES}: {text}")
+        return spec
+
+    def chosen_recipes(self) -> tuple[ChosenRecipe, ...]:
+        """Recipes that were chosen when the run began; none where the specification has no auto."""
+        remedy = "restore it: it has the recipes that the run measures"
+        return self._kept(RECIPES, tuple[ChosenRecipe, ...], "chosen recipes", remedy) or ()
 
     def catalog_rows(self) -> CatalogRows:
         """GPUs and prices of the user's file when the run began; that file may be gone now."""
@@ -194,7 +206,8 @@ def open_run(
         StoreError: the folder holds something else; nothing in it was changed.
     """
     run = RunFolder(path)
-    beside = {name for file in (MODELS, LENGTHS, CATALOG) for name in (file, f".{file}.part")}
+    snapshots = (MODELS, LENGTHS, CATALOG, RECIPES)
+    beside = {name for file in snapshots for name in (file, f".{file}.part")}
     beside |= {LEARNED, LEARNING}
     names = (run.storage.names() or set()) - beside - {f".{SPEC}.part"}
     if SPEC in names:
@@ -211,6 +224,9 @@ def open_run(
         run.write(LENGTHS, spec.workload.lengths)
     if rows is not None and rows != CatalogRows():
         run.write(CATALOG, rows)
+    if spec.chosen:
+        chosen = TypeAdapter(tuple[ChosenRecipe, ...]).dump_json(spec.chosen, indent=1)
+        run.write(RECIPES, chosen.decode() + "\n")
     run.write(SPEC, spec_text)
     return run
 

@@ -24,6 +24,7 @@ from orchestrator.run_folder.load_results import node_prices, run_and_prices
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.running.driver import measure
+from orchestrator.running.recipe_choices import with_chosen_recipes
 from orchestrator.running.session import SweepSession
 from orchestrator.running.simulate import simulate
 from orchestrator.scheduling.adaptive import AdaptiveStrategy
@@ -93,7 +94,7 @@ class SweepOutcome:
     conclusion: Conclusion
 
 
-def sweep_request(options: SweepOptions) -> SweepRequest:
+def sweep_request(options: SweepOptions, today: dt.date) -> SweepRequest:
     """Resolve options into a sweep.
 
     Raises:
@@ -114,6 +115,7 @@ def sweep_request(options: SweepOptions) -> SweepRequest:
         text, name = named_spec_text(options.spec)
         spec = parse_spec(text, name, base=prices.catalog)
     path, catalog = output_path(options.out, spec.name), prices.over(spec.merged_catalog())
+    spec = with_chosen_recipes(spec, RunFolder(path), catalog, constants, today)
     rented_as = options.nodes.rented_as(catalog)
     return SweepRequest(options, path, text, spec, prices, catalog, rented_as, constants)
 

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidatorFunctionWrapHandler
 
+from gpu_catalog.record import Record
+from gpu_catalog.suggestions import near_or_all
 from orchestrator.request import OptionError, names_in, validation_lines
-from orchestrator.spec.sweep_spec import written_out
 from orchestrator.spec.trainer_defaults import TRL_VERSION, RecipeDefaults, with_trl_defaults
 from trials.recipes.fields import Loss, Method, Precision
+from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
 LORA_RANK = 16
@@ -56,6 +58,89 @@ class RecipeOptions(_RecipeFields):  # type: ignore[misc]
         return {n: WORDS.get(v, v) if isinstance(v, str) else v for n, v in values.items()}
 
 
+# Fields that a recipe derives from others; they are derived anew when a named one is changed.
+FILLED_IN = frozenset(
+    {"lora_alpha", "lora_dropout", "quantisation", "double_quantisation", "adapter_dtype"}
+)
+
+
+def _stated(recipe: Recipe) -> dict[str, object]:
+    """Fields of a recipe without those that follow from the others."""
+    fields = recipe.model_dump(exclude_none=True)
+    short = {name: value for name, value in fields.items() if name not in FILLED_IN}
+    return short if Recipe.model_validate(short) == recipe else fields
+
+
+def written_out(raw: object) -> object:
+    """Fields of a recipe that is a name, or that changes a named one."""
+    changes = {} if isinstance(raw, str) else raw
+    name = raw if isinstance(raw, str) else raw.get("named") if isinstance(raw, dict) else None
+    if name is None or not isinstance(changes, dict):
+        return raw
+    if name not in NAMED_RECIPES:
+        near = near_or_all(str(name), NAMED_RECIPES)
+        raise ValueError(f"unknown recipe {name!r}{near}; or write out the recipe's fields")
+    fields = {key: value for key, value in changes.items() if key != "named"}
+    return _stated(NAMED_RECIPES[name]) | fields
+
+
+class AutoRecipe(Record):
+    """Recipe of a specification that is chosen for each cell.
+
+    Attributes:
+        stated: fields that the choice leaves as they are.
+    """
+
+    stated: dict[str, Any]
+
+
+class OpenCell(Record):
+    """Cell whose recipe is chosen.
+
+    Attributes:
+        stated: fields of the recipe that the choice leaves as they are.
+    """
+
+    gpu: str
+    model: str
+    stated: dict[str, Any]
+    active_experts: int | None
+    seq_len: int
+
+
+class ChosenRecipe(Record):
+    """Recipe that was chosen for a cell.
+
+    Attributes:
+        reason: why, with the price or the hours.
+        runners_up: other recipes that fit, the cheapest first, each with its price or hours.
+    """
+
+    cell: OpenCell
+    recipe: Recipe
+    reason: str
+    runners_up: tuple[str, ...]
+
+
+def recipe_or_auto(raw: object, validated: ValidatorFunctionWrapHandler) -> Recipe | AutoRecipe:
+    """Recipe of a specification: written out, a name, a name with changes, or one to choose."""
+    if not is_auto(raw):
+        recipe: Recipe = validated(written_out(raw))
+        return recipe
+    stated = {n: v for n, v in raw.items() if n != "named"} if isinstance(raw, dict) else {}
+    validated(with_trl_defaults(_with_rank({"method": "lora"} | stated)))  # for its mistakes
+    return AutoRecipe(stated=stated)
+
+
+def is_auto(raw: object) -> bool:
+    """Whether a recipe of a specification is to be chosen."""
+    return raw == AUTO or (isinstance(raw, dict) and raw.get("named") == AUTO)
+
+
+def _with_rank(stated: dict[str, Any]) -> dict[str, Any]:
+    return stated if stated["method"] == "full" else {"lora_rank": LORA_RANK} | stated
+
+
 def recipe_of(
     options: RecipeOptions,
     *,
@@ -90,8 +175,7 @@ def recipe_of(
     else:
         defaults = {"method": method, "precision": precision, "loss": loss}
         stated = {n: v for n, v in defaults.items() if v is not None} | given
-    if stated["method"] != "full":
-        stated.setdefault("lora_rank", LORA_RANK)
+    stated = _with_rank(stated)
     if options.recipe is None and options.defaults != "plain":
         stated = with_trl_defaults(stated, has_bf16=has_bf16)
     try:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpu_catalog.catalog import Catalog
-from orchestrator.spec.sweep_spec import Models, can_stand_in, written_out
+from orchestrator.spec.recipe_options import is_auto, written_out
+from orchestrator.spec.sweep_spec import Models, can_stand_in
 from orchestrator.spec.trainer_defaults import with_trl_defaults
 from orchestrator.spec.validation_messages import dotted, problem_at, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
@@ -94,6 +95,21 @@ def as_if_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
             names = ", ".join(host.key for host in hosts)
             text = f"{key} has no less memory than any of gpus ({names}): remove it"
             yield problem_at(("as_if", index), text, located)
+
+
+def auto_problems(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
+    """Recipes to choose on GPUs that are not simulated."""
+    of_sweep = [*items(located.data, "gpus"), *items(located.data, "as_if")]
+    for index, block in enumerate(items(located.data, "cells")):
+        named = items(block, "simulated_on") or of_sweep
+        others = [g.key for g in catalog.gpus if g.kind != "cuda" and g.key in named]
+        for number, raw in enumerate(items(block, "recipes")):
+            if others and is_auto(raw):
+                text = (
+                    "auto chooses by simulation, and only CUDA GPUs are simulated, not "
+                    f"{', '.join(others)}: write out the recipe"
+                )
+                yield problem_at(("cells", index, "recipes", number), text, located)
 
 
 def cell_problems(located: LocatedYaml, models: Models) -> list[Problem]:

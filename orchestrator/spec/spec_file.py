@@ -15,6 +15,7 @@ from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_request import NO_EXAMPLES, SOURCES, JobRequest, requested_job
 from orchestrator.spec.spec_checks import (
     as_if_problems,
+    auto_problems,
     cell_problems,
     items,
     models_of,
@@ -130,6 +131,7 @@ def parse_spec(
             *repetitions(located),
             *cell_problems(located, models),
             *as_if_problems(located, catalog),
+            *auto_problems(located, catalog),
         ]
         used = [m for block in items(located.data, "cells") for m in models_of(block, models)]
         try:

@@ -1,18 +1,19 @@
 """The sweep specification: which cells to measure, how, and for which job to rank them."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo, WrapValidator
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
-from gpu_catalog.suggestions import near_or_all
 from orchestrator.spec.job import Job, Seconds
+from orchestrator.spec.recipe_options import AutoRecipe, ChosenRecipe, OpenCell, recipe_or_auto
 from orchestrator.spec.trainer_defaults import RecipeDefaults
 from trials.recipes.fields import PositiveInt, Switch
 from trials.recipes.named_recipes import NAMED_RECIPES
@@ -60,38 +61,15 @@ def _with_absolute_weights(model: Model) -> Model:
     return model.model_copy(update={"weights": str(folder.absolute())})
 
 
-# Fields that a recipe derives from others; they are derived anew when a named one is changed.
-FILLED_IN = frozenset(
-    {"lora_alpha", "lora_dropout", "quantisation", "double_quantisation", "adapter_dtype"}
-)
-
-
-def _stated(recipe: Recipe) -> dict[str, object]:
-    """Fields of a recipe without those that follow from the others."""
-    fields = recipe.model_dump(exclude_none=True)
-    short = {name: value for name, value in fields.items() if name not in FILLED_IN}
-    return short if Recipe.model_validate(short) == recipe else fields
-
-
-def written_out(raw: object) -> object:
-    """Fields of a recipe that is a name, or that changes a named one."""
-    changes = {} if isinstance(raw, str) else raw
-    name = raw if isinstance(raw, str) else raw.get("named") if isinstance(raw, dict) else None
-    if name is None or not isinstance(changes, dict):
-        return raw
-    if name not in NAMED_RECIPES:
-        near = near_or_all(str(name), NAMED_RECIPES)
-        raise ValueError(f"unknown recipe {name!r}{near}; or write out the recipe's fields")
-    fields = {key: value for key, value in changes.items() if key != "named"}
-    return _stated(NAMED_RECIPES[name]) | fields
-
-
 KnownGpu = Annotated[str, AfterValidator(_known_gpu)]
 KnownModel = Annotated[str, AfterValidator(_known_model)]
 # An axis of a sweep: at least one value. parse_spec rejects repeated values.
 GpuAxis = Annotated[tuple[KnownGpu, ...], Field(min_length=1)]
 ModelAxis = Annotated[tuple[KnownModel, ...], Field(min_length=1)]
-WrittenRecipe = Annotated[Recipe, BeforeValidator(written_out)]
+if TYPE_CHECKING:
+    WrittenRecipe = Recipe | AutoRecipe
+else:  # a union would be part of the locations of mistakes
+    WrittenRecipe = Annotated[Recipe, WrapValidator(recipe_or_auto)]
 RecipeAxis = Annotated[tuple[WrittenRecipe, ...], Field(min_length=1)]
 IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
@@ -104,7 +82,8 @@ class CellBlock(Record):
             folder where the sweep starts).
         weights: initial weights.
         recipes: recipes written out, named (``paper-mixtral``), or named with changes: ``{named:
-            paper-mixtral, attention: sdpa}``.
+            paper-mixtral, attention: sdpa}``. ``auto`` is the recipe that ``estimate`` chooses on
+            each GPU; ``{named: auto, method: lora}`` leaves the stated fields as they are.
         active_experts: experts per token; by default the model's own. Leave it out for models
             without experts.
         seq_lens: tokens per example.
@@ -175,6 +154,7 @@ class SweepSpec(Record):
     catalog: CatalogRows = CatalogRows()
     _models: Models
     _base: Catalog | None
+    _chosen: tuple[ChosenRecipe, ...] = ()
 
     def model_post_init(self, context: Any) -> None:
         """Keep the models and the base catalog of the reader, ``parse_spec``."""
@@ -194,6 +174,28 @@ class SweepSpec(Record):
         """A model, as it was when the specification was read."""
         return self._models[name]
 
+    @property
+    def chosen(self) -> tuple[ChosenRecipe, ...]:
+        """Recipes that were chosen where the specification has ``auto``."""
+        return self._chosen
+
+    def with_chosen(self, chosen: Iterable[ChosenRecipe]) -> Self:
+        """Copy with further chosen recipes."""
+        copy = self.model_copy()
+        copy._chosen = (*self._chosen, *chosen)  # noqa: SLF001 - of this class
+        return copy
+
+    def open_cells(self) -> list[OpenCell]:
+        """Cells whose recipe is still to be chosen, each once."""
+        there = [choice.cell for choice in self._chosen]
+        cells: list[OpenCell] = []
+        for place in self._places():
+            if isinstance(place.recipe, AutoRecipe):
+                cell = place.open_cell(place.recipe)
+                if cell not in there and cell not in cells:
+                    cells.append(cell)
+        return cells
+
     def draws_lengths(self, cell: Cell) -> bool:
         """Whether the largest batch of a cell is to survive drawn lengths."""
         return self.lengths == "drawn" or (self.lengths is None and cell.simulated)
@@ -201,7 +203,7 @@ class SweepSpec(Record):
     @property
     def has_plain_recipes(self) -> bool:
         """Whether recipes are written out without a choice of their defaults."""
-        recipes = {recipe for block in self.cells for recipe in block.recipes}
+        recipes = {r for block in self.cells for r in block.recipes if isinstance(r, Recipe)}
         return self.recipe_defaults is None and not recipes <= set(NAMED_RECIPES.values())
 
     def _blocks(self) -> Iterator[tuple[Gpu, Gpu | None, CellBlock]]:
@@ -216,29 +218,68 @@ class SweepSpec(Record):
         for block in self.cells:
             yield from ((gpu(key), None, block) for key in block.simulated_on or ())
 
-    def all_cells(self) -> list[Cell]:
-        """All cells, each once, in the order written; simulated ones come last."""
-        cells = (
-            Cell(
-                gpu=device.key if target is None else target.key,
-                capped_on=None if target is None else device.key,
-                simulated=block.simulated_on is not None,
-                model=model.name,
-                weights=block.weights,
-                recipe=with_defaults(recipe, model, device),
-                experts=model.experts,
-                active_experts=active if active is not None else model.active_experts,
-                seq_len=seq_len,
-            )
-            for device, target, block in self._blocks()
+    def _places(self) -> Iterator["_Place"]:
+        """Each combination of a block's lists, on each of its devices."""
+        for device, target, block in self._blocks():
             for model, recipe, active, seq_len in itertools.product(
                 (self.model(name) for name in block.models),
                 block.recipes,
                 block.active_experts or (None,),
                 block.seq_lens,
-            )
-        )
+            ):
+                experts = active if active is not None else model.active_experts
+                yield _Place(device, target, block, model, recipe, experts, seq_len)
+
+    def all_cells(self) -> list[Cell]:
+        """All cells, each once, in the order written; simulated ones come last.
+
+        Recipes must be chosen where the specification has ``auto``.
+        """
+        cells = (place.cell(self._recipe_at(place)) for place in self._places())
         return list(dict.fromkeys(cells))  # two recipes may come to the same on a model
+
+    def _recipe_at(self, place: "_Place") -> Recipe:
+        if isinstance(place.recipe, Recipe):
+            return place.recipe
+        cell = place.open_cell(place.recipe)
+        return next(choice.recipe for choice in self._chosen if choice.cell == cell)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A combination of a block's lists on a device, and the smaller GPU that this stands in for."""
+
+    device: Gpu
+    target: Gpu | None
+    block: CellBlock
+    model: Model
+    recipe: Recipe | AutoRecipe
+    active_experts: int | None
+    seq_len: int
+
+    def open_cell(self, auto: AutoRecipe) -> OpenCell:
+        """The cell of a recipe that is to be chosen."""
+        return OpenCell(
+            gpu=(self.target or self.device).key,
+            model=self.model.name,
+            stated=auto.stated,
+            active_experts=self.active_experts,
+            seq_len=self.seq_len,
+        )
+
+    def cell(self, recipe: Recipe) -> Cell:
+        """The cell of a recipe."""
+        return Cell(
+            gpu=(self.target or self.device).key,
+            capped_on=None if self.target is None else self.device.key,
+            simulated=self.block.simulated_on is not None,
+            model=self.model.name,
+            weights=self.block.weights,
+            recipe=with_defaults(recipe, self.model, self.device),
+            experts=self.model.experts,
+            active_experts=self.active_experts,
+            seq_len=self.seq_len,
+        )
 
 
 def can_stand_in(host: Gpu, small: Gpu) -> bool:

@@ -14,8 +14,10 @@ from orchestrator.console import print_result, remark
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import names_in, request_of
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.running.recipe_choices import with_chosen_recipes
 from orchestrator.spec.spec_file import named_spec_text, parse_spec, read_spec_text
-from orchestrator.storage.run_storage import run_path
+from orchestrator.storage.run_storage import output_path, run_path
 
 
 def run_deploy(options: argparse.Namespace) -> int:
@@ -24,6 +26,8 @@ def run_deploy(options: argparse.Namespace) -> int:
     text, _ = named_spec_text(options.spec)
     spec = parse_spec(text, str(options.spec), base=prices.catalog)
     catalog = prices.over(spec.merged_catalog())
+    folder, constants = RunFolder(output_path(None, spec.name)), known_constants(None)
+    spec = with_chosen_recipes(spec, folder, catalog, constants, today())
     request = DeploymentRequest(
         provider=options.provider,
         region=options.region,

@@ -28,7 +28,7 @@ def run_estimate(options: argparse.Namespace) -> int:
         print_result(read_configuration(options.config).explanation())
         return 0
     with _request_ahead(options) as (request, ahead):
-        from orchestrator.estimating.estimate_request import estimate_job
+        from orchestrator.estimating.estimate_job import estimate_job
 
         estimates = estimate_job(request, today(), ahead)
     _print_estimates(options, estimates)

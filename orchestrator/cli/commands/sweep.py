@@ -9,6 +9,7 @@ from fitting.families.fit_family import fit_families
 from gpu_catalog.catalog import Catalog
 from orchestrator.cli.options.clock import now, today
 from orchestrator.console import print_result, remark
+from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.markdown_table import table
 from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node, this_machine
 from orchestrator.planning.measurement_cost import Budget, remaining_work
@@ -20,6 +21,7 @@ from orchestrator.ranking.job_lengths import unsuited
 from orchestrator.ranking.next_measurement import choices, measurable
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
 from orchestrator.reporting.markdown_report import cheapest_section, headline
+from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import expected
 from orchestrator.reporting.sections.next_measurement_section import (
     choices_table,
@@ -37,6 +39,7 @@ from orchestrator.run_folder.load_results import (
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running import sweep
 from orchestrator.running.driver import needs_extras, refuse_skipped
+from orchestrator.running.recipe_choices import with_chosen_recipes
 from orchestrator.running.sweep import SweepOutcome, SweepRequest
 from orchestrator.scheduling.strategy import to_measure
 from orchestrator.spec.spec_file import named_spec_text, parse_spec
@@ -47,7 +50,7 @@ from trials.records.observation import Observation
 
 def run_sweep(options: argparse.Namespace) -> int:
     """Measure what a specification asks for and its run lacks, then fit and rank."""
-    request = sweep.sweep_request(request_of(sweep.SweepOptions, vars(options)))
+    request = sweep.sweep_request(request_of(sweep.SweepOptions, vars(options)), today())
     _remark_misfits(request.spec)
     if options.dry_run or options.strict:
         observations = RunFolder(request.path).observations()
@@ -76,7 +79,8 @@ def _print_dry_run(
     makes_profiles = spec.profile and request.strategy(rates).makes_profiles
     spent_usd = spending_meter(folder, spec, rates).usd or 0.0
     budget = Budget(request.options.budget_usd, spent_usd, makes_profiles)
-    lines = [*expected(left, budget, rates), *_defaults_text(spec)]
+    chosen = chosen_section(spec.chosen)
+    lines = [*filter(None, [chosen]), *expected(left, budget, rates), *_defaults_text(spec)]
     print_plan(plan, folder.path, lines, cluster, request.catalog)
     if makes_profiles:
         remark("each measured cell is then profiled at one example and at its largest batch")
@@ -137,6 +141,8 @@ def run_plan(options: argparse.Namespace) -> int:
         spec = parse_spec(text, name, base=prices.catalog)
         folder = RunFolder(output_path(None, spec.name))
         catalog = prices.over(spec.merged_catalog())
+        constants = known_constants(None)
+        spec = with_chosen_recipes(spec, folder, catalog, constants, today())
         plan, cluster = plan_without_starting(spec, catalog, folder.observations())
     rented_as = request_of(RentalOptions, vars(options)).rented_as(catalog)
     rates = node_prices(folder, catalog, rented_as)
@@ -148,7 +154,9 @@ def run_plan(options: argparse.Namespace) -> int:
         print_result(next_measurements_table(gpu_choices, options.most))
         return 0
     left = remaining_work(spec, rates, cluster, plan, observations)
-    lines = [*expected(left, Budget(profiles=spec.profile), rates), *_defaults_text(spec)]
+    budget = Budget(profiles=spec.profile)
+    chosen = chosen_section(spec.chosen)
+    lines = [*filter(None, [chosen]), *expected(left, budget, rates), *_defaults_text(spec)]
     print_plan(plan, folder.path, lines, cluster, catalog)
     _print_cost_of_absent_gpus(spec, rates, cluster, plan, observations)
     return 0

@@ -3,8 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
-from orchestrator.estimating.recipe_choice import fits
+from orchestrator.markdown_table import table
+from orchestrator.spec.recipe_options import ChosenRecipe, OpenCell
 
 ALTERS = "which alters training"
 
@@ -42,6 +44,38 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
                 f"{method} does not learn the same as {best.estimate.method}. Its cheapest GPU is "
                 f"{gpu}: {recipe.options}, {_costs(recipe)}."
             )
+
+
+def chosen_recipe(cell: OpenCell, row: Estimated) -> ChosenRecipe:
+    """The recipe of an estimate, for a cell of a sweep, with the reason and the runners-up."""
+    others = row.estimate.alternatives
+    if fits(row):
+        reason, runners_up = f"the cheapest that fits: {_costs(row.estimate)}", others
+    else:
+        reason, runners_up = (
+            f"none fits, and it needs the least memory.{cheapest_remedy([row])}",
+            (),
+        )
+    return ChosenRecipe(
+        cell=cell,
+        recipe=row.cell.recipe,
+        reason=reason.rstrip("."),
+        runners_up=tuple(map(_runner_up, runners_up)),
+    )
+
+
+def chosen_section(chosen: Sequence[ChosenRecipe]) -> str:
+    """Recipes of the cells that a specification leaves open, as a table; empty without any."""
+    if not chosen:
+        return ""
+    rows = []
+    for choice in chosen:
+        cell = choice.cell
+        experts = f", {cell.active_experts} experts" if cell.active_experts else ""
+        where = f"{cell.gpu}, {cell.model}, {cell.seq_len} tokens{experts}"
+        rows.append((where, choice.recipe.key, choice.reason, "; ".join(choice.runners_up)))
+    lines = table(("cell", "recipe by choice, simulated", "why", "runners-up"), rows)
+    return f"Recipes that the specification leaves to be chosen:\n\n{lines}"
 
 
 def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from orchestrator.estimating.estimate_records import Estimated
-from orchestrator.estimating.question import Question, obstacle
-from orchestrator.estimating.recipe_choice import (
+from orchestrator.estimating.choosing.recipe_choice import (
     Estimating,
     Varied,
     best_recipes,
     fits,
     with_alternatives,
 )
+from orchestrator.estimating.estimate_records import Estimated
+from orchestrator.estimating.question import Question, obstacle
 from trials.recipes.fields import Method
 from trials.simulation.simulated_cell import GIB
 

@@ -1,0 +1,1 @@
+"""Choice of recipes, and of changes by which a job fits."""

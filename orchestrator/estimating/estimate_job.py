@@ -1,0 +1,122 @@
+"""Estimates as a user asks for them: options in, an estimate for each GPU out."""
+
+import datetime as dt
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.errors import UserError
+from gpu_catalog.gpu import Gpu
+from orchestrator.estimating.calibration_file import known_constants
+from orchestrator.estimating.choosing.recipe_choice import best_recipes, jobs_on, recipes_to_try
+from orchestrator.estimating.choosing.remedies import with_remedies
+from orchestrator.estimating.estimate import by_objective, estimates
+from orchestrator.estimating.estimate_records import Estimated, Estimates
+from orchestrator.estimating.estimate_request import (
+    EstimateRequest,
+    checks_of,
+    question_of,
+    varied_question,
+    with_electricity,
+)
+from orchestrator.estimating.longest_sequence import at_longest, lengths_among, lengths_up_to
+from orchestrator.estimating.question import EstimatedJob, Question
+from orchestrator.estimating.requested_gpus import requested_gpus
+from orchestrator.estimating.varying_memory import traced_lengths
+from trials.simulation.length_traces import LengthTraces, TraceSource
+from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.trace_cache import Traces
+from trials.simulation.tracing_child import TracingChild
+
+log = logging.getLogger(__name__)
+
+
+def estimate_job(
+    request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
+) -> Estimates:
+    """Simulate a job on GPUs of the catalog, at prices that have moved until ``today``.
+
+    ``ahead`` are child processes that have started already; see ``Traces``.
+
+    Raises:
+        UserError: options, data, model or prices are wrong, or the model cannot be traced.
+    """
+    traces = Traces(ahead=ahead, report=log.info)
+    if not isinstance(request.seq_len, tuple):
+        return _estimates(request, today, traces)
+    shared = LengthTraces(traces, lengths_among(request.seq_len))
+    parts = [
+        _estimates(replace(request, seq_len=tokens), today, shared)
+        for tokens in sorted(request.seq_len)
+    ]
+    return replace(
+        parts[0],
+        estimated=tuple(row for part in parts for row in part),
+        skipped=tuple(dict.fromkeys(line for part in parts for line in part.skipped)),
+    )
+
+
+def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) -> Estimates:
+    """Estimates for one length, or for the longest that fits each GPU."""
+    try:
+        prices = request.prices.in_use()
+        catalog = prices.over(prices.catalog)
+        requested = requested_gpus(request.gpu, request.memory_gib, catalog)
+        offered = with_electricity(request, catalog, today)
+        constants = known_constants(request.constants)
+        question = question_of(request, catalog, today)
+    except UserError:
+        checks_of(request).raise_errors()
+        raise
+
+    estimated, reasons = estimates_on(
+        requested, request, question, Simulation(offered, constants, traces)
+    )
+    return Estimates(
+        estimated=tuple(sorted(estimated, key=by_objective)),
+        question=estimated[0].question if estimated else question,
+        skipped=tuple(reasons),
+        prices=prices.age(catalog, today),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Prices, constants and traces that estimates are made with."""
+
+    catalog: Catalog
+    constants: EfficiencyConstants
+    traces: TraceSource
+
+
+def estimates_on(
+    gpus: Sequence[Gpu], request: EstimateRequest, question: Question, simulation: Simulation
+) -> tuple[list[Estimated], list[str]]:
+    """Estimate on each GPU, by the recipes that the request leaves to choose.
+
+    Returns:
+        The estimates, and the reason against each GPU that cannot be estimated.
+
+    Raises:
+        TraceError: the model cannot be traced under a recipe.
+    """
+    traces = simulation.traces
+
+    def varied(changes: Mapping[str, Any]) -> Question | None:
+        return varied_question(request, question, changes)
+
+    def estimated_jobs(jobs: Sequence[EstimatedJob]) -> list[Estimated]:
+        return estimates(jobs, simulation.catalog, simulation.constants, traces)
+
+    groups = recipes_to_try(request.recipe, varied) if request.chooses else [[question]]
+    jobs, reasons = jobs_on(groups, gpus)
+    estimated: list[Estimated] = []
+    if jobs and question.finds_seq_len:
+        traces = LengthTraces(traces, lengths_up_to(question.seq_len))
+        estimated = estimated_jobs(at_longest(jobs, traces))
+    elif jobs:
+        traces = LengthTraces(traces, traced_lengths(question.workload, question.seq_len))
+        estimated = with_remedies(best_recipes(jobs, estimated_jobs), varied, estimated_jobs)
+    return estimated, reasons
