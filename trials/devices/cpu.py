@@ -37,7 +37,7 @@ class CpuDevice:
         assert gpu.usable_memory_bytes is not None  # the catalog requires it of a cpu
         budget = memory_cap_bytes or gpu.usable_memory_bytes
         self.memory_limit_bytes = round(budget * (1 - held_share))
-        self.name = _processor()
+        self.name = processor_name()
         self.versions: dict[str, str] = {}
         torch.set_num_threads(threads)
 
@@ -82,7 +82,7 @@ class CpuDevice:
         return None
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Name of the processor by the operating system."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

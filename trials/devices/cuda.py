@@ -59,13 +59,7 @@ class CudaDevice:
         self._enter(gpu)
         self.memory_limit_bytes = self._limit_allocator(memory_cap_bytes, held_share)
         self.allocator: str | None = allocator_settings(os.environ)
-        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        versions = {
-            "cuda": torch.version.cuda,
-            "cudnn": None if cudnn is None else str(cudnn),
-            "driver": None if self._nvml is None else self._nvml.driver_version,
-        }
-        self.versions = {name: text for name, text in versions.items() if text is not None}
+        self.versions = cuda_versions(self._nvml)
 
     def settle(self) -> None:
         """Return memory that earlier probes left cached to the driver."""
@@ -167,6 +161,17 @@ class CudaDevice:
         limit = without_share(limit, cap_bytes or total, held_share)
         torch.cuda.set_per_process_memory_fraction(limit / total, 0)
         return limit
+
+
+def cuda_versions(nvml: Nvml | None) -> dict[str, str]:
+    """Versions of CUDA's software by name; without the driver's where there is no NVML."""
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    versions = {
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else str(cudnn),
+        "driver": None if nvml is None else nvml.driver_version,
+    }
+    return {name: text for name, text in versions.items() if text is not None}
 
 
 def settled(

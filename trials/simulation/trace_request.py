@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
@@ -45,6 +46,7 @@ class TraceRequest(Record):
             ``SMALLEST`` on.
         whole: whether to trace every layer.
         with_updates: whether to trace the optimizer's updates, which another trace may provide.
+        target: device whose kernels are traced: a CUDA GPU or the CPU.
     """
 
     cell: Cell
@@ -53,6 +55,7 @@ class TraceRequest(Record):
     batch_size: int | None = None
     whole: bool = False
     with_updates: bool = True
+    target: Literal["cuda", "cpu"] = "cuda"
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -86,6 +89,7 @@ class TraceRequest(Record):
             self.batch_sizes,
             self.whole,
             self.with_updates,
+            self.target,
             _version("trl") if self.cell.recipe.activation_offloading else None,
             _version("torchao") if self.cell.recipe.optimizer.startswith("torchao") else None,
         )
@@ -97,7 +101,9 @@ class TraceRequest(Record):
     def updates(self) -> str:
         """Key of the optimizer's updates: the model and the recipe."""
         recipe = self._traced_recipe.model_dump_json()
-        return repr((json.dumps(self.model.config, sort_keys=True), recipe, self.whole))
+        return repr(
+            (json.dumps(self.model.config, sort_keys=True), recipe, self.whole, self.target)
+        )
 
     @property
     def _traced_recipe(self) -> Recipe:

@@ -5,16 +5,12 @@ or crashes, and the next one starts clean. ``trials.child_process.fork_server`` 
 once, as the fork server; the fork server forks the children.
 """
 
-import contextlib
 import os
-import platform
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 import torch
@@ -29,6 +25,7 @@ from trials.child_process.bootstrap import (
 from trials.child_process.parent_death import die_with_parent
 from trials.devices.cpu import CpuDevice
 from trials.devices.device import Device, of_steps
+from trials.devices.software import environment
 from trials.records.failure_classification import classify, is_final
 from trials.records.messages import (
     START,
@@ -58,22 +55,6 @@ from trials.training.recipe_check import RecipeError, check_built
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 S = TypeVar("S", bound=Setup)
 Report = Callable[[StepsRun], None]
-# Packages whose versions decide whether measurements are comparable.
-STACK = (
-    "bitsandbytes",
-    "causal-conv1d",
-    "cut-cross-entropy",
-    "deepspeed",
-    "flash-attn",
-    "liger-kernel",
-    "mamba-ssm",
-    "peft",
-    "torch",
-    "torchao",
-    "transformers",
-    "triton",
-    "trl",
-)
 
 
 def open_device(setup: Setup) -> Device:
@@ -125,17 +106,8 @@ class Worker:
 
     def environment(self) -> Environment:
         """Software and device of this process."""
-        versions = {"python": platform.python_version()} | self.device.versions
-        for name in STACK:
-            with contextlib.suppress(PackageNotFoundError):
-                versions[name] = version(name)
-        return Environment(
-            versions=tuple(sorted(versions.items())),
-            device_name=self.device.name,
-            threads=self._threads,
-            allocator=self.device.allocator,
-            host=socket.gethostname(),
-        )
+        device = self.device
+        return environment(device.versions, device.name, device.allocator, self._threads)
 
     def probe(self, request: ProbeRequest, report: Report = lambda _: None) -> ProbeReply:
         """Run whole optimizer steps at a batch size: memory first, then time if requested.

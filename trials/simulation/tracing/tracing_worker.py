@@ -140,7 +140,9 @@ class Tracing:
         if built is not None:
             built.set_length(request.cell.seq_len)
             return built
-        built = TraceableCell(request.cell, request.model, whole=request.whole)
+        built = TraceableCell(
+            request.cell, request.model, target=request.target, whole=request.whole
+        )
         if not built.depends_on_past_lengths:
             self._built[key] = built
         return built
@@ -185,7 +187,7 @@ def _import_for(line: str, limit_seconds: float) -> None:
     request = TraceRequest.model_validate_json(line.partition(" ")[2])
     with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
         # The trace itself reports errors.
-        TraceableCell(request.cell, request.model, whole=request.whole)
+        TraceableCell(request.cell, request.model, target=request.target, whole=request.whole)
 
 
 def refusal(model: Model, error: Exception) -> str:

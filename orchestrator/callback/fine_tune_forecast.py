@@ -1,0 +1,287 @@
+"""Callback that forecasts a training at its first step, and measures it."""
+
+import datetime as dt
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.callback.live_training import LiveTraining, live_training
+from orchestrator.callback.step_forecast import StepForecast, step_forecast
+from orchestrator.callback.step_meter import MEMORY_STEPS, MeasuredStep, StepMeter
+from orchestrator.callback.training_run import TrainingMeasurement, record
+from orchestrator.console import remark
+from trials.records.observation import Measurement, Observation
+from trials.simulation.simulated_cell import GIB
+
+SLOWER = 1.25  # time of steps over their forecast above which a line warns
+FEWEST_PACED = 20  # steps after the timed ones before their pace is judged
+Hook = Callable[..., None]
+
+
+def _harmless(hook: Hook) -> Hook:
+    """Make a hook that ends the forecast, and never the training, where it fails."""
+
+    @functools.wraps(hook)
+    def guarded(
+        self: "FineTuneForecast", args: Any, state: Any, control: Any, **given: Any
+    ) -> None:
+        if not self.is_active:
+            return
+        try:
+            hook(self, args, state, control, **given)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+            self.give_up(error)
+
+    return guarded
+
+
+class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Forecast of a training: peak memory, time to its end and what is left of a budget.
+
+    At the first step it simulates the longest batch. It measures the memory of the first three
+    steps and the time of some after them, writes these into a run folder, and says where they and
+    the forecast differ. A failure of it is one line, and the training goes on.
+
+    Args:
+        run: run folder for the measurement; None to write none.
+        gpu: key of the GPU in the catalog; None to identify it.
+        usd_per_hour: price of the machine; None for that of the cheapest offer of the GPU, where
+            there is a budget.
+        budget_usd: dollars to spend; None for no budget.
+        constants: constants that ``calibrate`` wrote.
+        report: called with each line; by default it goes to standard error.
+
+    Attributes:
+        forecast: forecast of the longest batch; None before the first step, or without one.
+        observation: measurement that was written into the run folder; None before.
+
+    Example:
+        >>> SFTTrainer(..., callbacks=[FineTuneForecast(run="runs/mine", budget_usd=20)])
+    """
+
+    def __init__(  # noqa: PLR0913 - the options of a callback
+        self,
+        run: str | Path | None = None,
+        *,
+        gpu: str | None = None,
+        usd_per_hour: float | None = None,
+        budget_usd: float | None = None,
+        constants: Path | None = None,
+        report: Callable[[str], None] = remark,
+    ) -> None:
+        self._run = run
+        self._gpu = gpu
+        self._usd_per_hour = usd_per_hour
+        self._budget_usd = budget_usd
+        self._constants = constants
+        self._report = report
+        self.is_active = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.forecast: StepForecast | None = None
+        self.observation: Observation | None = None
+        self._training: LiveTraining | None = None
+        self._meter: StepMeter | None = None
+        self._steps_begun = 0
+        self._begun = time.perf_counter()
+        self._started_at = dt.datetime.now(dt.UTC)
+        self._paced: tuple[int, float, float] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Prepare for a training."""
+        del args, control, given
+        self.is_active = bool(state.is_world_process_zero)
+        self._reset()
+
+    @_harmless
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Forecast at the first step; begin to measure those that are measured."""
+        del control
+        if self._training is None:
+            model, loader = given["model"], given["train_dataloader"]
+            training = self._training = live_training(args, model, loader, self._gpu)
+            self._forecast_steps(training, state)
+            size = (training.batch_size, training.recipe.micro_batches(training.batch_size))
+            self._meter = StepMeter(model, given["optimizer"], size)
+        if self._meter is not None:
+            self._meter.begin()
+
+    @_harmless
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """End a measured step, and say how far the training has come where that is known."""
+        del control, given
+        self._check_pace(state)
+        meter = self._meter
+        if meter is None:
+            return
+        meter.end()
+        if len(meter.memory_steps) == MEMORY_STEPS and not meter.timed_steps:
+            self._compare_memory(meter.memory_steps)
+        if meter.stop_reason is not None:
+            self._finish(args, state)
+
+    @_harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Write the measurement of a training that was short."""
+        del control, given
+        if self._meter is not None:
+            self._finish(args, state)
+        self._say(f"{state.global_step} steps in {self._hours:.3g} h{self._spent(0.0)}")
+        self.is_active = False
+
+    def give_up(self, error: Exception) -> None:
+        """Say in one line why there is no forecast any more, and leave the training alone."""
+        self.is_active = False
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.close()
+        text = str(error).strip().splitlines()
+        self._say(f"given up: {type(error).__name__}: {'; '.join(text) or 'no reason given'}")
+
+    def _forecast_steps(self, training: LiveTraining, state: Any) -> None:
+        try:
+            forecast = step_forecast(training, self._constants, self._say)
+        except Exception as error:  # noqa: BLE001 - the steps can still be measured
+            self._say(f"none: {'; '.join(str(error).splitlines())}")
+            return
+        finally:
+            self._begun = time.perf_counter()
+        self.forecast = forecast
+        shape = f"{training.batch_size} x {training.longest} tokens"
+        self._say(f"the longest batch ({shape}): {forecast.text}")
+        if forecast.exceeds_memory:
+            self._warn("the longest batch does not fit the GPU's memory")
+        if forecast.seconds is not None:
+            seconds, around = forecast.seconds
+            steps = state.max_steps - state.global_step
+            low, high = (steps * end / 3600 for end in (around.low, around.high))
+            self._say(
+                f"{steps} steps, all as long: {steps * seconds / 3600:.3g} h "
+                f"({low:.3g} to {high:.3g}, simulated){self._spent(steps * seconds / 3600)}"
+            )
+
+    def _compare_memory(self, steps: list[MeasuredStep]) -> None:
+        """Warn where the measured peak is outside the forecast's interval."""
+        peaks = [s.memory.peak_allocated_bytes / GIB for s in steps if s.memory is not None]
+        if self.forecast is None or self._training is None:
+            return
+        around, peak = self.forecast.interval, max(peaks)
+        is_longest = all(n == self._training.longest for s in steps for _, n in s.rows)
+        text = f"peak {peak:.3g} GiB in {len(steps)} steps, forecast {self.forecast.peak_gib:.3g}"
+        if peak > around.high or (is_longest and peak < around.low):
+            self._warn(f"the forecast and the steps differ: {text}")
+        else:
+            self._say(text)
+
+    def _finish(self, args: Any, state: Any) -> None:
+        """Write the measurement, and forecast the rest of the training by it."""
+        meter, training, self._meter = self._meter, self._training, None
+        assert meter is not None  # the caller checks it
+        assert training is not None  # as above
+        meter.close()
+        if not meter.timed_steps:
+            self._say("too few steps to measure their time: nothing is written")
+            return
+        median = statistics.median(step.seconds for step in meter.timed_steps)
+        if self.forecast is not None and self.forecast.seconds is not None:
+            seconds, around = self.forecast.seconds
+            if median > around.high or median < around.low:
+                self._warn(
+                    f"the forecast and the steps differ: {median:.3g} s per step, "
+                    f"forecast {seconds:.3g}"
+                )
+        if state.global_step < state.max_steps:
+            self._say_rest(state, median, f"{len(meter.timed_steps)} timed steps")
+        self._paced = (state.global_step, time.perf_counter(), median)
+        if self._run is not None:
+            measured = self._measurement(meter, training)
+            try:
+                self.observation = record(self._run, training, measured, int(args.seed))
+            except Exception as error:  # noqa: BLE001 - the forecast goes on
+                self._say(f"nothing is written: {'; '.join(str(error).splitlines())}")
+            else:
+                self._say(f"measurement written into {self._run}")
+
+    def _measurement(self, meter: StepMeter, training: LiveTraining) -> TrainingMeasurement:
+        timed = meter.timed_steps
+        rows = [rows for step in timed for rows in step.rows]
+        seq_len = round(statistics.fmean(tokens for _, tokens in rows))
+        if training.recipe.packing:
+            seq_len = training.longest
+        is_on_cpu = training.gpu.kind == "cpu"  # where counting slows the first steps
+        measurement = Measurement(
+            memory_steps=len(meter.memory_steps),
+            memory=meter.memory(),
+            model_memory_bytes=meter.model_memory_bytes(),
+            warmup_seconds=() if is_on_cpu else tuple(s.seconds for s in meter.memory_steps),
+            step_seconds=tuple(step.seconds for step in timed),
+            stop_reason=meter.stop_reason or "step cap",
+        )
+        return TrainingMeasurement(
+            measurement=measurement,
+            environment=meter.environment(),
+            seq_len=seq_len,
+            memory_limit_bytes=meter.memory_limit_bytes(training.gpu.usable_memory_bytes or 0),
+            started_at=self._started_at,
+            seconds=time.perf_counter() - self._begun,
+        )
+
+    def _check_pace(self, state: Any) -> None:
+        """Warn once where steps, with their data and logging, take longer than those timed."""
+        if self._paced is None:
+            return
+        first, since, median = self._paced
+        steps = state.global_step - first
+        if steps < FEWEST_PACED:
+            return
+        pace = (time.perf_counter() - since) / steps
+        if pace > SLOWER * median:
+            self._paced = None
+            self._warn(f"steps take {pace:.3g} s with all that surrounds them, not {median:.3g}")
+            self._say_rest(state, pace, "that pace")
+
+    def _say_rest(self, state: Any, seconds: float, basis: str) -> None:
+        """Say what the rest of the training takes at so many seconds per step."""
+        steps = state.max_steps - state.global_step
+        hours = steps * seconds / 3600
+        self._say(f"{steps} steps left take {hours:.3g} h by {basis}{self._spent(hours)}")
+
+    @property
+    def _hours(self) -> float:
+        """Hours since the first step began."""
+        return (time.perf_counter() - self._begun) / 3600
+
+    def _spent(self, hours_left: float) -> str:
+        """Dollars of the training at its end, and what is left of the budget; a warning beside."""
+        price = self._price()
+        if price is None:
+            return ""
+        usd = price * (self._hours + hours_left)
+        text = f", ${usd:.3g} in all at ${price:.3g}/h"
+        if self._budget_usd is None:
+            return text
+        left = self._budget_usd - usd
+        if left < 0:
+            self._warn(f"the budget of ${self._budget_usd:g} is exceeded by ${-left:.3g}")
+            return text
+        return f"{text}; ${left:.3g} of ${self._budget_usd:g} are left"
+
+    def _price(self) -> float | None:
+        """Dollars per hour: as given, or of the cheapest offer of the GPU where a budget is."""
+        if self._usd_per_hour is not None or self._budget_usd is None or self._training is None:
+            return self._usd_per_hour
+        offers = load_catalog().offers(self._training.gpu.key)
+        return min((offer.usd_per_hour for offer in offers), default=None)
+
+    def _say(self, text: str) -> None:
+        self._report(f"forecast: {text}")
+
+    def _warn(self, text: str) -> None:
+        self._say(f"warning: {text}")
