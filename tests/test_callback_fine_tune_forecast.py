@@ -1,12 +1,14 @@
 """``FineTuneForecast`` in a real ``trl.SFTTrainer`` on the CPU."""
 
+import datetime as dt
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.runs import made_run
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer
@@ -17,10 +19,16 @@ from trainer_reference.models import VOCABULARY, tokenizer, write_model
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.errors import UserError
 from orchestrator.callback import FineTuneForecast
+from orchestrator.callback.step_meter import MeasuredStep
+from orchestrator.callback.training_cost import TrainingCost
+from orchestrator.callback.training_measurement import TrainingMeasurement
+from orchestrator.callback.training_run import record
 from orchestrator.cli.main import main
 from orchestrator.run_folder.run_folder import RunFolder
-from trials.records.observation import Basis, Observation
+from trials.records.observation import Basis, MemoryReading
 from trials.training.finetune import model_tensors
 
 pytestmark = [
@@ -65,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write_model("llama", path).rename(path / "my-model")
         special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
         words = {word: n for n, word in enumerate([*special.values(), "one", "two", "three"])}
-        plain = Tokenizer(WordLevel(words, unk_token="<unk>"))
+        plain = Tokenizer(WordLevel(words, unk_token=special["unk_token"]))
         plain.pre_tokenizer = WhitespaceSplit()
         PreTrainedTokenizerFast(tokenizer_object=plain, **special).save_pretrained("my-model")
         draw = random.Random(0)
@@ -78,13 +86,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def documented(folder: Path) -> Trained:
-    """The training of the page, run as it stands there."""
+    """The training of the page, run as it stands there, on the CPU."""
     del folder
     snippet = PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     before, start, _ = snippet.partition("trainer.train()")
     assert start
     names: dict[str, Any] = {}
-    exec(before, names)  # noqa: S102 - the snippet is ours
+    exec(before.replace("SFTConfig(out", "SFTConfig(use_cpu=True, out"), names)  # noqa: S102 - the snippet is ours
     trainer = names["trainer"]
     callback = next(c for c in trainer.callback_handler.callbacks if type(c) is FineTuneForecast)
     lines: list[str] = []
@@ -191,52 +199,91 @@ def test_a_training_learns_the_same_with_it(folder: Path) -> None:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(
-    "callback",
-    [
-        FineTuneForecast(gpu="no-such-gpu", report=lambda _: None),
-        FineTuneForecast(run="data.jsonl", gpu="RTX-4090", report=lambda _: None),
-    ],
-    ids=["unknown-gpu", "mistaken-gpu"],
-)
+class Failing(FineTuneForecast):
+    """A callback that fails at the end of a step, while it counts memory."""
+
+    def _check_pace(self, state: Any) -> None:
+        raise ZeroDivisionError(state)
+
+
+@pytest.mark.parametrize("kind", [FineTuneForecast, Failing])
 def test_a_failure_inside_it_leaves_the_training_alone(
-    callback: FineTuneForecast, folder: Path
+    kind: type[FineTuneForecast], folder: Path
 ) -> None:
-    """A line for the reason, and all steps run."""
+    """An unknown GPU, or an error of its own: a line for the reason, and all steps run."""
     lines: list[str] = []
-    callback._report = lines.append
-    callback._forecast_steps = lambda *_: 1 / 0  # type: ignore[method-assign]
+    gpu = "no-such-gpu" if kind is FineTuneForecast else "cpu"
+    callback = kind(run="runs/failed", gpu=gpu, report=lines.append)
+    callback._forecast_steps = lambda *_: None  # type: ignore[method-assign]
     trainer = sft_trainer(folder, callback, max_steps=2)
     trainer.train()
     assert trainer.state.global_step == 2
     assert sum("given up" in line for line in lines) == 1
-    assert callback.observation is None
+    assert not Path("runs/failed").exists()
 
 
-def test_steps_outside_the_forecast_are_a_warning(documented: Trained) -> None:
-    """A peak above the interval, and a step time outside it."""
-    callback = documented.callback
-    observation = callback.observation
-    assert isinstance(observation, Observation)
-    from dataclasses import replace
+def test_further_trainings_add_their_observations(documented: Trained, folder: Path) -> None:
+    """Of other micro-batches and lengths; the folder of a sweep stays as it is."""
+    training, observation = documented.callback._training, documented.callback.observation
+    assert training is not None
+    assert observation is not None
+    assert observation.measurement is not None
+    assert observation.environment is not None
+    measured = TrainingMeasurement(
+        measurement=observation.measurement,
+        environment=observation.environment,
+        seq_len=observation.cell.seq_len,
+        memory_limit_bytes=GIB,
+        started_at=dt.datetime.now(dt.UTC),
+        seconds=1.0,
+    )
+    path = folder / "runs" / "several"
+    longer = replace(measured, seq_len=observation.cell.seq_len + 1)
+    wider = replace(training, batch_size=4)
+    written = [record(path, *one, 0) for one in ((training, measured), (wider, measured))]
+    written += [record(path, *one, 0) for one in ((wider, measured), (wider, longer))]
+    assert [(o.batch_size, o.repeat) for o in written] == [(2, 0), (4, 0), (4, 1), (4, 0)]
+    run = RunFolder.existing(path)
+    assert run.observations() == written
+    assert run.spec().all_cells() == [written[0].cell, written[-1].cell]
+    made_run(folder / "sweep")
+    with pytest.raises(UserError, match="another run"):
+        record(folder / "sweep", training, measured, 0)
 
+
+def step_of(peak_gib: float, tokens: int) -> MeasuredStep:
+    """A step with a peak, on rows of a length."""
+    memory = MemoryReading(peak_allocated_bytes=round(peak_gib * GIB))
+    return MeasuredStep(1.0, ((2, tokens),), memory)
+
+
+@pytest.mark.parametrize(
+    ("share", "tokens", "warnings"),
+    [(2.0, 8, 1), (0.5, 8, 0), (0.5, 50, 1), (1.0, 50, 0)],
+)
+def test_steps_that_differ_from_the_forecast_are_a_warning(
+    share: float, tokens: int, warnings: int, documented: Trained
+) -> None:
+    """A peak above the interval; one below it only where the rows are the longest."""
     lines: list[str] = []
-    callback._report = lines.append
-    from orchestrator.callback.step_meter import MeasuredStep
-    from trials.records.observation import MemoryReading
-
-    reading = MemoryReading(peak_allocated_bytes=round(2 * documented.counted_gib * GIB))
-    callback._compare_memory([MeasuredStep(1.0, ((2, 8),), reading)])
-    assert "warning" in lines[0]
-    low = replace(reading_step(documented), rows=((2, 8),))
-    callback._compare_memory([low])
-    assert "warning" not in lines[1]
+    callback = FineTuneForecast(report=lines.append)
+    callback.forecast = documented.callback.forecast
+    callback._training = documented.callback._training
+    assert callback.forecast is not None
+    assert callback._training is not None
+    assert callback._training.longest == 50
+    callback._compare_memory([step_of(share * callback.forecast.peak_gib, tokens)])
+    assert sum("warning" in line for line in lines) == warnings
 
 
-def reading_step(trained: Trained) -> Any:
-    """A step with half the counted memory."""
-    from orchestrator.callback.step_meter import MeasuredStep
-    from trials.records.observation import MemoryReading
-
-    half = MemoryReading(peak_allocated_bytes=round(trained.counted_gib * GIB / 2))
-    return MeasuredStep(1.0, ((2, 49),), half)
+@pytest.mark.parametrize(
+    ("price", "budget", "left"),
+    [(2.0, 5.0, 2.0), (2.0, 1.0, -2.0), (2.0, None, None), (None, None, None)],
+)
+def test_the_budget_that_is_left_is_that_at_the_end(
+    price: float | None, budget: float | None, left: float | None
+) -> None:
+    """Without a price, it is computed at that of the GPU's cheapest offer."""
+    assert TrainingCost(price, budget).left_usd(1.5, "A40") == left
+    cheapest = min(offer.usd_per_hour for offer in load_catalog().offers("A40"))
+    assert TrainingCost(None, 5.0).left_usd(1.5, "A40") == pytest.approx(5 - 1.5 * cheapest)

@@ -10,17 +10,19 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gpu_catalog.catalog import load_catalog
 from orchestrator.callback.live_training import LiveTraining, live_training
 from orchestrator.callback.step_forecast import StepForecast, step_forecast
-from orchestrator.callback.step_meter import MEMORY_STEPS, MeasuredStep, StepMeter
-from orchestrator.callback.training_run import TrainingMeasurement, record
+from orchestrator.callback.step_meter import MEMORY_STEPS, MeasuredStep, StepMeter, all_are_long
+from orchestrator.callback.training_cost import TrainingCost
+from orchestrator.callback.training_measurement import measurement_of
+from orchestrator.callback.training_run import record
 from orchestrator.console import remark
-from trials.records.observation import Measurement, Observation
+from trials.records.observation import Observation
 from trials.simulation.simulated_cell import GIB
 
 SLOWER = 1.25  # time of steps over their forecast above which a line warns
 FEWEST_PACED = 20  # steps after the timed ones before their pace is judged
+DIFFER = "warning: the forecast and the steps differ: "
 Hook = Callable[..., None]
 
 
@@ -77,8 +79,7 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
     ) -> None:
         self._run = run
         self._gpu = gpu
-        self._usd_per_hour = usd_per_hour
-        self._budget_usd = budget_usd
+        self._cost = TrainingCost(usd_per_hour, budget_usd)
         self._constants = constants
         self._report = report
         self.is_active = False
@@ -157,7 +158,7 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
         shape = f"{training.batch_size} x {training.longest} tokens"
         self._say(f"the longest batch ({shape}): {forecast.text}")
         if forecast.exceeds_memory:
-            self._warn("the longest batch does not fit the GPU's memory")
+            self._say("warning: the longest batch does not fit the GPU's memory")
         if forecast.seconds is not None:
             seconds, around = forecast.seconds
             steps = state.max_steps - state.global_step
@@ -169,16 +170,13 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
 
     def _compare_memory(self, steps: list[MeasuredStep]) -> None:
         """Warn where the measured peak is outside the forecast's interval."""
-        peaks = [s.memory.peak_allocated_bytes / GIB for s in steps if s.memory is not None]
         if self.forecast is None or self._training is None:
             return
-        around, peak = self.forecast.interval, max(peaks)
-        is_longest = all(n == self._training.longest for s in steps for _, n in s.rows)
+        peak = max(step.memory.peak_allocated_bytes / GIB for step in steps if step.memory)
+        is_longest = all_are_long(steps, self._training.longest)
         text = f"peak {peak:.3g} GiB in {len(steps)} steps, forecast {self.forecast.peak_gib:.3g}"
-        if peak > around.high or (is_longest and peak < around.low):
-            self._warn(f"the forecast and the steps differ: {text}")
-        else:
-            self._say(text)
+        differs = self.forecast.peak_differs(peak, is_longest=is_longest)
+        self._say(f"{DIFFER * differs}{text}")
 
     def _finish(self, args: Any, state: Any) -> None:
         """Write the measurement, and forecast the rest of the training by it."""
@@ -190,48 +188,20 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
             self._say("too few steps to measure their time: nothing is written")
             return
         median = statistics.median(step.seconds for step in meter.timed_steps)
-        if self.forecast is not None and self.forecast.seconds is not None:
-            seconds, around = self.forecast.seconds
-            if median > around.high or median < around.low:
-                self._warn(
-                    f"the forecast and the steps differ: {median:.3g} s per step, "
-                    f"forecast {seconds:.3g}"
-                )
+        is_longest = all_are_long(meter.timed_steps, training.longest)
+        if self.forecast is not None and self.forecast.time_differs(median, is_longest=is_longest):
+            self._say(f"{DIFFER}{median:.3g} s per step")
         if state.global_step < state.max_steps:
             self._say_rest(state, median, f"{len(meter.timed_steps)} timed steps")
         self._paced = (state.global_step, time.perf_counter(), median)
         if self._run is not None:
-            measured = self._measurement(meter, training)
             try:
+                measured = measurement_of(meter, training, self._started_at)
                 self.observation = record(self._run, training, measured, int(args.seed))
             except Exception as error:  # noqa: BLE001 - the forecast goes on
                 self._say(f"nothing is written: {'; '.join(str(error).splitlines())}")
             else:
                 self._say(f"measurement written into {self._run}")
-
-    def _measurement(self, meter: StepMeter, training: LiveTraining) -> TrainingMeasurement:
-        timed = meter.timed_steps
-        rows = [rows for step in timed for rows in step.rows]
-        seq_len = round(statistics.fmean(tokens for _, tokens in rows))
-        if training.recipe.packing:
-            seq_len = training.longest
-        is_on_cpu = training.gpu.kind == "cpu"  # where counting slows the first steps
-        measurement = Measurement(
-            memory_steps=len(meter.memory_steps),
-            memory=meter.memory(),
-            model_memory_bytes=meter.model_memory_bytes(),
-            warmup_seconds=() if is_on_cpu else tuple(s.seconds for s in meter.memory_steps),
-            step_seconds=tuple(step.seconds for step in timed),
-            stop_reason=meter.stop_reason or "step cap",
-        )
-        return TrainingMeasurement(
-            measurement=measurement,
-            environment=meter.environment(),
-            seq_len=seq_len,
-            memory_limit_bytes=meter.memory_limit_bytes(training.gpu.usable_memory_bytes or 0),
-            started_at=self._started_at,
-            seconds=time.perf_counter() - self._begun,
-        )
 
     def _check_pace(self, state: Any) -> None:
         """Warn once where steps, with their data and logging, take longer than those timed."""
@@ -244,7 +214,9 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
         pace = (time.perf_counter() - since) / steps
         if pace > SLOWER * median:
             self._paced = None
-            self._warn(f"steps take {pace:.3g} s with all that surrounds them, not {median:.3g}")
+            self._say(
+                f"warning: steps take {pace:.3g} s with all that surrounds them, not {median:.3g}"
+            )
             self._say_rest(state, pace, "that pace")
 
     def _say_rest(self, state: Any, seconds: float, basis: str) -> None:
@@ -259,29 +231,10 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
         return (time.perf_counter() - self._begun) / 3600
 
     def _spent(self, hours_left: float) -> str:
-        """Dollars of the training at its end, and what is left of the budget; a warning beside."""
-        price = self._price()
-        if price is None:
+        """Dollars of the training at its end, and what is left of the budget; empty without one."""
+        if self._training is None:
             return ""
-        usd = price * (self._hours + hours_left)
-        text = f", ${usd:.3g} in all at ${price:.3g}/h"
-        if self._budget_usd is None:
-            return text
-        left = self._budget_usd - usd
-        if left < 0:
-            self._warn(f"the budget of ${self._budget_usd:g} is exceeded by ${-left:.3g}")
-            return text
-        return f"{text}; ${left:.3g} of ${self._budget_usd:g} are left"
-
-    def _price(self) -> float | None:
-        """Dollars per hour: as given, or of the cheapest offer of the GPU where a budget is."""
-        if self._usd_per_hour is not None or self._budget_usd is None or self._training is None:
-            return self._usd_per_hour
-        offers = load_catalog().offers(self._training.gpu.key)
-        return min((offer.usd_per_hour for offer in offers), default=None)
+        return self._cost.text(self._hours + hours_left, self._training.gpu.key)
 
     def _say(self, text: str) -> None:
         self._report(f"forecast: {text}")
-
-    def _warn(self, text: str) -> None:
-        self._say(f"warning: {text}")

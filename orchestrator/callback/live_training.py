@@ -154,7 +154,7 @@ def _examples_per_row(dataset: Any) -> int:
         return FEWEST_PACKED
     parts = dataset.select_columns(column).with_format("arrow").iter(ROWS_AT_ONCE)
     examples = sum(pc.sum(pc.list_value_length(part[column])).as_py() for part in parts)
-    return max(FEWEST_PACKED, round(examples / len(dataset)))
+    return max(FEWEST_PACKED, round(int(examples) / len(dataset)))
 
 
 def _has_lists(dataset: Any, column: str) -> bool:

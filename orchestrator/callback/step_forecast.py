@@ -52,6 +52,20 @@ class StepForecast:
         needed, usable = self.reserved_gib, self.usable_gib
         return needed is not None and usable is not None and needed > usable
 
+    def peak_differs(self, peak_gib: float, *, is_longest: bool) -> bool:
+        """Whether a measured peak is outside the interval; below it only for the longest rows."""
+        return _is_outside(peak_gib, self.interval, is_longest=is_longest)
+
+    def time_differs(self, seconds: float, *, is_longest: bool) -> bool:
+        """Whether a measured step time is outside its interval, likewise."""
+        return self.seconds is not None and _is_outside(
+            seconds, self.seconds[1], is_longest=is_longest
+        )
+
+
+def _is_outside(value: float, interval: Interval, *, is_longest: bool) -> bool:
+    return value > interval.high or (is_longest and value < interval.low)
+
 
 def step_forecast(
     training: LiveTraining, constants: Path | None, report: Callable[[str], None]

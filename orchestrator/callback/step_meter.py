@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ class MeasuredStep:
     seconds: float
     rows: tuple[tuple[int, int], ...]
     memory: MemoryReading | None
+
+
+def all_are_long(steps: Iterable[MeasuredStep], tokens: int) -> bool:
+    """Whether all rows of some steps have at least so many tokens."""
+    return all(length >= tokens for step in steps for _, length in step.rows)
 
 
 class StepMeter:

@@ -1,50 +1,28 @@
 """Run folder of a training's own measurement, as a sweep's, so that every command takes it."""
 
-import datetime as dt
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from gpu_catalog.errors import UserError
 from orchestrator.callback.live_training import LiveTraining
+from orchestrator.callback.training_measurement import TrainingMeasurement
+from orchestrator.run_folder.file_names import MODELS, SPEC
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from orchestrator.storage.run_storage import RunPath, run_path
 from trials.records.cell import Cell
-from trials.records.observation import (
-    Basis,
-    Environment,
-    Measurement,
-    Observation,
-    Outcome,
-)
+from trials.records.model import Model
+from trials.records.observation import Basis, Observation, Outcome
 
+HEAD = "# Trainings that FineTuneForecast measured."
 BATCH_LIMIT = SweepSpec.model_fields["max_batch_size"].default
 """Limit of a search, which a training is none of: its batch is not the largest that fits."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingMeasurement:
-    """Measurement of a training.
-
-    Attributes:
-        seq_len: mean tokens per row of the timed steps, padding included.
-        memory_limit_bytes: device memory that it could take.
-        started_at: start of its first step.
-        seconds: wall time from then on.
-    """
-
-    measurement: Measurement
-    environment: Environment
-    seq_len: int
-    memory_limit_bytes: int
-    started_at: dt.datetime
-    seconds: float
 
 
 def record(
@@ -52,7 +30,7 @@ def record(
 ) -> Observation:
     """Write a measurement into a run folder, which is made if there is none.
 
-    A folder holds trainings of one cell: they may differ in their micro-batch.
+    A folder may hold several trainings on one GPU; its job is that of the first.
 
     Raises:
         UserError: the folder holds another run, or cannot be written.
@@ -83,11 +61,32 @@ def record(
 
 
 def _opened(path: RunPath | str, training: LiveTraining, cell: Cell) -> RunFolder:
-    text = yaml.safe_dump(_specification(path, training, cell), sort_keys=False)
-    spec = parse_spec(text, str(path), {training.model.name: training.model})
+    """Run folder whose specification has a cell: a new one, or one of earlier trainings.
+
+    Raises:
+        UserError: the folder holds something else, or trainings on another GPU.
+    """
+    run, model = RunFolder(path), training.model
+    models, values = {model.name: model}, _specification(path, training, cell)
+    is_new = SPEC not in (run.storage.names() or ())
+    if not is_new:
+        there, kept = run.spec(), yaml.safe_load(run.spec_text())
+        is_alike = there.models.get(model.name, model).config == model.config
+        if not (run.spec_text().startswith(HEAD) and is_alike and kept["gpus"] == values["gpus"]):
+            raise UserError(f"{path}: holds another run: give the training a folder of its own")
+        if cell in there.all_cells():
+            return run
+        models |= there.models
+        values = kept | {"cells": [*kept["cells"], *values["cells"]]}
+    text = f"{HEAD}\n{yaml.safe_dump(values, sort_keys=False)}"
+    spec = parse_spec(text, str(path), models)
     if cell not in spec.all_cells():
         raise UserError(f"{path}: no specification describes the cell {cell.key}")
-    return open_run(run_path(path), text, spec)
+    if is_new:
+        return open_run(run_path(path), text, spec)
+    run.write(MODELS, TypeAdapter(dict[str, Model]).dump_json(spec.models, indent=1).decode())
+    run.write(SPEC, text)
+    return run
 
 
 def _specification(path: RunPath | str, training: LiveTraining, cell: Cell) -> dict[str, Any]:
