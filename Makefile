@@ -49,6 +49,7 @@ $(TRAINERS)/.ready: tests/trainers.txt
 	$(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --requirement tests/trainers.txt
 	$(TRAINERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(TRAINERS)/trainers axolotl==0.19.0 llamafactory==0.9.5 trl==1.16.0
+	$(RUN) -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(TRAINERS)/tokenizers tiktoken regex sentencepiece llama-models==0.3.0 mistral-common==1.13.1 dashscope==2.0.2
 	touch $@
 
 trainers: setup $(TRAINERS)/.ready  ## what is written for other projects, read by their own parsers in .venv-trainers

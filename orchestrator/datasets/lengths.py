@@ -20,9 +20,11 @@ from pydantic import Field, model_validator
 from fitting.points.batch_lengths import Lengths
 from fitting.tables.table_error import TableError
 from gpu_catalog.record import Record, former_names
+from orchestrator.datasets.approximate_tokens import ApproximateCounter, Vocabulary
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE, DatasetReader, ExamplePosition
 from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.preference import Kind, Pair, Preference
+from orchestrator.datasets.recognition import Recognised
 from orchestrator.datasets.rendering import Chat, Rendering
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from trials.child_process.token_counter import (
@@ -38,6 +40,7 @@ PAPER = "arXiv 2408.04693"
 HISTOGRAM_COLUMNS: dict[str, tuple[str, ...]] = {"tokens": (), "examples": (), "dataset": ()}
 
 
+AnyRendering = Rendering | Preference | Recognised
 Histogram = Annotated[tuple[tuple[PositiveInt, PositiveInt], ...], Field(min_length=1)]
 
 
@@ -57,6 +60,8 @@ class DataLengths(Record):
         complete: whether all examples were read.
         empty: number of examples without text, which are skipped.
         empty_at: places of the first of them.
+        error: relative error of all lengths where tokens are counted approximately; None where a
+            tokenizer counted them.
         assumed: assumption, if not every length is known.
         fingerprint: equal for equal examples and tokenizer; None if no examples were read.
     """
@@ -73,6 +78,7 @@ class DataLengths(Record):
     complete: Annotated[bool, Field(strict=True)] = True
     empty: Annotated[int, Field(strict=True, ge=0)] = 0
     empty_at: tuple[str, ...] = ()
+    error: Annotated[float, Field(gt=0, lt=1)] | None = None
     assumed: str | None = None
     fingerprint: str | None = None
 
@@ -184,8 +190,8 @@ def published_lengths(name: str) -> DataLengths | None:
 
 def counted_lengths(
     source: DatasetSource,
-    rendering: Rendering | Preference,
-    tokenizer: str,
+    rendering: AnyRendering,
+    tokenizer: str | Vocabulary,
     most: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> DataLengths:
@@ -193,6 +199,8 @@ def counted_lengths(
 
     A text gets the tokenizer's special tokens, and an end token if the tokenizer has one and does
     not add it, as trainers do. A conversation is tokenized as the chat template writes it.
+
+    Without a tokenizer, the rates of a vocabulary give approximate counts.
 
     Only the first ``most`` examples are read. ``progress`` is called with the number of examples
     counted so far.
@@ -207,7 +215,7 @@ def counted_lengths(
     sequences: Counter[int] = Counter()
     fingerprint = ""
     try:
-        with TokenCounter(tokenizer) as counter:
+        with _counter(tokenizer) as counter:
             if _is_chat(rendering):
                 counter.need_chat_template()
             for counted in counter.counted(chunks):
@@ -226,34 +234,39 @@ def counted_lengths(
     return DataLengths(
         source=source_text(source),
         rendering=str(rendering),
-        tokenizer=tokenizer,
+        tokenizer=str(tokenizer),
         kind=kind,
         histogram=tuple(sorted(histogram.items())),
         sequences=tuple(sorted(sequences.items())) if kind == "pairs" else None,
         complete=reading.complete,
         empty=reading.empty,
         empty_at=tuple(reading.empty_at),
+        error=tokenizer.error if isinstance(tokenizer, Vocabulary) else None,
         fingerprint=fingerprint,
     )
 
 
-def first_mistakes(source: DatasetSource, rendering: Rendering | Preference) -> list[Mistake]:
+def _counter(tokenizer: str | Vocabulary) -> TokenCounter | ApproximateCounter:
+    return TokenCounter(tokenizer) if isinstance(tokenizer, str) else ApproximateCounter(tokenizer)
+
+
+def first_mistakes(source: DatasetSource, rendering: AnyRendering) -> list[Mistake]:
     """Mistakes in the first examples, for when other mistakes prevent counting."""
     reading = _Counting(source, rendering, EXAMPLES_AT_ONCE)
     next(reading.chunks(), None)
     return reading.mistakes
 
 
-def _is_chat(rendering: Rendering | Preference) -> bool:
-    return rendering.is_chat if isinstance(rendering, Preference) else isinstance(rendering, Chat)
+def _is_chat(rendering: AnyRendering) -> bool:
+    if isinstance(rendering, Preference | Recognised):
+        return rendering.is_chat
+    return isinstance(rendering, Chat)
 
 
 class _Counting(DatasetReader[RenderedExample | Pair]):
     """A pass over the examples that renders them in chunks."""
 
-    def __init__(
-        self, source: DatasetSource, rendering: Rendering | Preference, most: int | None
-    ) -> None:
+    def __init__(self, source: DatasetSource, rendering: AnyRendering, most: int | None) -> None:
         super().__init__(source, rendering, most)
         self.digest = hashlib.sha256()  # of the rendered sequences so far, in their order
         self._may_be_refused = _is_chat(rendering)

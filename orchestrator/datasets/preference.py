@@ -1,11 +1,11 @@
 """Preference data in the columns that TRL documents: pairs of answers, and labelled answers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from orchestrator.datasets.examples import examples
 from orchestrator.datasets.rendering import Chat, absent_field, texts_of, wrong_field
-from orchestrator.datasets.source import DatasetSource, Example, Mistake
+from orchestrator.datasets.source import Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
 Kind = Literal["texts", "pairs", "labelled"]
@@ -101,14 +101,8 @@ class Preference:
         return None
 
 
-def recognised_preference(source: DatasetSource) -> Preference | None:
-    """Preference data by the columns of the first example; None for other data.
-
-    Raises:
-        DataError: there is nothing to read.
-    """
-    entries = examples(source, COLUMNS)
-    first = next((entry.fields for entry in entries if isinstance(entry, Example)), {})
+def preference_in(first: Mapping[str, object]) -> Preference | None:
+    """Preference data by the columns of the first example; None for other data."""
     is_chat = any(isinstance(first.get(name), list) for name in COLUMNS)
     if first.keys() >= {*ANSWERS["pairs"]}:
         return Preference("pairs", PROMPT in first, is_chat)

@@ -26,7 +26,7 @@ from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import MissedConstraints
-from orchestrator.pricing.price_drift import widened
+from orchestrator.pricing.price_drift import sigma_of, widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import rows
@@ -120,6 +120,7 @@ def _estimated(
     chosen: BatchChoice = "fastest" if batch.hours else "largest"
     if step is not None:
         seconds = _around(step.seconds, constants.error, constants.error_above)
+        seconds = _wider(step.seconds, seconds, question.workload.length_error)
         offers = catalog.offers(gpu.key)
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
@@ -127,6 +128,7 @@ def _estimated(
     memory_error = published_errors().interval(
         requested.recipe.method, "constant" if varying is None else "varying"
     )
+    length_error = _memory_length_error(question, cell, needed.peak_allocated_bytes)
     estimate = Estimate(
         **requested.model_dump(include={"model", "gpu", "experts", "active_experts", "seq_len"}),
         method=requested.recipe.method,
@@ -141,10 +143,14 @@ def _estimated(
         batch_limit=question.batch_limit,
         seq_len_limit=most_tokens(question.model) if question.finds_seq_len else None,
         max_batch_size_interval=_batches(
-            cell, gpu, memory_error.limits(limit), candidates.largest, question.batch_limit
+            cell,
+            gpu,
+            _wider(limit, memory_error.limits(limit), length_error),
+            candidates.largest,
+            question.batch_limit,
         ),
         peak_gib=peak_gib,
-        peak_gib_interval=memory_error.around(peak_gib),
+        peak_gib_interval=_wider(peak_gib, memory_error.around(peak_gib), length_error),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         surviving_batch_size=candidates.surviving,
         varying_reserved_gib=None if runs is None else _of_runs(runs),
@@ -249,6 +255,24 @@ def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
 
 def _around(value: float, error: float, above: float | None = None) -> Interval:
     return Interval(low=value / (1 + error), high=value * (1 + (above or error)))
+
+
+def _wider(value: float, interval: Interval, error: float) -> Interval:
+    """Interval with a further, independent relative error."""
+    low, high = widened(value, interval.low, interval.high, sigma_of(error))
+    return Interval(low=low, high=high)
+
+
+def _memory_length_error(question: Question, cell: SimulatedCell, peak_bytes: float) -> float:
+    """Relative error of the peak by that of the longest example; the model itself has none.
+
+    Packed and truncated rows have the length that they are given.
+    """
+    job = question.workload
+    if question.recipe.packing or (job.cutoff is not None and question.seq_len >= job.cutoff):
+        return 0.0
+    dynamic = max(peak_bytes - float(cell.held.sizes.sum()), 0.0)
+    return job.length_error * dynamic / peak_bytes
 
 
 def _of_runs(runs: RunsMemory) -> Interval:

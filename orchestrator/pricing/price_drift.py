@@ -53,16 +53,21 @@ class PriceDrift:
         return np.asarray(self.sigma(offer) * random.standard_normal(self._draws))
 
 
+def sigma_of(error: float) -> float:
+    """Standard deviation of the logarithm of a value whose 90 % interval is a relative error."""
+    return math.log1p(error) / NORMAL_90
+
+
 def widened(value: float, low: float, high: float, sigma: float) -> tuple[float, float]:
-    """90 % interval of dollars by that of the hours and an independent error of the price.
+    """90 % interval of a value with a further, independent error, such as that of a price.
 
     Distances of the ends from the value, in logarithms, add in quadrature on either side.
 
     Args:
-        value: dollars, above zero.
-        low: lower end at the quoted price.
-        high: upper end at the quoted price.
-        sigma: standard deviation of the logarithm of the price.
+        value: the value, above zero.
+        low: lower end without the further error.
+        high: upper end without the further error.
+        sigma: standard deviation of the logarithm of the further error.
     """
     if sigma == 0.0:
         return low, high

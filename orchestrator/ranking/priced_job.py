@@ -9,7 +9,7 @@ import numpy as np
 from fitting.families.cell_step_time import CellStepTime
 from fitting.numerics.arrays import FloatArray
 from gpu_catalog.offer import Offer
-from orchestrator.pricing.price_drift import PriceDrift, widened
+from orchestrator.pricing.price_drift import PriceDrift, sigma_of, widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
 from orchestrator.spec.job import SECONDS_PER_HOUR, Job
 from orchestrator.spec.job_tokens import rows
@@ -18,6 +18,7 @@ from trials.records.observation import Basis, Observation
 
 DRAWS = 2000  # draws of the unknowns: probabilities are precise to about 1 %
 
+LENGTHS = 1  # stream of random numbers apart from that of the simulation's error
 LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals
 
 
@@ -125,12 +126,17 @@ class CellJob:
         name = f"{self.seed}/{self.cell.key}/{self.stack}/{self.basis}"
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
         step = self.step_time
-        errors = np.concatenate([[0.0], step.uncertainty.drawn(shared, random)])
+        errors = np.concatenate([[0.0], step.uncertainty.drawn(shared, random) + self._lengths()])
         drawn = job_hours(self.job, step.batch_size, step.seconds) * np.exp(errors)
         rentals = {spot: self._rented(drawn, spot=spot) for spot in {_is_spot(o) for o in offers}}
         for offer in offers:
             rented = rentals[_is_spot(offer)]
             yield PricedOffer(offer, rented, _usd(offer, rented.hours), drift)
+
+    def _lengths(self) -> FloatArray:
+        """(draws,) error of the logarithm of the lengths, which all offers of a job share."""
+        error = 0.0 if self.step_time.tokens is None else self.job.length_error
+        return sigma_of(error) * np.random.default_rng([self.seed, LENGTHS]).standard_normal(DRAWS)
 
     def _rented(self, drawn: FloatArray, *, spot: bool) -> RentedJob:
         """Rent for drawn hours of steps, the first of which are the expected ones."""

@@ -9,6 +9,7 @@ from orchestrator.datasets.dataset_reader import empty_text
 from orchestrator.datasets.lengths import DataLengths, histogram_csv
 from orchestrator.datasets.source import DataError, Mistake
 from orchestrator.markdown_table import table
+from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.spec.job import Job, Padding
 from orchestrator.spec.job_tokens import padded_tokens, rows
 
@@ -91,6 +92,9 @@ def _facts(data: DataLengths, cutoff: int | None) -> Iterator[str]:
         )
     if cutoff is not None:
         yield f"{data.cut_off(cutoff):,} examples are cut off at {cutoff:,} tokens."
+    approximate = approximate_text(data)
+    if approximate is not None:
+        yield approximate
     if data.assumed is not None:
         yield f"Assumed: {data.assumed}."
     if data.empty:

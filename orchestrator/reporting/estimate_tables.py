@@ -21,6 +21,7 @@ from orchestrator.reporting.estimate_recommendation import (
     varying_text,
     verdict,
 )
+from orchestrator.reporting.notes.data_notes import data_notes
 from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.sections.alternative_recipes import (
     recipe_words,
@@ -204,9 +205,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """Lines below the table: recipe, batch size, accuracy, and what is missing."""
     rows = [e.estimate for e in estimates]
     yield f"{question.recipe_text}."
-    data = question.workload.lengths
-    if data is not None and data.is_preference:
-        yield f"Data: {data.source} ({data.rendering})."
+    yield from data_notes(question.workload.lengths)
     yield from _recipe_notes(rows, question)
     yield from runners_up_text(estimates)
     yield from remedies_text(estimates)

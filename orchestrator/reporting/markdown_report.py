@@ -9,6 +9,7 @@ from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.pricing.offer_constraints import nothing_text
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
+from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
@@ -117,6 +118,9 @@ def _lengths(ranking: Ranking) -> str:
             f"at the lengths of {data.source}, padded to {span(padded, '.0f')} tokens per example"
             f"{_scaling(at_lengths)}."
         )
+    approximate = approximate_text(data)
+    if approximate is not None:
+        parts.append(approximate)
     if full:
         parts.append(_as_if_full(full, data.source, among_others=bool(at_lengths)))
     return "\n".join(parts)

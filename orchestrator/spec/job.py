@@ -102,6 +102,11 @@ class Job(JobTerms):
     examples: PositiveInt
     lengths: DataLengths | None = None
 
+    @property
+    def length_error(self) -> float:
+        """Relative error of the examples' lengths; 0 where a tokenizer counted them."""
+        return 0.0 if self.lengths is None else self.lengths.error or 0.0
+
     @model_validator(mode="after")
     def _rows_can_be_packed(self) -> Self:
         if self.padding in PACKED and (self.lengths is None or self.cutoff is None):

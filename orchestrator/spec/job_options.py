@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from orchestrator.datasets.lengths import PUBLISHED
 from orchestrator.datasets.source import DataError, Mistake
+from orchestrator.model_names import named_model, preset_of
 from orchestrator.request import OptionError, PathText
 from orchestrator.spec.job import NOT_PACKED, Job, JobTerms, Overheads
 from orchestrator.spec.job_request import SOURCES, JobRequest, requested_job
 from orchestrator.spec.validation_messages import WORDS, shown
-from trials.records.model import Model, find_model
+from trials.records.model import Model
 
 AUTO = "auto"
 PADDINGS = {"packed": "packing", "grouped": "group_by_length"}  # the option of each padding
@@ -136,10 +137,11 @@ def data_job(
     models: list[Model] = []
     hub_model: str | None = None
     if model is not None and "dataset" in fields and "tokenizer" not in fields:
-        if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        is_hub = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+        if is_hub and preset_of(model) is None:
             hub_model = model  # the tokenizer of the hub is under its own name
         else:
-            models = [find_model(model)]
+            models = [named_model(model)]
     return requested_job(job_request(fields), models, progress=progress, hub_model=hub_model)
 
 

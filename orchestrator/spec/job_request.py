@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gpu_catalog.suggestions import near_or_all
+from orchestrator.datasets.approximate_tokens import Vocabulary, vocabulary_of
 from orchestrator.datasets.lengths import (
     PUBLISHED,
     DataLengths,
@@ -15,7 +16,8 @@ from orchestrator.datasets.lengths import (
     published_lengths,
     read_histogram,
 )
-from orchestrator.datasets.preference import Preference, recognised_preference
+from orchestrator.datasets.preference import Preference
+from orchestrator.datasets.recognition import Recognised, recognised
 from orchestrator.datasets.rendering import Chat, Rendering, TextFields, parsed_template
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from orchestrator.spec.job import NOT_PACKED, PACKED, Job, JobTerms
@@ -87,9 +89,10 @@ def requested_job(
             mistake.
     """
     mistakes = list(_contradictions(request))
-    tokenizer, source = "", None
+    tokenizer: str | Vocabulary = ""
+    source = None
     if request.dataset is not None and counted is None:
-        tokenizer = request.tokenizer or hub_model or own_tokenizer(models, mistakes)
+        tokenizer = request.tokenizer or hub_model or _own(models, mistakes)
         source = DatasetSource(request.dataset, request.subset, request.split)
     rendering = _rendering(request, source, mistakes)
     if mistakes:
@@ -102,8 +105,12 @@ def requested_job(
         try:
             lengths = counted_lengths(source, rendering, tokenizer, request.most, progress)
         except DataError as error:
-            if request.tokenizer:
+            if request.tokenizer or not isinstance(tokenizer, str):
                 raise
+            rates = _vocabulary(models)
+            if rates is not None and all(m.part == "tokenizer" for m in error.mistakes):
+                lengths = counted_lengths(source, rendering, rates, request.most, progress)
+                return _job(request, lengths)
             raise DataError(
                 Mistake(m.part, mention_own_tokenizer(m.text, tokenizer))
                 if m.part == "tokenizer"
@@ -114,6 +121,10 @@ def requested_job(
         lengths = read_histogram(Path(request.length_histogram).expanduser())
     elif counted is None and request.named is not None:
         lengths = published_lengths(request.named)
+    return _job(request, lengths)
+
+
+def _job(request: JobRequest, lengths: DataLengths | None) -> Job:
     terms = {name: getattr(request, name) for name in JobTerms.model_fields}
     if request.examples is None:
         # Without lengths there is a named data set, else NO_EXAMPLES is a mistake.
@@ -157,23 +168,23 @@ def _shown(request: JobRequest, name: str) -> str:
 
 def _rendering(
     request: JobRequest, source: DatasetSource | None, mistakes: list[Mistake]
-) -> Rendering | Preference | None:
-    """Rendering as requested, or that of preference data; appends to the mistakes."""
+) -> Rendering | Preference | Recognised | None:
+    """Rendering as requested, or by the columns of the data; appends to the mistakes."""
     is_given = any(getattr(request, name) is not None for name in RENDERINGS)
     if is_given or request.dataset is None:
         return requested_rendering(request, mistakes)
     if source is None:
         return None  # the lengths were counted before
     try:
-        preference = recognised_preference(source)
+        by_columns = recognised(source)
     except DataError as error:
         mistakes += error.mistakes
         return None
-    if preference is None:
+    if by_columns is None:
         return requested_rendering(request, mistakes)
-    if request.padding in PACKED:
+    if request.padding in PACKED and isinstance(by_columns, Preference):
         mistakes.append(Mistake("padding", f"'packed': {NOT_PACKED}"))
-    return preference
+    return by_columns
 
 
 def requested_rendering(request: JobRequest, mistakes: list[Mistake]) -> Rendering | None:
@@ -198,6 +209,20 @@ def requested_rendering(request: JobRequest, mistakes: list[Mistake]) -> Renderi
     if request.text_fields is not None:
         return TextFields(request.text_fields)
     return None if request.chat is None else Chat(request.chat)
+
+
+def _own(models: Collection[Model], mistakes: list[Mistake]) -> str | Vocabulary:
+    """Tokenizer of the only model, or rates of its vocabulary where it has none."""
+    rates = _vocabulary(models)
+    if rates is not None and not any(model.weights for model in models):
+        return rates
+    return own_tokenizer(models, mistakes)
+
+
+def _vocabulary(models: Collection[Model]) -> Vocabulary | None:
+    """Rates of the vocabulary that all models share; None for several, or for a tiny one."""
+    sizes = {model.vocab_size for model in models}
+    return vocabulary_of(sizes.pop()) if len(sizes) == 1 else None
 
 
 def own_tokenizer(models: Collection[Model], mistakes: list[Mistake]) -> str:

@@ -1,0 +1,126 @@
+"""Renderings that are recognised by the columns of a data set."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.datasets.examples import examples
+from orchestrator.datasets.preference import COLUMNS, Preference, preference_in
+from orchestrator.datasets.rendering import Chat, Rendering, Template, TextFields, texts_of
+from orchestrator.datasets.source import DatasetSource, Example, Mistake
+from trials.child_process.token_counter import RenderedExample
+
+MESSAGES = ("messages", "conversations", "conversation")
+"""Columns of conversations: OpenAI's, then ShareGPT's."""
+INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
+PROMPT, COMPLETION, TEXT = "prompt", "completion", "text"
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n{output}"
+)
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"
+    "{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alpaca:
+    """An instruction with its output, in the prompt that Alpaca was trained with."""
+
+    has_input: bool
+    part = "dataset"
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """Columns that it reads."""
+        return (INSTRUCTION, INPUT, OUTPUT) if self.has_input else (INSTRUCTION, OUTPUT)
+
+    def render(self, example: Example) -> RenderedExample | Mistake:
+        """Rendered text; empty if all columns are empty."""
+        texts = texts_of(example, self.fields, self.part)
+        if isinstance(texts, Mistake) or not any(texts.values()):
+            return texts if isinstance(texts, Mistake) else ""
+        return (WITH_INPUT if texts.get(INPUT) else WITHOUT_INPUT).format(**texts)
+
+    def __str__(self) -> str:
+        return "Alpaca's prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePair:
+    """Messages of a prompt and of its completion, in the chat template one after the other."""
+
+    fields = (PROMPT, COMPLETION)
+    part = "dataset"
+
+    def render(self, example: Example) -> RenderedExample | Mistake:
+        """All messages."""
+        messages = []
+        for field in self.fields:
+            part = Chat(field).render(example)
+            if isinstance(part, Mistake):
+                return part
+            messages += part
+        return messages
+
+    def __str__(self) -> str:
+        return "chat template on prompt, completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A rendering that was recognised by columns.
+
+    Attributes:
+        name: name of the format.
+    """
+
+    name: str
+    rendering: Rendering | Alpaca | MessagePair
+    part = "dataset"
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """Columns that it reads."""
+        return self.rendering.fields
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the chat template renders it."""
+        return isinstance(self.rendering, Chat | MessagePair)
+
+    def render(self, example: Example) -> RenderedExample | Mistake:
+        """Rendered text or messages."""
+        return self.rendering.render(example)
+
+    def __str__(self) -> str:
+        return f"read as {self.name}: {self.rendering}"
+
+
+def recognised(source: DatasetSource) -> Recognised | Preference | None:
+    """Format by the columns of the first example; None where it is none of those known.
+
+    Raises:
+        DataError: there is nothing to read.
+    """
+    wanted = (*MESSAGES, *COLUMNS, INSTRUCTION, INPUT, OUTPUT, TEXT)
+    entries = examples(source, wanted)
+    first = next((entry.fields for entry in entries if isinstance(entry, Example)), {})
+    preference = preference_in(first)
+    if preference is not None:
+        return preference
+    for name in MESSAGES:
+        messages = first.get(name)
+        if isinstance(messages, list):
+            is_sharegpt = bool(messages) and isinstance(messages[0], dict) and "from" in messages[0]
+            return Recognised("ShareGPT" if is_sharegpt else "OpenAI messages", Chat(name))
+    if {INSTRUCTION, OUTPUT} <= first.keys():
+        return Recognised("Alpaca", Alpaca(INPUT in first))
+    if {PROMPT, COMPLETION} <= first.keys():
+        pair = Template((("", PROMPT), ("", COMPLETION)))
+        is_chat = isinstance(first[PROMPT], list)
+        return Recognised("prompt and completion", MessagePair() if is_chat else pair)
+    if TEXT in first:
+        return Recognised("plain text", TextFields((TEXT,)))
+    return None

@@ -1,0 +1,26 @@
+"""Notes on data: how examples were read, and the error of approximate token counts."""
+
+from collections.abc import Iterator
+
+from orchestrator.datasets.lengths import DataLengths
+
+
+def data_notes(data: DataLengths | None) -> Iterator[str]:
+    """Lines on the data of an estimate; none where only lengths were given."""
+    if data is None:
+        return
+    if data.rendering is not None:
+        yield f"Data: {data.source} ({data.rendering})."
+    text = approximate_text(data)
+    if text is not None:
+        yield text
+
+
+def approximate_text(data: DataLengths) -> str | None:
+    """Line on approximate counts; None where a tokenizer counted."""
+    if data.error is None:
+        return None
+    return (
+        f"Lengths are approximate: {data.tokenizer}, up to {data.error:.0%} off on texts of five "
+        "kinds. Intervals are wider by that. --tokenizer FOLDER counts exactly."
+    )

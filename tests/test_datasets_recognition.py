@@ -1,0 +1,118 @@
+"""Formats of data sets, recognised by their columns, and counted without a tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import data as made_data
+
+import orchestrator
+from orchestrator.cli.main import main
+from orchestrator.datasets.lengths import DataLengths
+from orchestrator.datasets.recognition import WITH_INPUT, WITHOUT_INPUT, Recognised, recognised
+from orchestrator.datasets.source import DatasetSource, Example
+from orchestrator.reporting.estimate_tables import as_table
+from orchestrator.spec.job_request import JobRequest, requested_job
+from trials.records.model import find_model
+
+HI = {"role": "user", "content": "Hi there"}
+HELLO = {"role": "assistant", "content": "Hello!"}
+CORPORA = Path(__file__).parent / "data" / "corpora"
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "rendered"),
+    [
+        ({"messages": [HI, HELLO]}, "OpenAI messages", [HI, HELLO]),
+        (
+            {"conversations": [{"from": "human", "value": "Hi there"}]},
+            "ShareGPT",
+            [HI],
+        ),
+        (
+            {"instruction": "Add", "input": "1 1", "output": "2"},
+            "Alpaca",
+            WITH_INPUT.format(instruction="Add", input="1 1", output="2"),
+        ),
+        (
+            {"instruction": "Sing", "input": "", "output": "La"},
+            "Alpaca",
+            WITHOUT_INPUT.format(instruction="Sing", output="La"),
+        ),
+        ({"prompt": "1+1=", "completion": "2"}, "prompt and completion", "1+1=2"),
+        ({"prompt": [HI], "completion": [HELLO]}, "prompt and completion", [HI, HELLO]),
+        ({"text": "All of it"}, "plain text", "All of it"),
+    ],
+)
+def test_a_format_is_recognised_by_its_columns(
+    row: dict[str, Any], name: str, rendered: object, tmp_path: Path
+) -> None:
+    """Further columns do not matter; the name is in the description."""
+    path = made_data.write_jsonl(tmp_path / "data.jsonl", [{"id": 1, **row}])
+    form = recognised(DatasetSource(str(path)))
+    assert isinstance(form, Recognised)
+    assert name in str(form)
+    assert form.render(Example("1", row)) == rendered
+
+
+def test_unknown_columns_need_an_option(tmp_path: Path) -> None:
+    """Nothing is guessed."""
+    path = made_data.write_jsonl(tmp_path / "data.jsonl", [{"question": "a", "answer": "b"}])
+    assert recognised(DatasetSource(str(path))) is None
+
+
+def lengths(dataset: Path, model: str = "llama-3.1-8b", **options: object) -> DataLengths:
+    """Lengths that a model's data has, where no tokenizer is at hand."""
+    request = JobRequest.model_validate({"dataset": str(dataset), "epochs": 1} | options)
+    job = requested_job(request, [find_model(model)])
+    assert job.lengths is not None
+    return job.lengths
+
+
+def test_without_a_tokenizer_lengths_are_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are labelled with their error; each message has tokens of the template."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    counted = lengths(CORPORA / "chat.jsonl")
+    assert counted.error == 0.13
+    assert counted.examples == 4
+    assert counted.tokens == pytest.approx(584 + 5 * 8, rel=0.13)
+    assert "approximate" in str(counted.tokenizer)
+
+
+def test_a_dataset_alone_finishes_for_a_gated_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The interval is wider than with exact lengths, and the notes say why."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = find_model("llama-tiny").config | {"vocab_size": 32_000}
+    made = tmp_path / "config.json"
+    made.write_text(json.dumps(config), "utf-8")
+    text = {"text": "one two three four five six seven eight nine ten " * 4}
+    path = made_data.write_jsonl(tmp_path / "data.jsonl", [text] * 64)
+    options = {"gpu": "A40", "method": "lora", "batch_size": 4}
+    estimates = orchestrator.estimate(made, dataset=path, **options)
+    (row,) = estimates
+    tokens = estimates.question.workload.lengths
+    assert tokens is not None
+    exact = orchestrator.estimate(made, length_histogram=_histogram(tmp_path, tokens), **options)
+    (other,) = exact
+    wide, narrow = row.estimate.peak_gib_interval, other.estimate.peak_gib_interval
+    assert row.estimate.peak_gib == other.estimate.peak_gib
+    assert wide.low < narrow.low < narrow.high < wide.high
+    wide, narrow = row.estimate.step_seconds_interval, other.estimate.step_seconds_interval
+    assert wide is not None
+    assert narrow is not None
+    assert wide.low < narrow.low < narrow.high < wide.high
+    shown = as_table(estimates.estimated, estimates.question)
+    assert "plain text" in shown
+    assert "15% off" in shown
+    assert main(["dataset", str(path), "--model", str(made)]) == 0
+    assert "15% off" in capsys.readouterr().out
+
+
+def _histogram(folder: Path, data: DataLengths) -> Path:
+    rows = "".join(f"{tokens},{count}\n" for tokens, count in data.histogram)
+    path = folder / "lengths.csv"
+    path.write_text(f"tokens,examples\n{rows}", "utf-8")
+    return path
