@@ -119,8 +119,7 @@ def _estimated(
     prices: tuple[Price, ...] = ()
     chosen: BatchChoice = "fastest" if batch.hours else "largest"
     if step is not None:
-        seconds = _around(step.seconds, constants.error, constants.error_above)
-        seconds = _wider(step.seconds, seconds, question.workload.length_error)
+        seconds = _around(step.seconds, constants, question.workload.length_error)
         offers = catalog.offers(gpu.key)
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
@@ -129,6 +128,7 @@ def _estimated(
         requested.recipe.method, "constant" if varying is None else "varying"
     )
     length_error = _memory_length_error(question, cell, needed.peak_allocated_bytes)
+    limits = _wider(limit, memory_error.limits(limit), length_error)
     estimate = Estimate(
         **requested.model_dump(include={"model", "gpu", "experts", "active_experts", "seq_len"}),
         method=requested.recipe.method,
@@ -143,11 +143,7 @@ def _estimated(
         batch_limit=question.batch_limit,
         seq_len_limit=most_tokens(question.model) if question.finds_seq_len else None,
         max_batch_size_interval=_batches(
-            cell,
-            gpu,
-            _wider(limit, memory_error.limits(limit), length_error),
-            candidates.largest,
-            question.batch_limit,
+            cell, gpu, limits, candidates.largest, question.batch_limit
         ),
         peak_gib=peak_gib,
         peak_gib_interval=_wider(peak_gib, memory_error.around(peak_gib), length_error),
@@ -253,8 +249,10 @@ def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
     )
 
 
-def _around(value: float, error: float, above: float | None = None) -> Interval:
-    return Interval(low=value / (1 + error), high=value * (1 + (above or error)))
+def _around(seconds: float, constants: EfficiencyConstants, length_error: float) -> Interval:
+    above = constants.error_above or constants.error
+    interval = Interval(low=seconds / (1 + constants.error), high=seconds * (1 + above))
+    return _wider(seconds, interval, length_error)
 
 
 def _wider(value: float, interval: Interval, error: float) -> Interval:
