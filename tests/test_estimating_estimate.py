@@ -58,7 +58,7 @@ def test_json_of_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> No
         assert interval["low"] <= estimate[name] <= interval["high"]
     assert 0 < estimate["peak_gib"] <= estimate["reserved_gib"] < estimate["usable_gib"]
     assert estimate["price"]["hours"] == pytest.approx(
-        150_000 / 8 * estimate["step_seconds"] / 3600
+        30_000 / 8 * estimate["step_seconds"] / 3600
     )
 
 
@@ -248,8 +248,8 @@ def test_with_padding_the_fastest_batch_size_is_priced(
     assert (largest["batch"], largest["price"]["hours"]) == ("largest", hours[-1])
     assert main(options) == 0
     shown = capsys.readouterr().out
-    assert "1,000 examples x 10" in shown
-    assert "default: --epochs)" in shown
+    assert "1,000 examples x 3" in shown
+    assert "assumed: --epochs)" in shown
     assert f"**${estimate['price']['usd']:.3g}**" in shown
     assert "own machine (desk)" in shown
     assert f"batch size {estimate['batch_size']}.\n" in shown
@@ -288,8 +288,8 @@ def test_without_data_the_largest_is_priced_and_the_fastest_on_request(
     assert fastest["examples_per_second"] >= largest["examples_per_second"]
     assert main(options) == 0
     shown = capsys.readouterr().out
-    assert "100 examples x 10" in shown
-    assert "default: --epochs)" in shown
+    assert "100 examples x 3" in shown
+    assert "assumed: --epochs)" in shown
     assert "--batch-size fastest" in shown
 
 

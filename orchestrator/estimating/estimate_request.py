@@ -54,7 +54,7 @@ from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 
-DEFAULT_JOB = Job(examples=15_000, epochs=10)
+DEFAULT_JOB = Job(examples=10_000, epochs=3)
 BATCH_LIMIT = 65_536  # the largest batch to try
 EFFECTIVE_BATCH = 16  # examples per optimizer step, assumed where nothing is stated
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more

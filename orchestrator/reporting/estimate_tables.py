@@ -120,7 +120,7 @@ def _job(question: Question) -> str:
     left_out = f" Left out: {text}." if (text := question.recipe.left_out) else ""
     return (
         f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} epochs"
-        f"{f' (the default: {by_default})' if by_default else ''}"
+        f"{f' (assumed: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}.{left_out}"
     )
 

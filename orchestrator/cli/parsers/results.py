@@ -199,8 +199,8 @@ def _add_training(command: argparse.ArgumentParser, required: Sequence[str] = ("
         "(default: auto where only --method is given, else the defaults of --defaults)",
     )
     add_table(command, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
-    add_examples(command, "number of training examples (default: those of --dataset, or 15000)")
-    add_table(command, "--epochs EPOCHS  number of epochs (default: 10)", epochs=positive)
+    add_examples(command, "number of training examples (default: those of --dataset, or 10000)")
+    add_table(command, "--epochs EPOCHS  number of epochs (default: 3)", epochs=positive)
     add_dataset(command, batching=GROUPING)
     add_table(command, SIMULATION)
     add_overheads(command)
