@@ -57,9 +57,7 @@ def test_json_of_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> No
         interval = estimate[f"{name}_interval"]
         assert interval["low"] <= estimate[name] <= interval["high"]
     assert 0 < estimate["peak_gib"] <= estimate["reserved_gib"] < estimate["usable_gib"]
-    assert estimate["price"]["hours"] == pytest.approx(
-        30_000 / 8 * estimate["step_seconds"] / 3600
-    )
+    assert estimate["price"]["hours"] == pytest.approx(30_000 / 8 * estimate["step_seconds"] / 3600)
 
 
 def test_gpus_are_ordered_by_cost_and_incompatible_ones_are_excluded(
