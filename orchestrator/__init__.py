@@ -7,7 +7,7 @@ defaults; None stands for the default. The functions print nothing; they log pro
 import dataclasses
 import datetime as dt
 import io
-from os import PathLike
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from gpu_catalog.errors import UserError
@@ -52,7 +52,7 @@ def rank(run: str | PathLike[str], **options: Any) -> "Ranking":
     """Price a job on every offer from the observations of a run. The run is left unchanged.
 
     Args:
-        run: run folder, or s3://BUCKET/FOLDER.
+        run: run folder, s3://BUCKET/FOLDER, or a CSV of measurements.
         **options: options of ``rank``: ``examples``, ``epochs``, ``dataset``, ``batch_size``,
             ``deadline``, ``budget_usd``, ``providers``, ``regions``, ``spot``, ``prices`` and the
             others of the command. The defaults are the specification's values.
@@ -68,8 +68,10 @@ def rank(run: str | PathLike[str], **options: Any) -> "Ranking":
     """
     from orchestrator.request import request_from
     from orchestrator.run_folder.rank_run import RankRequest, rank_run
+    from orchestrator.tables.table_run import run_of
 
-    return rank_run(request_from(RankRequest, {"run": run, **options}), _today()).ranking
+    request = request_from(RankRequest, {"run": run_of(fspath(run)), **options})
+    return rank_run(request, _today()).ranking
 
 
 def fit(

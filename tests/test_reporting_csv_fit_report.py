@@ -65,6 +65,10 @@ def test_steps_are_predicted_with_intervals(capsys: pytest.CaptureFixture[str]) 
     assert ["T4" in reason for reason in reasons] == [True, False]
     assert ["'n'" in reason for reason in reasons] == [False, True]
     predicted = pd.read_csv("out/predictions.csv")
+    rows = [line for line in shown.splitlines() if line.rstrip(" |").endswith((")", "yes"))]
+    assert [row.split("|")[-3].split()[0] for row in rows] == [
+        f"{rate:.4g}" for rate in predicted["predicted_examples_per_second"].dropna()
+    ]
     assert predicted["who"].tolist() == ["a", "b", "c", "d"]
     assert predicted["predicted_step_seconds"].tolist()[0] == pytest.approx(3.0, rel=1e-3)
     assert predicted["predicted_examples_per_second"].tolist()[0] == pytest.approx(4 / 3, rel=1e-3)

@@ -290,9 +290,9 @@ def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, ProbeResult], 
     fits: dict[int, ProbeResult] = {}
     for observation in observed:
         below = smallest_miss is None or observation.batch_size < smallest_miss
-        if observation.outcome is Outcome.FITS and below:
-            assert observation.measurement is not None
-            peak = observation.measurement.memory.peak_allocated_bytes
+        memory = observation.memory
+        if observation.outcome is Outcome.FITS and below and memory is not None:
+            peak = memory.peak_allocated_bytes
             fits.setdefault(observation.batch_size, ProbeResult(fits=True, peak_memory_bytes=peak))
     return fits, smallest_miss
 

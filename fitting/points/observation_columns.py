@@ -103,9 +103,10 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
             )
         )
         model, peak, step = np.nan, np.nan, np.nan
+        if o.memory is not None:
+            peak = o.memory.peak_allocated_bytes
         if o.measurement is not None:
-            model = o.measurement.model_memory_bytes
-            peak = o.measurement.memory.peak_allocated_bytes
+            model = o.measurement.model_memory_bytes or np.nan
             if o.measurement.step_seconds:
                 step = statistics.median(o.micro_batch_seconds)
         numbers.extend((o.batch_size, o.memory_limit_bytes, model, peak, step))

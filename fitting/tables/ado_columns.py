@@ -168,10 +168,10 @@ def _measured(observation: Observation) -> dict[str, float | None]:
     o, measurement = observation, observation.measurement
     peak = watts = runtime = None
     rates = dict.fromkeys(_RATES)
-    if measurement is not None:
-        memory = measurement.memory
+    if (memory := o.memory) is not None:
         held = memory.peak_reserved_bytes or memory.peak_allocated_bytes
         peak = 100 * held / o.memory_limit_bytes
+    if measurement is not None:
         steps = measurement.step_seconds if o.basis is not Basis.CAPPED else ()
         if steps:
             runtime, rate = sum(steps), o.examples_per_step / statistics.median(steps)

@@ -15,6 +15,7 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.callback.live_recipe import LiveRecipeError, live_recipe
 from orchestrator.model_names import preset_of
 from orchestrator.request import validation_lines
+from orchestrator.spec.job import Job
 from trials.recipes.fields import FEWEST_PACKED
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -32,8 +33,7 @@ class LiveTraining:
         recipe: its recipe, with every field that applies filled in.
         batch_size: examples, or packed rows, of a micro-batch.
         longest: tokens of its longest row, padding included.
-        examples: examples of an epoch, or of all steps where their number is given.
-        epochs: epochs, a part of one counted whole.
+        job: examples of an epoch and epochs, or those of all steps where their number is given.
     """
 
     gpu: Gpu
@@ -41,8 +41,7 @@ class LiveTraining:
     recipe: Recipe
     batch_size: int
     longest: int
-    examples: int
-    epochs: int
+    job: Job
 
     def cell(self, seq_len: int) -> Cell:
         """Its cell, at a length."""
@@ -86,8 +85,7 @@ def live_training(args: Any, model: Any, dataloader: Any, gpu_key: str | None) -
         recipe=recipe,
         batch_size=batch_size,
         longest=_longest(args, dataset),
-        examples=examples * (per_row or 1),
-        epochs=epochs,
+        job=Job(examples=examples * (per_row or 1), epochs=epochs),
     )
 
 

@@ -1,8 +1,6 @@
 """Run folder of a training's own measurement, as a sweep's, so that every command takes it."""
 
-import re
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 from pydantic import TypeAdapter
@@ -13,6 +11,7 @@ from orchestrator.callback.training_measurement import TrainingMeasurement
 from orchestrator.run_folder.file_names import MODELS, SPEC
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.run_folder.specification_text import specification_of
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from orchestrator.storage.run_storage import RunPath, run_path
@@ -37,7 +36,8 @@ def record(
     """
     cell = training.cell(measured.seq_len)
     run = _opened(path, training, cell)
-    retries = measured.measurement.memory.allocator_retries or 0
+    memory = measured.measurement.memory
+    retries = 0 if memory is None else memory.allocator_retries or 0
     size = training.batch_size
     observation = Observation(
         cell=cell,
@@ -67,7 +67,7 @@ def _opened(path: RunPath | str, training: LiveTraining, cell: Cell) -> RunFolde
         UserError: the folder holds something else, or trainings on another GPU.
     """
     run, model = RunFolder(path), training.model
-    models, values = {model.name: model}, _specification(path, training, cell)
+    models, values = {model.name: model}, specification_of(path, [cell], training.job)
     is_new = SPEC not in (run.storage.names() or ())
     if not is_new:
         there, kept = run.spec(), yaml.safe_load(run.spec_text())
@@ -87,24 +87,6 @@ def _opened(path: RunPath | str, training: LiveTraining, cell: Cell) -> RunFolde
     run.write(MODELS, TypeAdapter(dict[str, Model]).dump_json(spec.models, indent=1).decode())
     run.write(SPEC, text)
     return run
-
-
-def _specification(path: RunPath | str, training: LiveTraining, cell: Cell) -> dict[str, Any]:
-    recipe = training.recipe.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    block = {
-        "models": [training.model.name],
-        "weights": cell.weights,
-        "recipes": [recipe],
-        "seq_lens": [cell.seq_len],
-    }
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(path).rstrip("/").rpartition("/")[2]).lstrip("._-")
-    return {
-        "name": name or "training",
-        "gpus": [training.gpu.key],
-        "cells": [block],
-        "workload": {"examples": training.examples, "epochs": training.epochs},
-        "boundary_repeats": 0,
-    }
 
 
 def _visits(observations: Sequence[Observation], cell: Cell, batch_size: int) -> int:

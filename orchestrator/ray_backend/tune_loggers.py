@@ -49,12 +49,12 @@ def metrics(observation: Logged) -> dict[str, float]:
         "probe_seconds": observation.seconds,
     }
     measured = observation.measurement
-    if measured is not None:
-        values["peak_gib"] = measured.memory.peak_allocated_bytes / GIB
-        if measured.step_seconds:
-            steps = sorted(measured.step_seconds)
-            values["step_seconds"] = steps[len(steps) // 2]
-            values["examples_per_second"] = observation.examples_per_step / values["step_seconds"]
+    if observation.memory is not None:
+        values["peak_gib"] = observation.memory.peak_allocated_bytes / GIB
+    if measured is not None and measured.step_seconds:
+        steps = sorted(measured.step_seconds)
+        values["step_seconds"] = steps[len(steps) // 2]
+        values["examples_per_second"] = observation.examples_per_step / values["step_seconds"]
     return values
 
 

@@ -8,12 +8,14 @@ import pandas as pd
 from fitting.families.records import FamilyFit
 from fitting.fit import Fits
 from fitting.laws.fit_result import Parameter
-from fitting.tables.csv_table import read_csv
-from fitting.tables.frames import FrameFits, fit_frame, predict_frame
+from fitting.tables.csv_rows import COLUMNS
+from fitting.tables.csv_table import CsvTable, read_csv
+from fitting.tables.frames import PREDICTED, FrameFits, fit_frame, predict_frame
 from fitting.tables.observations_table import read_lengths
 from orchestrator.markdown_table import records_table, table
 from orchestrator.storage.run_storage import StoreError
 
+MOST_PREDICTIONS = 20  # in the output; all are in the file
 MOST_SECTIONS = 12  # families with a section each; more share one table
 SYMBOLS = "t: seconds of a step; b: examples in it; N: tokens in it, padded; s: sparsity."
 FITS, COEFFICIENTS, PREDICTIONS = "fits.json", "coefficients.csv", "predictions.csv"
@@ -192,7 +194,32 @@ def _predictions(predicted: pd.DataFrame) -> str:
     lines = ["; ".join(parts) + "."]
     notes = predicted.loc[~has_prediction, "note"].value_counts()
     lines += [f"- {count} not predicted: {note}" for note, count in notes.items()]
-    return "\n".join(lines)
+    if not has_prediction.any():
+        return "\n".join(lines)
+    more = int(has_prediction.sum()) - MOST_PREDICTIONS
+    rest = f"\n\n{more} more are in {PREDICTIONS}." if more > 0 else ""
+    return "\n".join(lines) + f"\n\n{_predicted_rows(predicted, has_prediction)}{rest}"
+
+
+def _predicted_rows(predicted: pd.DataFrame, shown: "pd.Series[bool]") -> str:
+    """Table of the first predictions; 90 % intervals in brackets."""
+    own = CsvTable(predicted.drop(columns=PREDICTED), COLUMNS)
+    named = {name: own.texts(name) for name in ("gpu", "model", "seq_len", "batch_size")}
+    places = [place for place, is_shown in enumerate(shown) if is_shown][:MOST_PREDICTIONS]
+    return records_table(
+        {
+            **{name: texts[place] or "" for name, texts in named.items() if any(texts)},
+            "s/step": _with_interval(predicted, place, "predicted_step_seconds"),
+            "examples/s": _with_interval(predicted, place, "predicted_examples_per_second"),
+            "extrapolated": "yes" if predicted["extrapolated"].iloc[place] is True else "",
+        }
+        for place in places
+    )
+
+
+def _with_interval(predicted: pd.DataFrame, place: int, name: str) -> str:
+    value, low, high = (predicted[f"{name}{end}"].iloc[place] for end in ("", "_low", "_high"))
+    return f"{value:.4g} ({low:.4g} to {high:.4g})"
 
 
 def _rows(count: int) -> str:

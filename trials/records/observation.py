@@ -145,8 +145,8 @@ class Measurement(Record):
 
     Attributes:
         memory_steps: number of whole optimizer steps in which memory was measured.
-        memory: memory during these steps.
-        model_memory_bytes: memory of the model's weights and buffers alone.
+        memory: memory during these steps; absent where only times are known, as in a table.
+        model_memory_bytes: memory of the model's weights and buffers alone; absent likewise.
         warmup_seconds: raw durations of the steps before timing, in order.
         step_seconds: raw durations of the timed steps, in order; empty for a probe of memory alone.
         stop_reason: reason why timing stopped; absent for a probe of memory alone.
@@ -164,8 +164,8 @@ class Measurement(Record):
     """
 
     memory_steps: int
-    memory: MemoryReading
-    model_memory_bytes: int
+    memory: MemoryReading | None = None
+    model_memory_bytes: int | None = None
     warmup_seconds: Seconds = ()
     step_seconds: Seconds = ()
     stop_reason: StopReason | None = None
@@ -226,6 +226,11 @@ class Observation(Record):
     def key(self) -> str:
         """Unique key within a run."""
         return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
+
+    @property
+    def memory(self) -> MemoryReading | None:
+        """Memory during its steps; None where none was measured."""
+        return None if self.measurement is None else self.measurement.memory
 
     @property
     def micro_batches(self) -> int:

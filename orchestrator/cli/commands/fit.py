@@ -58,11 +58,12 @@ def run_calibrate(options: argparse.Namespace) -> int:
     from gpu_catalog.catalog import load_catalog
     from orchestrator.estimating.calibration_file import calibration_text
     from orchestrator.run_folder.run_folder import RunFolder
+    from orchestrator.tables.table_run import run_of
     from trials.simulation.timing_model import EfficiencyConstants
     from trials.simulation.trace_cache import Traces
 
     out: Path = options.out
-    folders = [RunFolder.existing(path) for path in options.runs]
+    folders = [RunFolder.existing(run_of(path)) for path in options.runs]
     specs = [folder.spec() for folder in folders]
     models = {name: model for spec in specs for name, model in spec.models.items()}
     gpus = {gpu.key: gpu for spec in specs for gpu in spec.merged_catalog().gpus}

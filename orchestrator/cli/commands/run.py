@@ -21,11 +21,13 @@ from orchestrator.run_folder.rank_run import RankRequest, rank_run
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.progress import fastest
 from orchestrator.storage.run_storage import distinct_names
+from orchestrator.tables.table_run import run_of
 from trials.records.observation import by_cell, largest_batch
 
 
 def run_rank(options: argparse.Namespace) -> int:
     """Print a ranking; ``rank`` also writes it into the run."""
+    options.run = run_of(options.run)
     ranked = rank_run(request_of(RankRequest, vars(options)), today())
     ranking = ranked.ranking
     if options.command == "rank":

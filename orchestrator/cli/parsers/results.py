@@ -69,7 +69,7 @@ CHECK = """
 --strict                 exit with 2 where the 90 % interval of the memory includes the GPU's limit
 """
 CALIBRATE = """
-runs RUN...              run folders with measured steps
+runs RUN|FILE.csv...     run folders with measured steps, or CSVs of measurements with the recipe
 --out OUT                file to write (default: constants.json)
 """
 DATASET_OPTIONS = f"""
@@ -83,6 +83,11 @@ DATASET_OPTIONS = f"""
 """
 RUN = f"""
 run RUN                  the run folder
+{PRICES}
+"""
+RANK = f"""
+run RUN|FILE.csv         the run folder, or a CSV of measurements with the recipe of each; FILE.run
+                         beside it becomes the run folder
 {PRICES}
 """
 OTHER = """
@@ -231,7 +236,7 @@ def add_run(commands: Any) -> None:
         ("status", "run_status", "print the progress of a run"),
     ):
         command = commands.add_parser(name, run=f"run.{run}", help=text)
-        add_table(command, RUN, run=run_folder)
+        add_table(command, RANK if run == "run_rank" else RUN, run=run_folder)
         if run == "run_rank":
             add_job(command)
         elif run == "run_report":

@@ -248,9 +248,7 @@ def probes_table(results: RunResults) -> PageTable:
                 _step_seconds(o), lambda t: o.examples_per_step / t
             ),
             "steps": lambda o: len(_steps(o)),
-            "peak_gib": lambda o: _maybe(
-                o.measurement, lambda m: m.memory.peak_allocated_bytes / GIB
-            ),
+            "peak_gib": lambda o: _maybe(o.memory, lambda m: m.peak_allocated_bytes / GIB),
             "limit_gib": lambda o: o.memory_limit_bytes / GIB,
             "stack": lambda o: _maybe(o.environment, lambda environment: environment.stack),
             "host": lambda o: _maybe(o.environment, lambda environment: environment.host),

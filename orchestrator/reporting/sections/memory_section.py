@@ -76,7 +76,7 @@ def _drawn(probes: Sequence[Observation]) -> dict[str, object]:
     """Largest batch that survives drawn lengths, with its memory."""
     surviving = surviving_batch(probes)
     runs = [o for o in probes if o.is_drawn and o.batch_size == surviving and o.measurement]
-    retries = sum(o.measurement.memory.allocator_retries or 0 for o in runs if o.measurement)
+    retries = sum(o.memory.allocator_retries or 0 for o in runs if o.memory)
     memory = _peak([o for o in runs if o.outcome is Outcome.FITS])
     return {
         "survives drawn lengths": "" if surviving is None else surviving,
@@ -98,9 +98,9 @@ def _repeats(probes: Sequence[Observation]) -> str:
 def _peak(probes: Sequence[Observation]) -> str:
     """Most memory of probes of one batch size, of those that fitted; empty where none did."""
     fits = [
-        (o.measurement.memory, o.memory_limit_bytes)
+        (o.memory, o.memory_limit_bytes)
         for o in probes
-        if o.measurement is not None and o.outcome is Outcome.FITS
+        if o.memory is not None and o.outcome is Outcome.FITS
     ]
     if not fits:
         return ""
@@ -129,8 +129,8 @@ def _prediction(probes: Sequence[Observation]) -> dict[str, object]:
     """Error at the largest batch of the line through the two smallest; empty for two or fewer."""
     peaks: dict[int, int] = {}
     for o in probes:
-        if o.outcome is Outcome.FITS and o.measurement is not None and not o.is_drawn:
-            peaks.setdefault(o.batch_size, o.measurement.memory.peak_allocated_bytes)
+        if o.outcome is Outcome.FITS and o.memory is not None and not o.is_drawn:
+            peaks.setdefault(o.batch_size, o.memory.peak_allocated_bytes)
     if len(peaks) < 3:
         return {}
     (first, second, *_), last = sorted(peaks), max(peaks)

@@ -187,7 +187,9 @@ def _row(
     medians = {size: median for size, fits in sizes.items() if (median := _median(fits))}
     return RecipeRow(
         recipe=recipe,
-        peak_bytes=max(m.memory.peak_allocated_bytes for m in sizes[batch_size]),
+        peak_bytes=max(
+            (m.memory.peak_allocated_bytes for m in sizes[batch_size] if m.memory), default=None
+        ),
         step_seconds=medians.get(batch_size),
         largest=largest,
         examples_per_second=max(

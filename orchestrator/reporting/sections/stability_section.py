@@ -71,7 +71,7 @@ def instability_reasons(measurement: Measurement, rule: TimingRule) -> Iterator[
         if throttled:
             yield f"clocks throttled: {', '.join(throttled)}"
         yield from _clock(before, after)
-    foreign = measurement.memory.foreign_bytes
+    foreign = None if measurement.memory is None else measurement.memory.foreign_bytes
     if foreign is not None and foreign > FOREIGN_BYTES:
         yield f"another process held {foreign / 2**30:.1f} GiB of the GPU"
 
