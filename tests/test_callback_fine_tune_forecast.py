@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from builders.runs import made_run
 from datasets import Dataset
 from peft import LoraConfig
@@ -16,12 +17,18 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from trainer_reference.counting import PeakCounter
 from trainer_reference.models import VOCABULARY, tokenizer, write_model
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 from trl import SFTConfig, SFTTrainer
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.errors import UserError
 from orchestrator.callback import FineTuneForecast
+from orchestrator.callback.step_forecast import step_forecast
 from orchestrator.callback.step_meter import MeasuredStep
 from orchestrator.callback.training_cost import TrainingCost
 from orchestrator.callback.training_measurement import TrainingMeasurement
@@ -50,7 +57,7 @@ class Trained:
     losses: list[float]
 
 
-def counted(trainer: SFTTrainer, callback: FineTuneForecast, lines: list[str]) -> Trained:
+def counted(trainer: Trainer, callback: FineTuneForecast, lines: list[str]) -> Trained:
     """Train, and count live tensors."""
     counter = PeakCounter(model_tensors(trainer.model))
     with counter:
@@ -144,7 +151,9 @@ def test_commands_on_runs_take_it(
 
 def sft_trainer(folder: Path, callback: FineTuneForecast | None, **changed: Any) -> SFTTrainer:
     """A trainer on random tokens of 24 to 64 per example."""
-    lora = changed.pop("lora", None)
+    lora, name = changed.pop("lora", None), changed.pop("model", "my-model")
+    if not (folder / name).exists():
+        write_model(name, folder)
     draw = random.Random(1)
     rows = [[draw.randrange(4, VOCABULARY) for _ in range(24 + n)] for n in range(40)]
     settings = {
@@ -158,7 +167,7 @@ def sft_trainer(folder: Path, callback: FineTuneForecast | None, **changed: Any)
         "use_cpu": True,
     }
     return SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder / "my-model"),
+        model=AutoModelForCausalLM.from_pretrained(folder / name),
         args=SFTConfig(**settings | changed),
         train_dataset=Dataset.from_dict({"input_ids": rows}),
         processing_class=tokenizer(),
@@ -176,8 +185,10 @@ def sft_trainer(folder: Path, callback: FineTuneForecast | None, **changed: Any)
         {"bf16": True, "lora": LoraConfig(r=8), "gradient_accumulation_steps": 2},
         {"bf16": True, "max_grad_norm": 0.0, "optim": "adafactor"},
         {"bf16": False, "packing": True, "max_length": 128},
+        {"bf16": True, "model": "mixtral"},
+        {"bf16": True, "model": "mixtral", "lora": LoraConfig(r=8, target_modules=["q_proj"])},
     ],
-    ids=["full", "lora", "accumulated", "adafactor", "packed"],
+    ids=["full", "lora", "accumulated", "adafactor", "packed", "experts", "experts-lora"],
 )
 def test_recipes_are_forecast_within_3_percent(changed: dict[str, Any], folder: Path) -> None:
     """Other methods, precisions, optimizers and packed rows."""
@@ -186,6 +197,66 @@ def test_recipes_are_forecast_within_3_percent(changed: dict[str, Any], folder: 
     trained = counted(sft_trainer(folder, callback, **changed), callback, lines)
     assert callback.forecast is not None, lines
     assert callback.forecast.peak_gib == pytest.approx(trained.counted_gib, rel=0.03)
+
+
+@pytest.mark.long
+def test_a_plain_trainer_is_forecast_within_3_percent(folder: Path) -> None:
+    """Transformers' own ``Trainer``, which computes all logits."""
+    rows = torch.randint(4, VOCABULARY, (20, 48), generator=torch.Generator().manual_seed(0))
+    lines: list[str] = []
+    callback = FineTuneForecast(report=lines.append)
+    trainer = Trainer(
+        model=AutoModelForCausalLM.from_pretrained(folder / "my-model"),
+        args=TrainingArguments(
+            output_dir=str(folder / "out"),
+            per_device_train_batch_size=2,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            num_train_epochs=1,
+        ),
+        train_dataset=Dataset.from_dict({"input_ids": rows.tolist(), "labels": rows.tolist()}),
+        callbacks=[callback],
+    )
+    trained = counted(trainer, callback, lines)
+    assert callback.forecast is not None, lines
+    assert callback.forecast.peak_gib == pytest.approx(trained.counted_gib, rel=0.03)
+
+
+@pytest.mark.long
+def test_a_training_on_a_gpu_is_forecast_and_calibrates(documented: Trained, folder: Path) -> None:
+    """Its step is simulated with a time; ``calibrate`` takes its measurement."""
+    training, observation = documented.callback._training, documented.callback.observation
+    assert training is not None
+    assert observation is not None
+    assert observation.measurement is not None
+    assert observation.environment is not None
+    on_gpu = replace(training, gpu=load_catalog().gpu("A40"))
+    lines: list[str] = []
+    forecast = step_forecast(on_gpu, None, lines.append)
+    assert forecast.seconds is not None
+    assert forecast.reserved_gib is not None
+    assert forecast.peak_gib <= forecast.reserved_gib
+    assert not forecast.exceeds_memory
+    low, high = forecast.seconds[1].low, forecast.seconds[1].high
+    assert forecast.time_differs(1.01 * high, is_longest=False)
+    assert forecast.time_differs(0.99 * low, is_longest=True)
+    assert not forecast.time_differs(0.99 * low, is_longest=False)
+    measured = TrainingMeasurement(
+        measurement=observation.measurement,
+        environment=observation.environment.model_copy(update={"allocator": ""}),
+        seq_len=training.longest,
+        memory_limit_bytes=48 * GIB,
+        started_at=dt.datetime.now(dt.UTC),
+        seconds=1.0,
+    )
+    record(folder / "runs" / "a40", on_gpu, measured, 0)
+    out = folder / "constants.json"
+    assert main(["calibrate", str(folder / "runs" / "a40"), "--out", str(out)]) == 0
+    calibrated = step_forecast(on_gpu, out, lines.append)
+    assert calibrated.seconds is not None
+    assert calibrated.seconds[0] > forecast.seconds[0]
 
 
 @pytest.mark.long

@@ -35,12 +35,15 @@ class LiveRecipeError(UserError):
     """The training is none that can be forecast; a line for each reason."""
 
 
-def live_recipe(args: Any, model: Any, *, examples_per_row: int | None = None) -> Recipe:
+def live_recipe(
+    args: Any, model: Any, *, has_experts: bool, examples_per_row: int | None = None
+) -> Recipe:
     """Recipe of a training.
 
     Args:
         args: the trainer's arguments: ``TrainingArguments``, or TRL's ``SFTConfig``.
         model: the model, with its adapters.
+        has_experts: whether the model is a mixture of experts.
         examples_per_row: examples in a packed row; None without packing.
 
     Raises:
@@ -51,7 +54,8 @@ def live_recipe(args: Any, model: Any, *, examples_per_row: int | None = None) -
         raise LiveRecipeError("\n".join(wrong))
     is_sft = _is_sft(args)
     fields = {
-        **_method(model),
+        **_method(model, has_experts=has_experts),
+        "experts": "grouped" if has_experts else None,
         **_precision(args, model),
         "gradient_checkpointing": bool(args.gradient_checkpointing),
         "activation_offloading": bool(getattr(args, "activation_offloading", False)),
@@ -91,7 +95,7 @@ def _obstacles(args: Any) -> Iterable[str]:
         yield "padding_free is modelled only with packing"
 
 
-def _method(model: Any) -> dict[str, Any]:
+def _method(model: Any, *, has_experts: bool) -> dict[str, Any]:
     """Method, adapters and quantisation."""
     configs = getattr(model, "peft_config", None)
     if not configs:
@@ -107,7 +111,7 @@ def _method(model: Any) -> dict[str, Any]:
         "lora_rank": config.r,
         "lora_alpha": int(config.lora_alpha),
         "lora_dropout": float(config.lora_dropout),
-        "lora_targets": _targets(model),
+        "lora_targets": _targets(model, has_experts=has_experts),
         "dora": bool(config.use_dora),
         "modules_to_save": tuple(sorted(config.modules_to_save or ())) or None,
         **_quantisation(model),
@@ -130,8 +134,11 @@ def _quantisation(model: Any) -> dict[str, Any]:
     }
 
 
-def _targets(model: Any) -> tuple[str, ...]:
-    """Last parts of the names of the adapted layers; ``all-linear`` for all but the head."""
+def _targets(model: Any, *, has_experts: bool) -> tuple[str, ...]:
+    """Last parts of the names of the adapted layers; ``all-linear`` for all but the head.
+
+    Experts are no linear layers in transformers, so their models have no ``all-linear``.
+    """
     adapted, others = set(), set()
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
@@ -141,7 +148,7 @@ def _targets(model: Any) -> tuple[str, ...]:
         elif hasattr(module, "in_features") and module is not head:
             others.add(name)
     others = {n for n in others if not n.endswith(".base_layer") and ".lora_" not in n}
-    return tuple(sorted(adapted)) if others else ("all-linear",)
+    return tuple(sorted(adapted)) if others or has_experts else ("all-linear",)
 
 
 def _precision(args: Any, model: Any) -> dict[str, Any]:

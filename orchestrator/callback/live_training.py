@@ -72,7 +72,10 @@ def live_training(args: Any, model: Any, dataloader: Any, gpu_key: str | None) -
     dataset = getattr(dataloader, "dataset", None)
     packs = bool(getattr(args, "packing", False))
     per_row = _examples_per_row(dataset) if packs else None
-    recipe = with_defaults(live_recipe(args, model, examples_per_row=per_row), facts, gpu)
+    stated = live_recipe(
+        args, model, has_experts=facts.experts is not None, examples_per_row=per_row
+    )
+    recipe = with_defaults(stated, facts, gpu)
     batch_size = int(args.per_device_train_batch_size)
     rows = None if dataset is None or not hasattr(dataset, "__len__") else len(dataset)
     if args.max_steps > 0 or rows is None:
