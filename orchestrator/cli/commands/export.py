@@ -1,9 +1,10 @@
-"""Command ``export``."""
+"""Commands ``export`` and ``mcp``: files and answers for other programs."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_catalog.errors import UserError
 from orchestrator.console import print_result, remark
 
 if TYPE_CHECKING:
@@ -66,3 +67,20 @@ def export(training: "TrainingJob", target: "Target", path: Path | None) -> str:
     for line in file.left_out:
         remark(line)
     return write_task(file, path)
+
+
+def run_mcp(options: argparse.Namespace) -> int:
+    """Serve until the client closes stdin.
+
+    Raises:
+        UserError: the package mcp is not installed.
+    """
+    del options
+    try:
+        from orchestrator.serving.mcp_server import server_of
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        raise UserError("mcp: needs the package mcp: pip install 'finetune-cost[mcp]'") from None
+    server_of(Path.cwd()).run()
+    return 0

@@ -27,6 +27,14 @@ def build_parser() -> Parser:
     results.add_catalog(commands)
     measuring.add_cluster(commands)
     measuring.add_profile(commands)
+    commands.add_parser(
+        "mcp",
+        run="export.run_mcp",
+        help="serve estimates, checks, rankings and prices to assistants (MCP, on stdio)",
+        description="Serve the tools estimate, check, rank and prices of the Model Context "
+        "Protocol on stdin and stdout. They write nothing, start nothing, and read no file outside "
+        "the current folder.",
+    )
     completion = commands.add_parser(
         "completion",
         run="completion.run",
