@@ -44,8 +44,21 @@ def test_the_tools_are_read_only_and_read_no_file_outside(tmp_path: Path) -> Non
     outside.write_text("gpu,usd_per_hour\nA40,0.1\n")
     folder = tmp_path / "work"
     folder.mkdir()
-    leads_out = "base_model: ../secret\nsequence_len: 32\nadapter: lora\ndatasets: []\n"
-    (folder / "leads-out.yml").write_text(leads_out)
+    leads_out = {
+        "base_model": "../secret",
+        "datasets": [{"path": "a/b", "type": "alpaca"}],
+        "sequence_len": 32,
+        "adapter": "lora",
+        "lora_r": 8,
+        "lora_alpha": 16,
+        "lora_target_linear": True,
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "num_epochs": 1,
+        "optimizer": "adamw_torch",
+        "learning_rate": 0.0002,
+    }
+    (folder / "leads-out.yml").write_text(json.dumps(leads_out))
 
     async def work(client: ClientSession) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
