@@ -75,15 +75,15 @@ class EstimateOptions(JobOptions):
     usd_per_kwh: float | None = None
 
 
-def server_of(root: Path) -> MCPServer:
-    """A server that reads files in one folder only."""
-    server = MCPServer("finetune-cost", instructions=INSTRUCTIONS)
+class Tools:
+    """The tools of a server that reads files in one folder only."""
 
-    @server.tool(annotations=READ_ONLY, structured_output=False)
-    @_with_errors
-    def estimate(options: EstimateOptions) -> dict[str, Any]:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def estimate(self, options: EstimateOptions) -> dict[str, Any]:
         """Simulate fine-tuning a model on GPUs: memory, largest batch, hours and dollars."""
-        request, remarks = _estimate_request(options, root)
+        request, remarks = _estimate_request(options, self._root)
         estimates = estimate_job(request, _today())
         rows = estimates.estimated
         return {
@@ -93,11 +93,9 @@ def server_of(root: Path) -> MCPServer:
             "estimates": [row.estimate.model_dump(mode="json") for row in rows],
         }
 
-    @server.tool(annotations=READ_ONLY, structured_output=False)
-    @_with_errors
-    def check(options: EstimateOptions) -> dict[str, Any]:
+    def check(self, options: EstimateOptions) -> dict[str, Any]:
         """Say whether a training fits the memory of one GPU, and else the cheapest change."""
-        request, remarks = _estimate_request(options, root)
+        request, remarks = _estimate_request(options, self._root)
         verdict = memory_check(request, _today())
         return {
             "remarks": remarks,
@@ -105,12 +103,10 @@ def server_of(root: Path) -> MCPServer:
             "check": verdict.model_dump(mode="json"),
         }
 
-    @server.tool(annotations=READ_ONLY, structured_output=False)
-    @_with_errors
-    def rank(run: str, options: JobOptions | None = None) -> dict[str, Any]:
+    def rank(self, run: str, options: JobOptions | None = None) -> dict[str, Any]:
         """Price a job on every offer by what a run folder holds. The folder stays as it is."""
         given = _given(options)
-        check_confined({**given, "run": run}, root)
+        check_confined({**given, "run": run}, self._root)
         ranking = rank_run(request_from(RankRequest, {**given, "run": run}), _today()).ranking
         offers = ranking.offers[:MOST_OFFERS]
         return {
@@ -119,9 +115,7 @@ def server_of(root: Path) -> MCPServer:
             "all_offers": len(ranking.offers),
         }
 
-    @server.tool(annotations=READ_ONLY, structured_output=False)
-    @_with_errors
-    def prices(gpu: str) -> dict[str, Any]:
+    def prices(self, gpu: str) -> dict[str, Any]:
         """Rental offers of a GPU in the price table in use, the cheapest per GPU and hour first.
 
         `gpu` is a key or a name, such as A100, which stands for several.
@@ -138,11 +132,14 @@ def server_of(root: Path) -> MCPServer:
             "all_offers": len(offers),
         }
 
+
+def server_of(root: Path) -> MCPServer:
+    """A server that reads files in one folder only."""
+    server, tools = MCPServer("finetune-cost", instructions=INSTRUCTIONS), Tools(root)
+    for tool in (tools.estimate, tools.check, tools.rank, tools.prices):
+        add = server.tool(annotations=READ_ONLY, structured_output=False)
+        add(_with_errors(tool))
     return server
-
-
-def _today() -> dt.date:
-    return dt.datetime.now(dt.UTC).date()
 
 
 def _estimate_request(options: EstimateOptions, root: Path) -> tuple[EstimateRequest, list[str]]:
@@ -162,6 +159,10 @@ def _estimate_request(options: EstimateOptions, root: Path) -> tuple[EstimateReq
     stated, remarks = with_configuration(configuration, given)
     check_confined(stated, root)
     return request_of(EstimateRequest, stated), remarks
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(dt.UTC).date()
 
 
 def _given(options: JobOptions | None) -> dict[str, Any]:
