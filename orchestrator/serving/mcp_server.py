@@ -35,7 +35,7 @@ Values of `estimate` are simulated; those of `rank` say whether they were measur
 90 % intervals."""
 
 
-class JobOptions(BaseModel):
+class ToolOptions(BaseModel):
     """Options of a job; any other option of the command may be given by its name.
 
     A name has ``_`` for ``-``, as in ``lora_rank`` or ``startup_minutes``.
@@ -54,7 +54,7 @@ class JobOptions(BaseModel):
     spot: bool | None = None
 
 
-class EstimateOptions(JobOptions):
+class EstimateToolOptions(ToolOptions):
     """Options of an estimate.
 
     Attributes:
@@ -81,7 +81,7 @@ class Tools:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def estimate(self, options: EstimateOptions) -> dict[str, Any]:
+    def estimate(self, options: EstimateToolOptions) -> dict[str, Any]:
         """Simulate fine-tuning a model on GPUs: memory, largest batch, hours and dollars."""
         request, remarks = _estimate_request(options, self._root)
         estimates = estimate_job(request, _today())
@@ -93,7 +93,7 @@ class Tools:
             "estimates": [row.estimate.model_dump(mode="json") for row in rows],
         }
 
-    def check(self, options: EstimateOptions) -> dict[str, Any]:
+    def check(self, options: EstimateToolOptions) -> dict[str, Any]:
         """Say whether a training fits the memory of one GPU, and else the cheapest change."""
         request, remarks = _estimate_request(options, self._root)
         verdict = memory_check(request, _today())
@@ -103,7 +103,7 @@ class Tools:
             "check": verdict.model_dump(mode="json"),
         }
 
-    def rank(self, run: str, options: JobOptions | None = None) -> dict[str, Any]:
+    def rank(self, run: str, options: ToolOptions | None = None) -> dict[str, Any]:
         """Price a job on every offer by what a run folder holds. The folder stays as it is."""
         given = _given(options)
         check_confined({**given, "run": run}, self._root)
@@ -142,7 +142,9 @@ def server_of(root: Path) -> MCPServer:
     return server
 
 
-def _estimate_request(options: EstimateOptions, root: Path) -> tuple[EstimateRequest, list[str]]:
+def _estimate_request(
+    options: EstimateToolOptions, root: Path
+) -> tuple[EstimateRequest, list[str]]:
     """The request of options, and remarks on what a configuration leaves open.
 
     Raises:
@@ -165,7 +167,7 @@ def _today() -> dt.date:
     return dt.datetime.now(dt.UTC).date()
 
 
-def _given(options: JobOptions | None) -> dict[str, Any]:
+def _given(options: ToolOptions | None) -> dict[str, Any]:
     return {} if options is None else options.model_dump(exclude_none=True)
 
 

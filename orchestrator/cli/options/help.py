@@ -49,6 +49,7 @@ gpu-check --seconds 600  # run it again to resume
 reproduce --out reproduction  # write tables as Markdown and figures as SVG
 catalog gpus  # list GPUs and their keys
 catalog refresh  # download today's prices
+mcp  # an assistant starts it, in the folder that it may read
 deploy my.yaml --provider aws --out cluster.yaml  # write the file, print the cost
 launch cluster.yaml my.yaml --out s3://my-bucket/runs/my  # run it again to reconnect
 launch cluster.yaml my.yaml --budget-usd 20  # results are copied to runs/my at the end
