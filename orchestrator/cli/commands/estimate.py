@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,9 @@ def run_check(options: argparse.Namespace) -> int:
         remark(str(error))
         if options.json:
             print_result(json.dumps({"fits": None, "reason": str(error)}, indent=2))
+        return UNKNOWN
+    except Exception:  # noqa: BLE001 - exit code 1 would say that the training does not fit
+        traceback.print_exc()
         return UNKNOWN
     print_result(check.model_dump_json(indent=2) if options.json else check_text(check))
     if options.strict and not check.certain:
