@@ -11,10 +11,10 @@ import orchestrator
 from orchestrator.cli.main import main
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.recognition import WITH_INPUT, WITHOUT_INPUT, Recognised, recognised
-from orchestrator.datasets.source import DatasetSource, Example
+from orchestrator.datasets.source import DataError, DatasetSource, Example
 from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.spec.job_request import JobRequest, requested_job
-from trials.records.model import find_model
+from trials.records.model import Model, find_model
 
 HI = {"role": "user", "content": "Hi there"}
 HELLO = {"role": "assistant", "content": "Hello!"}
@@ -62,24 +62,35 @@ def test_unknown_columns_need_an_option(tmp_path: Path) -> None:
     assert recognised(DatasetSource(str(path))) is None
 
 
-def lengths(dataset: Path, model: str = "llama-3.1-8b", **options: object) -> DataLengths:
-    """Lengths that a model's data has, where no tokenizer is at hand."""
-    request = JobRequest.model_validate({"dataset": str(dataset), "epochs": 1} | options)
-    job = requested_job(request, [find_model(model)])
+def lengths(dataset: Path, model: Model) -> DataLengths:
+    """Lengths that a model's data has."""
+    job = requested_job(JobRequest(dataset=str(dataset), epochs=1), [model])
     assert job.lengths is not None
     return job.lengths
 
 
-def test_without_a_tokenizer_lengths_are_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_tokenizer_lengths_are_approximate() -> None:
     """They are labelled with their error; each message has tokens of the template."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    counted = lengths(CORPORA / "chat.jsonl")
+    model = find_model("llama-3.1-8b").model_copy(update={"weights": None})
+    counted = lengths(CORPORA / "chat.jsonl", model)
     assert counted.error == 0.13
     assert counted.examples == 4
     assert counted.tokens == pytest.approx(584 + 5 * 8, rel=0.13)
-    assert "approximate" in str(counted.tokenizer)
+    assert "Llama 3" in str(counted.tokenizer)
 
 
+@pytest.mark.long
+def test_a_gated_tokenizer_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried, and out of reach; one that is named must be there."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model, path = find_model("llama-3.1-8b"), CORPORA / "chat.jsonl"
+    assert lengths(path, model).error == 0.13
+    request = JobRequest(dataset=str(path), epochs=1, tokenizer="./none")
+    with pytest.raises(DataError, match="--tokenizer"):
+        requested_job(request, [model])
+
+
+@pytest.mark.long
 def test_a_dataset_alone_finishes_for_a_gated_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ class Vocabulary:
         return round(sum(map(self.tokens, texts))) + MESSAGE_TOKENS * len(texts)
 
     def __str__(self) -> str:
-        return f"approximate counts by rates of {self.name}'s tokenizer"
+        return f"rates of {self.name}'s tokenizer"
 
 
 VOCABULARIES = (

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from gpu_catalog.errors import UserError
+from orchestrator.pricing.catalog_file import OWN
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.records.observation import Basis
@@ -54,6 +55,8 @@ class ChosenOffer:
     def text(self) -> str:
         """The offer in a line."""
         where = f"{self.provider} {self.instance} {self.region} {self.market}"
+        if self.provider == OWN:
+            where = f"your own ({self.instance})"
         return (
             f"{self.gpu}: {where}, ${self.usd_per_hour:.4g} per hour, {self.hours:.1f} h, "
             f"${self.usd:.2f}"
