@@ -21,6 +21,6 @@ def approximate_text(data: DataLengths) -> str | None:
     if data.error is None:
         return None
     return (
-        f"Lengths are approximate, by {data.tokenizer}: up to {data.error:.0%} off on texts of five "
-        "kinds. Intervals are wider by that. --tokenizer FOLDER counts exactly."
+        f"Lengths are approximate, by {data.tokenizer}: up to {data.error:.0%} off on texts of "
+        "five kinds. Intervals are wider by that. --tokenizer FOLDER counts exactly."
     )
