@@ -57,6 +57,23 @@ def test_examples_have_the_lengths_of_the_data() -> None:
     assert all(row.extrapolated for row in rows)  # no length as short was measured
 
 
+def test_approximate_lengths_widen_the_interval() -> None:
+    """The expected hours stay; every offer has the same error, which the report names."""
+    exact = DataLengths(source="made", histogram=((32, 500), (128, 500)))
+    rough = exact.model_copy(update={"error": 0.15, "tokenizer": "rates"})
+    short, long = LONG.all_cells()
+    observations = [o for cell in (short, long) for o in by_tokens(cell)]
+    rankings = [
+        ranked(observations, JOB.model_copy(update={"lengths": data, "batch_size": 1}), spec=LONG)
+        for data in (exact, rough)
+    ]
+    before, after = (ranking.offers[0] for ranking in rankings)
+    assert after.hours == before.hours
+    assert after.hours_low == pytest.approx(before.hours / 1.15, rel=0.02)
+    assert after.hours_high == pytest.approx(before.hours * 1.15, rel=0.02)
+    assert "15% off" in headline(rankings[1])
+
+
 def test_examples_as_long_as_the_cell_fit_it() -> None:
     """One token more does not; the shortest cell that differs in its length alone is suggested."""
     short, long = LONG.all_cells()
