@@ -44,7 +44,7 @@ def with_configuration(
         if name in stated:
             options = {n: v for n, v in options.items() if n not in others}
     options = _of_method(options, stated)
-    options |= _lengths(configuration, options | stated)
+    options |= _lengths(configuration, options | stated, given)
     options["recipe_source"] = f"{configuration.file} ({configuration.trainer})"
     remarks += _assumptions(configuration)
     if options.get("cutoff") is None and isinstance(options["seq_len"], int):
@@ -73,12 +73,17 @@ def _of_method(options: dict[str, Any], stated: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in options.items() if name not in excluded}
 
 
-def _lengths(configuration: Configuration, options: Mapping[str, Any]) -> dict[str, Any]:
+def _lengths(
+    configuration: Configuration, options: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Length of a row, and how data is cut and padded."""
     tokens, has_data = configuration.tokens, any(options.get(name) for name in DATA)
     packs = options.get("packing")
     if not has_data:
-        lengths: dict[str, Any] = {"seq_len": options.get("seq_len") or tokens}
+        lengths: dict[str, Any] = {
+            "seq_len": options.get("seq_len") or tokens,
+            "pad_to_multiple": given.get("pad_to_multiple"),
+        }
         if options.get("group_by_length"):
             lengths["group_by_length"] = False  # examples without lengths are all alike
         if packs and "examples" in configuration.options:
@@ -88,7 +93,8 @@ def _lengths(configuration: Configuration, options: Mapping[str, Any]) -> dict[s
     if packs or configuration.pads_to_limit:
         lengths["seq_len"] = options.get("seq_len") or tokens
     if configuration.pads_to_limit:
-        lengths["pad_to_multiple"] = tokens
+        multiple = options.get("pad_to_multiple") or 1
+        lengths["pad_to_multiple"] = -(-tokens // multiple) * multiple
     return lengths
 
 

@@ -24,6 +24,7 @@ OTHER_FILES = {
     "provider": "is a configuration of a cloud, which describes machines",
     "export_dir": "merges or exports weights, and trains nothing",
     "dist_config": "trains on several GPUs",
+    "peft_config": "is of LLaMA-Factory's version 1, which is not supported",
     "model_class": "is of LLaMA-Factory's version 1, which is not supported",
     "infer_backend": "runs inference, and trains nothing",
 }

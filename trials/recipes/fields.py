@@ -55,7 +55,9 @@ TASK_LOSSES: dict[Task, Loss | None] = {
     "reward": None,
     "grpo": "chunked",
 }
-"""The one way to the loss that TRL's trainer of a task has; None for a model without logits."""
+"""The way to the loss that TRL's trainer of a task has; None for a model without logits."""
+WITH_ALL_LOGITS: tuple[Task, ...] = ("dpo", "kto")
+"""Tasks that LLaMA-Factory's own trainers run from the logits of all tokens."""
 REFERRING: tuple[Task, ...] = ("dpo", "kto")
 """Tasks whose loss compares the model with a reference; that of ``grpo`` may do so."""
 PAIRED: tuple[Task, ...] = ("dpo", "orpo", "reward")
@@ -178,7 +180,8 @@ class RecipeFields(Record):
         loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
             liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy. None for
-            the task ``reward``, whose model has no logits.
+            the task ``reward``, whose model has no logits. For ``dpo`` and ``kto``,
+            ``full-logits`` is the loss of LLaMA-Factory's trainers.
         router_loss: whether the loss includes the load-balancing loss of the routers, with the
             coefficient of the model's configuration. ``auto`` is on for the models whose trainer
             adds it, and off for all others.

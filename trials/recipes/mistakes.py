@@ -4,6 +4,7 @@ from trials.recipes.fields import (
     REFERRING,
     TARGET_GROUPS,
     TASK_LOSSES,
+    WITH_ALL_LOGITS,
     WITH_DROPOUT,
     RecipeFields,
 )
@@ -160,6 +161,8 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
     if task == "sft":
         return wrong
     loss = TASK_LOSSES[task]
+    if recipe.router_loss is True and task in WITH_ALL_LOGITS and recipe.loss == "full-logits":
+        wrong.append(f"router_loss: LLaMA-Factory's trainer of task {task} has none: remove it")
     if recipe.reference == "adapter-off" and recipe.method == "full":
         wrong.append(
             "reference adapter-off needs adapters, method full has none: use reference: separate "
@@ -170,7 +173,7 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
             f"loss {recipe.loss} does not apply to task {task}, whose model returns a score "
             "instead of logits: remove it"
         )
-    elif recipe.loss != loss:
+    elif recipe.loss != loss and not (recipe.loss == "full-logits" and task in WITH_ALL_LOGITS):
         wrong.append(f"loss {recipe.loss}: TRL's trainer of task {task} has none: use loss: {loss}")
     wrong += _unknown_to_grpo(recipe)
     if recipe.lora_dropout and task not in WITH_DROPOUT:

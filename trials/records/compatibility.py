@@ -74,8 +74,10 @@ def has_router_loss(model: Model) -> bool:
 def adds_router_loss(recipe: Recipe, model: Model) -> bool:
     """Whether the loss of a model under a recipe includes that of its routers."""
     if recipe.router_loss == "auto":
-        # ORPOTrainer adds it only where the configuration of the model asks for it.
-        return has_router_loss(model) and recipe.task not in {"orpo", "reward"}
+        # ORPOTrainer adds it only where the configuration of the model asks for it, LLaMA-Factory's
+        # trainers never do.
+        adds = recipe.task in {"sft", "grpo"} or recipe.loss == "chunked"
+        return has_router_loss(model) and adds
     return recipe.router_loss
 
 

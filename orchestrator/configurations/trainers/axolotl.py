@@ -1,11 +1,12 @@
 """Configurations of axolotl, in YAML."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.configurations.key_classes import ABSENT, Config, Reading, irrelevant
 from orchestrator.configurations.trainer import Trainer
-from orchestrator.configurations.trainers.axolotl_keys import KEYS, MULTIMODAL
+from orchestrator.configurations.trainers.axolotl_keys import KEYS, MULTIMODAL, NOT_SIMULATED
 from orchestrator.configurations.trainers.lora_targets import PEFT_DEFAULT, targets_of
 from orchestrator.configurations.trainers.training_length import length_of
 
@@ -23,6 +24,7 @@ PLUGINS = {
 ATTENTION_KERNELS = ("eager", "sdpa", "flash_attention_2")
 LIKE_FLASH_ATTENTION = ("flash-attn", "flash_attention", "xformers")
 LIGER_LAYERS = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
+AN_ADAPTER = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 
@@ -32,6 +34,7 @@ def derive(config: Config, reading: Reading) -> None:
     _model(config, reading)
     _task(config, reading)
     _method(config, reading)
+    _frozen(config, reading)
     _precision(config, reading)
     _loss(config, reading)
     _attention(config, reading)
@@ -119,6 +122,24 @@ def _method(config: Config, reading: Reading) -> None:
     _adapters(config, reading)
 
 
+def _frozen(config: Config, reading: Reading) -> None:
+    """Refuse patterns of parameters to train, which axolotl applies to adapters, too."""
+    patterns = config.get("unfrozen_parameters")
+    if not patterns:
+        return
+    text = NOT_SIMULATED
+    if reading.options.get("method") != "full" and not any(map(_matches_an_adapter, patterns)):
+        text = "trains nothing, since it matches no adapter and axolotl freezes the rest: remove it"
+    reading.refuse("unfrozen_parameters", patterns, text)
+
+
+def _matches_an_adapter(pattern: str) -> bool:
+    try:  # as axolotl/utils/freeze.py:225 compiles it
+        return re.match(re.sub(r"\.(?!\+)", r"\.", pattern), AN_ADAPTER) is not None
+    except re.error:
+        return False
+
+
 def _adapters(config: Config, reading: Reading) -> None:
     options = reading.options
     rank = config.get("lora_r")
@@ -175,9 +196,11 @@ def _precision(config: Config, reading: Reading) -> None:
                 "fp16", config["fp16"], "loss scaling refuses fp16 weights: use bf16: true"
             )
     elif config.get("float16"):
-        reading.refuse(
-            "float16", config["float16"], "fp16 without loss scaling is not simulated: use bf16"
-        )
+        # No autocast and no loss scaling: weights, gradients and states have the bytes of bf16.
+        reading.options["precision"] = "bf16"
+        if has_adapters:
+            reading.options["adapter_dtype"] = "fp32"
+        reading.mark("float16", config["float16"], "assumed", "bf16, which costs as much as fp16")
     elif config.get("load_in_8bit"):
         reading.refuse(
             "load_in_8bit",
@@ -186,15 +209,20 @@ def _precision(config: Config, reading: Reading) -> None:
         )
     else:
         reading.options["precision"] = "fp32"
+    _without_format(config, reading)
+    # loaders/model.py:470: without adapters, only flash attention or cce convert them back.
+    if reading.options.get("precision") == "bf16" and not _converts_back(config):
+        text = "bf16; axolotl holds embeddings, head and norms in fp32 without flash attention"
+        reading.assume("dtype of embeddings", text)
+
+
+def _without_format(config: Config, reading: Reading) -> None:
+    """Refuse weights of another format that are not dequantised."""
     if config.get("model_quantization_config"):
         more = config.get("model_quantization_config_kwargs") or {}
         if not more.get("dequantize"):
             name = "model_quantization_config"
             reading.refuse(name, config[name], "not simulated without dequantize: true")
-    # loaders/model.py:470: without adapters, only flash attention or cce convert them back.
-    if reading.options.get("precision") == "bf16" and not _converts_back(config):
-        text = "bf16; axolotl holds embeddings, head and norms in fp32 without flash attention"
-        reading.assume("dtype of embeddings", text)
 
 
 def _converts_back(config: Config) -> bool:
@@ -284,6 +312,11 @@ def _rows(config: Config, reading: Reading) -> None:
     if pads is None:  # schemas/validation.py:233 and :249
         pads = packs or bool(config.get("reward_model"))
     options["pads_to_limit"] = bool(pads) and not packs
+    if options["task"] == "sft":  # core/builders/causal.py:386
+        multiple = config.get("pad_to_multiple_of") or 64
+        options["pad_to_multiple"] = 1 if config.get("pad_to_sequence_len") is False else multiple
+    else:
+        options["pad_to_multiple"] = config.get("pad_to_multiple_of") or 1
 
 
 def _batches(config: Config, reading: Reading) -> None:
@@ -310,6 +343,7 @@ SHAPES: dict[str, tuple[type, ...]] = {
     "lora_modules_to_save": (list,),
     "lora_target_modules": (str, list),
     "plugins": (list,),
+    "unfrozen_parameters": (list,),
     "model_config": (dict,),
     "overrides_of_model_config": (dict,),
     "model_quantization_config_kwargs": (dict,),

@@ -82,6 +82,7 @@ KEYS: dict[str, Key] = {
     "model_config": shared("router_loss"),
     "overrides_of_model_config": shared("router_loss"),
     "type_of_model": shared("task"),
+    "unfrozen_parameters": shared("method"),
     "model_type": shared("task"),
 } | table_of(
     (shared("precision"), "bf16 fp16 bfloat16 float16"),
@@ -217,7 +218,7 @@ KEYS: dict[str, Key] = {
     (
         refused(NOT_SIMULATED),
         """
-        unfrozen_parameters lora_target_parameters peft_layers_to_transform
+        lora_target_parameters peft_layers_to_transform
         peft_layers_pattern peft_layer_replication peft_trainable_token_indices
         lora_rank_pattern gptq qat quantization fp8 fp8_* embeddings_skip_upcast
         fp32_norm_classes tiled_mlp tiled_mlp_* layer_offloading selective_checkpointing

@@ -1,6 +1,7 @@
 """Configurations of LLaMA-Factory 0.9, in YAML."""
 
 from orchestrator.configurations.key_classes import (
+    ABSENT,
     Config,
     Key,
     Reading,
@@ -27,9 +28,13 @@ from orchestrator.configurations.trainers.training_length import length_of
 from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
 
 ATTENTION = {"auto": "sdpa", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
-OWN_TRAINER = (
-    "LLaMA-Factory's own trainer of this stage, not TRL's, is not simulated: use stage sft"
-)
+STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto"}
+REFUSED_STAGES = {
+    "rm": "its model has a value head beside the language head, which is not simulated",
+    "ppo": "generates, which is not simulated",
+}
+PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo")
+WITHOUT_REFERENCE = ("orpo", "simpo")  # hparams/finetuning_args.py:574
 
 KEYS: dict[str, Key] = (
     TRAINING_ARGUMENTS
@@ -52,6 +57,7 @@ KEYS: dict[str, Key] = (
         "enable_liger_kernel": shared("liger_kernels, loss"),
         "moe_aux_loss_coef": shared("router_loss"),
         "stage": shared("task"),
+        "pref_loss": shared("reference"),
         "finetuning_type": shared("method"),
         "do_train": shared("task"),
         "packing": shared("packing"),
@@ -64,10 +70,11 @@ KEYS: dict[str, Key] = (
         (
             LEARNING,
             """
-            pref_* kto_* dpo_label_smoothing simpo_gamma loraplus_lr_ratio loraplus_lr_embedding
-            use_rslora pissa_init pissa_iter pissa_convert train_on_prompt mask_history ld_alpha
+            pref_beta pref_ftx pref_bco_weight kto_* dpo_label_smoothing simpo_gamma
+            loraplus_lr_ratio loraplus_lr_embedding use_rslora pissa_init
+            pissa_iter pissa_convert train_on_prompt mask_history ld_alpha
             mix_strategy interleave_probs disable_shuffling early_stopping_steps ppo_*
-            create_new_adapter adapter_name_or_path adapter_folder ref_model ref_model_*
+            create_new_adapter adapter_name_or_path adapter_folder
             reward_model reward_model_* train_from_scratch init_special_tokens
             """,
         ),
@@ -122,7 +129,7 @@ KEYS: dict[str, Key] = (
             use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro use_unsloth
             use_unsloth_gc shift_attn mixture_of_depths use_kt use_hyper_parallel fp8 use_dft_loss
             use_asft_loss use_eaft_loss upcast_layernorm upcast_lmhead_output rope_scaling
-            freeze_language_model freeze_extra_modules
+            freeze_language_model freeze_extra_modules ref_model ref_model_*
             """,
         ),
         (
@@ -140,18 +147,19 @@ def derive(config: Config, reading: Reading) -> None:
     """Add the options that keys set together, and LLaMA-Factory's defaults."""
     options = reading.options
     stage = config.get("stage", "sft")
-    if stage not in ("sft", "pt"):
-        reading.refuse("stage", stage, OWN_TRAINER)
+    if stage not in STAGES:
+        reading.refuse("stage", stage, REFUSED_STAGES.get(stage, "is no stage of LLaMA-Factory"))
     if not config.get("do_train"):
         reading.refuse("do_train", config.get("do_train", False), "without it trains nothing")
-    options |= {"defaults": "plain", "task": "sft", "router_loss": False}
+    options |= {"defaults": "plain", "task": STAGES.get(stage, "sft"), "router_loss": False}
     if config.get("moe_aux_loss_coef"):
         options["router_loss"] = True
     _method(config, reading)
     _precision(config, reading)
     is_liger = bool(config.get("enable_liger_kernel"))
     options["liger_kernels"] = is_liger
-    options["loss"] = "liger" if is_liger else "full-logits"
+    options["loss"] = "liger" if is_liger and options["task"] == "sft" else "full-logits"
+    _preference(config, reading)
     # model/model_utils/checkpointing.py:162
     options["gradient_checkpointing"] = not config.get("disable_gradient_checkpointing")
     options["activation_offloading"] = False
@@ -160,6 +168,7 @@ def derive(config: Config, reading: Reading) -> None:
     options.setdefault("optimizer", "adamw")  # transformers: adamw_torch_fused
     options.setdefault("attention", "sdpa")
     options["sequence_len"] = config.get("cutoff_len", 2048)  # hparams/data_args.py:46
+    options["pad_to_multiple"] = 8  # of every collator, as train/sft/workflow.py
     _packing(config, reading, by_default=stage == "pt")
     length_of(
         reading,
@@ -168,6 +177,32 @@ def derive(config: Config, reading: Reading) -> None:
         epochs=("num_train_epochs", config.get("num_train_epochs", 3)),
         steps=("max_steps", config.get("max_steps")),
     )
+
+
+def _preference(config: Config, reading: Reading) -> None:
+    """Reference and dropout of LLaMA-Factory's own trainers, which take the logits of all tokens.
+
+    Without a reference its losses are that of DPO with given log-probabilities, but for sums over
+    a few numbers of each pair.
+    """
+    options = reading.options
+    if options["task"] == "sft":
+        return
+    loss = config.get("pref_loss", "sigmoid")
+    if loss not in PREFERENCE_LOSSES:
+        reading.refuse("pref_loss", loss, f"must be one of {', '.join(PREFERENCE_LOSSES)}")
+    elif options["task"] == "dpo" and loss in WITHOUT_REFERENCE:
+        options["reference"] = "precomputed"
+        reading.mark("pref_loss", loss, "used", "no reference: costs as reference precomputed")
+    elif options.get("method") == "full" and not config.get("pure_bf16"):
+        text = "loads the reference in bf16 beside fp32 weights, not simulated: use pure_bf16: true"
+        reading.refuse("stage", config["stage"], text)
+    if config.get("lora_dropout"):
+        reading.mark(
+            "lora_dropout", config["lora_dropout"], "irrelevant", "the trainer disables it"
+        )
+    if options.get("lora_dropout") is not None:
+        options["lora_dropout"] = 0.0
 
 
 def _method(config: Config, reading: Reading) -> None:
@@ -216,27 +251,44 @@ def _quantisation(config: Config, reading: Reading) -> None:
 
 
 def _precision(config: Config, reading: Reading) -> None:
-    """Dtypes: trained weights are cast to fp32 (model/adapter.py:313), except by pure_bf16."""
-    options = reading.options
+    """Dtypes: trained weights are cast to fp32 (model/adapter.py:313), except by pure_bf16.
+
+    Without bf16 and fp16 there is no autocast; frozen weights then have the dtype of the model.
+    PEFT makes adapters fp32 at any setting.
+    """
+    options, is_full = reading.options, reading.options.get("method") == "full"
     if config.get("pure_bf16"):
         options["precision"] = "bf16"
-        if options.get("method") != "full":
+        if config.get("fp16"):
             reading.refuse(
-                "pure_bf16", config["pure_bf16"], "with adapters not simulated: use bf16: true"
+                "fp16", config["fp16"], "with pure_bf16 not simulated: remove one of them"
             )
+        if config.get("bf16"):
+            text = "no autocast: weights are in bf16 already, by pure_bf16"
+            reading.mark("bf16", config["bf16"], "assumed", text)
     elif config.get("bf16"):
         options["precision"] = "bf16-mixed"
     elif config.get("fp16"):
         options["precision"] = "fp16"
-    elif options.get("method") == "full":
+    elif is_full:
         options["precision"] = "fp32"
     else:
-        reading.refuse("bf16", config.get("bf16", False), "adapters without bf16 or fp16: set one")
+        options["precision"] = "bf16"
+        text = "weights in bf16, as most models have them, and no autocast: bf16 is not set"
+        reading.mark("bf16", config.get("bf16", ABSENT), "assumed", text)
+    if not is_full and options["precision"] == "bf16":
+        options["adapter_dtype"] = "fp32"
 
 
 def _packing(config: Config, reading: Reading, *, by_default: bool) -> None:
     packs = config.get("packing")
     neat = bool(config.get("neat_packing"))
+    if reading.options["task"] != "sft":
+        if neat:
+            reading.refuse(
+                "neat_packing", neat, "LLaMA-Factory packs only in the stages sft and pt"
+            )
+        return
     reading.options["packing"] = neat
     if not neat and (by_default if packs is None else packs):
         text = "an example is a row of cutoff_len tokens, since attention crosses examples"
@@ -257,6 +309,8 @@ LLAMA_FACTORY = Trainer(
         "finetuning_type": (str,),
         "quantization_bit": (int,),
         "quantization_method": (str,),
+        "pref_loss": (str,),
+        "lora_alpha": (int,),
     },
     derive=derive,
 )

@@ -54,7 +54,7 @@ KEYS: dict[str, Key] = (
         "use_liger_kernel": shared("liger_kernels, loss"),
         "loss_type": shared("loss"),
         "router_aux_loss_coef": shared("router_loss"),
-        "pad_to_multiple_of": used("pad_to_multiple"),
+        "pad_to_multiple_of": shared("pad_to_multiple"),
         "dataset_name": assumed(
             "not read: lengths and examples come from --dataset, or are assumed"
         ),
@@ -101,6 +101,7 @@ def derive(config: Config, reading: Reading) -> None:
     options["max_grad_norm"] = norm or "none"
     length = config.get("max_length", 1024)  # trl/trainer/sft_config.py:203
     options["sequence_len"] = length
+    options["pad_to_multiple"] = config.get("pad_to_multiple_of") or 1
     length_of(
         reading,
         micro=("per_device_train_batch_size", config.get("per_device_train_batch_size", 8)),

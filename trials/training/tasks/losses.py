@@ -14,7 +14,8 @@ from torch.nn import functional
 from trials.models.fused_head import IGNORED, base_of
 from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
-from trials.training.loss import as_returned, batch_loss, micro_batch_losses, router_inputs
+from trials.training.loss import batch_loss, micro_batch_losses, router_inputs
+from trials.training.tasks.all_logits import all_logits, dpo_loss_of_logits, kto_loss_of_logits
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.grpo import grpo_losses
 from trials.training.tasks.log_probs import (
@@ -61,7 +62,8 @@ def task_loss(model: nn.Module, batch: TaskBatch, recipe: Recipe) -> torch.Tenso
     if recipe.task == "grpo":
         (loss_of,) = grpo_losses(batch, recipe, 1)
         return loss_of(model)
-    loss, output = TASKS[recipe.task](model, batch, router_inputs(batch.tokens, recipe))
+    of_task = OF_ALL_LOGITS if recipe.loss == "full-logits" else TASKS
+    loss, output = of_task[recipe.task](model, batch, router_inputs(batch.tokens, recipe))
     if not recipe.router_loss:
         return loss
     config: Any = base_of(model).config
@@ -138,17 +140,6 @@ def reward_loss(
     return -functional.logsigmoid(chosen - rejected).mean(), output
 
 
-def all_logits(model: nn.Module, tokens: torch.Tensor, arguments: dict[str, Any]) -> Any:
-    """Output with logits, as accelerate returns it.
-
-    The logits are (sequences, length, vocabulary) of a language model, (sequences, 1) of a reward
-    model.
-    """
-    output = model(input_ids=tokens, **arguments)
-    torch.clear_autocast_cache()
-    return as_returned(output, is_autocast=torch.is_autocast_enabled(tokens.device.type))
-
-
 def label_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of labels (sequences, length), by TRL's function."""
     library: Any = importlib.import_module("trl.trainer.utils")
@@ -189,6 +180,11 @@ TASKS: dict[Task, TaskLoss] = {
     "kto": kto_loss,
     "orpo": orpo_loss,
     "reward": reward_loss,
+}
+OF_ALL_LOGITS: dict[Task, TaskLoss] = {
+    "dpo": dpo_loss_of_logits,
+    "kto": kto_loss_of_logits,
+    "orpo": orpo_loss,
 }
 PASSES: dict[Task, int] = {"dpo": 1, "kto": 2}
 """Forward passes of a reference."""
