@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from old_stacks.stacks import OldStack
 
 from fitting.paper.published import dataset_lengths
 from fitting.points.batch_lengths import Lengths
@@ -69,6 +70,7 @@ class Run:
         seq_len: length of its longest examples in tokens.
         group: name of its row in the table.
         drawn: draws lengths of batches; None where the figure does not depend on them.
+        stack: old libraries under which it is traced; absent for the installed ones.
     """
 
     recipe: Recipe
@@ -76,6 +78,7 @@ class Run:
     seq_len: int
     group: str
     drawn: Drawn | None = None
+    stack: OldStack | None = None
 
 
 class NotExpressedError(ValueError):
@@ -111,18 +114,22 @@ def _alpaca(longest: int) -> Lengths:
     return Lengths(tokens, np.interp(tokens, *np.array(ALPACA).T)).cut(longest)
 
 
-def _random_batches(lengths: Lengths) -> Drawn:
-    """Random batches padded to their longest example, the longest of all in the last one."""
+def _drawn_lengths(lengths: Lengths, examples: int, *, grouped: bool) -> DrawnLengths:
+    """Lengths of an epoch of this many examples in batches padded to their longest one."""
     tokens = lengths.tokens.astype(int).tolist()
-    examples = np.rint(1e6 * lengths.examples).astype(int).tolist()  # whole numbers, one scale
-    drawn = DrawnLengths(
-        histogram=tuple(zip(tokens, examples, strict=True)),
-        examples=sum(examples),
-        grouped=False,
+    of_each = np.rint(1e6 * lengths.examples).astype(int).tolist()  # whole numbers, one scale
+    return DrawnLengths(
+        histogram=tuple((t, n) for t, n in zip(tokens, of_each, strict=True) if n),
+        examples=examples,
+        grouped=grouped,
         multiple=1,
         most_tokens=tokens[-1],
     )
-    return drawn.batches
+
+
+def _random_batches(lengths: Lengths) -> Drawn:
+    """Random batches padded to their longest example, the longest of all in the last one."""
+    return _drawn_lengths(lengths, round(lengths.examples.sum()), grouped=False).batches
 
 
 def _sorted_batches(row: Row) -> Drawn:
@@ -138,10 +145,9 @@ def _sorted_batches(row: Row) -> Drawn:
     lengths = Lengths(np.rint(shape.tokens * mean / shape.mean), shape.examples).cut(longest)
 
     def drawn(batch_size: int, seed: int) -> list[int]:
-        random = np.random.default_rng(seed)
         examples = 20 * 4 * batch_size  # as many as are sorted 20 batches at a time
-        batches = lengths.drawn_grouped(batch_size, 20, examples, random, multiple=1).tolist()
-        return [longest, longest, *batches[1:10]]
+        _, _, *batches = _drawn_lengths(lengths, examples, grouped=True).batches(batch_size, seed)
+        return [longest, longest, *batches[:9]]
 
     return drawn
 
@@ -158,9 +164,8 @@ def _peft(row: Row) -> Run:
 def _litgpt(row: Row) -> Run:
     """Run of LitGPT's config hub: bf16-true, torch.optim.AdamW, 8 or more examples a step.
 
-    Its 4-bit runs use bitsandbytes 0.42, which keeps the inputs of 4-bit products, and the paged
-    AdamW. Head and embeddings are separate in all its models. Its own code computes attention with
-    soft-capping (Gemma 2), and GELU in one kernel.
+    Its 4-bit runs use the paged AdamW. Head and embeddings are separate in all its models. Its own
+    code computes attention with soft-capping (Gemma 2), and GELU in one kernel.
     """
     fields = _stated(row)
     changes: dict[str, Any] = {"tie_word_embeddings": False}
@@ -171,16 +176,14 @@ def _litgpt(row: Row) -> Run:
     effective_batch = 32 if row["method"] == "full" else 8
     fields["gradient_accumulation"] = effective_batch // int(row["batch_size"])
     fields["optimizer"] = "adamw_foreach"
-    group = "LitGPT"
     if row["method"] != "full":
         fields["lora_dropout"] = 0.05
+    group = "LitGPT"
+    stack: OldStack = "litgpt"
     if row["method"] == "qlora":
         fields |= {"optimizer": "paged_adamw_32bit", "double_quantisation": False}
-        group = OLD_4BIT
-    return Run(Recipe(**fields), _model(row, **changes), 512, group)
-
-
-OLD_4BIT = "LitGPT, 4-bit by bitsandbytes 0.42"
+        group, stack = "LitGPT, 4-bit by bitsandbytes 0.42", "litgpt-4bit"
+    return Run(Recipe(**fields), _model(row, **changes), 512, group, stack=stack)
 
 
 def _fms(row: Row) -> Run:
@@ -236,7 +239,7 @@ def _qwen(row: Row) -> Run:
         "optimizer": "adamw_foreach",
         "max_grad_norm": 1.0,
     }
-    return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "Qwen's script")
+    return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "Qwen's script", stack="qwen")
 
 
 FRAMEWORKS: dict[str, Callable[[Row], Run]] = {

@@ -1,11 +1,11 @@
 """Simulated memory, compared with single-GPU fine-tuning runs that others published.
 
-    .venv/bin/python tests/benchmarks/published_runs.py RUNS.csv [ERRORS.json]
+    .venv/bin/python tests/benchmarks/published_runs.py RUNS.csv WHEELS [ERRORS.json]
 
 The data are not part of the project. Each row of the file is one run: the columns that ``run_of``
-and ``compare`` read. Rows that no recipe expresses are listed with the missing options. With a
-second file the 90 % intervals of the memory are written to it: estimates read
-orchestrator/estimating/data/memory_errors.json.
+and ``compare`` read. Rows that no recipe expresses are listed with the missing options. WHEELS is a
+folder of old libraries (``old_stacks/stacks.py``). With a second file the 90 % intervals of the
+memory are written to it: estimates read orchestrator/estimating/data/memory_errors.json.
 """
 
 import csv
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from old_stacks.stacks import traces_of
 from published_intervals import PublishedError, coverage, published_errors
-from published_recipes import OLD_4BIT, NotExpressedError, Row, Run, published_gib, run_of
+from published_recipes import NotExpressedError, Row, Run, published_gib, run_of
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.markdown_table import table
@@ -58,8 +59,13 @@ class Comparison:
         return None if self.published_gib is None else self.gib / self.published_gib - 1
 
 
-def compare(row: Row, traces: Traces) -> Comparison:
+def compare(row: Row, installed: Traces, wheels: Path) -> Comparison:
     """Simulate the run of a row.
+
+    Args:
+        row: row of the run.
+        installed: traces under the installed libraries.
+        wheels: folder of the wheels of old ones.
 
     Raises:
         NotExpressedError: no recipe expresses it.
@@ -73,6 +79,7 @@ def compare(row: Row, traces: Traces) -> Comparison:
         recipe=with_defaults(run.recipe, run.model, gpu),
         seq_len=run.seq_len,
     )
+    traces = installed if run.stack is None else traces_of(run.stack, wheels)
     simulated = SimulatedCell(cell, run.model, traces)
     peaks = simulated.without_limit(batch_size, gpu)
     simulated_bytes = {
@@ -95,10 +102,10 @@ def _of_all(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, Comparison
         method = "full" if one.row["method"] == "full" else "adapters"
         yield f"{one.run.group}, {method}", one
         yield "all", one
-        if one.run.group != OLD_4BIT:
-            yield "all without bitsandbytes 0.42", one
-            if not one.run.drawn:
-                yield "all of constant length without bitsandbytes 0.42", one
+        if not one.run.drawn:
+            yield "all of constant length", one
+        if one.run.stack is None:
+            yield "all under the installed libraries", one
 
 
 def summary(comparisons: Iterable[Comparison]) -> Iterator[tuple[object, ...]]:
@@ -140,8 +147,8 @@ def _print_intervals(comparisons: Sequence[Comparison]) -> None:
     parts = [(name, f"{inside} of {runs}") for name, (inside, runs) in coverage(errors).items()]
     parts.append(("all", f"{record.covered:.1%} of {record.runs}"))
     sys.stdout.write(f"{table(('source left out', 'its runs within'), parts)}\n\n")
-    if sys.argv[2:]:
-        Path(sys.argv[2]).write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    if sys.argv[3:]:
+        Path(sys.argv[3]).write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _each(one: Comparison) -> tuple[object, ...]:
@@ -162,7 +169,7 @@ def main() -> None:
     comparisons = []
     for row in rows:
         try:
-            comparisons.append(compare(row, traces))
+            comparisons.append(compare(row, traces, Path(sys.argv[2])))
         except (NotExpressedError, TraceError) as error:
             missing[row["framework"] or "not stated", str(error)] += 1
     say = sys.stdout.write

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 
@@ -37,13 +37,17 @@ def key_start(model_name: str, seq_len: int) -> str:
 
 
 class TracingChild:
-    """A tracing process, started at once."""
+    """A tracing process, started at once.
 
-    def __init__(self) -> None:
+    Args:
+        command: command that starts it.
+    """
+
+    def __init__(self, command: Sequence[str] = CHILD) -> None:
         pipe = subprocess.PIPE
         self._progress, progress_end = os.pipe()
         self._process = subprocess.Popen(
-            CHILD,
+            command,
             env=os.environ | CHILD_VARIABLES,
             stdin=pipe,
             stdout=pipe,

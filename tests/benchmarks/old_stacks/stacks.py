@@ -1,0 +1,68 @@
+"""Stacks of libraries that published runs had and this project does not install.
+
+A run of such a stack is traced in a process of its own (``child.py``), in which functions of the
+old libraries replace those of the installed ones. Their source runs where it can: it is read from
+the wheels of the versions that the runs name, in a folder that this command fills:
+
+    pip download --no-deps --dest WHEELS bitsandbytes==0.42.0 litgpt==0.4.0 torch==2.0.1
+
+The rules are those of the sources alone; they were written before any error was computed.
+
+litgpt: LitGPT 0.4 (its commits 5895df10 and 00af8b0d, which published the runs).
+    With adapters, the head is applied to 128 tokens at a time; in full fine-tuning to all at once.
+    Lightning's Fabric returns logits in fp32, the default dtype outside its own context
+    (``convert_output`` of its plugins ``HalfPrecision`` and ``BitsandbytesPrecision``). Logits
+    live until the backward pass is done, because the training loop has a name for them.
+    ``chunked_cross_entropy`` is LitGPT's own.
+
+litgpt-4bit: the above, and Lightning's plugin for bitsandbytes 0.42.
+    All linear layers are quantised, the head too, whatever their class. Weights are quantised from
+    fp16, so products take them in fp16 and copy them to bf16. ``MatMul4Bit`` is that of
+    bitsandbytes 0.42, which keeps the inputs of products.
+
+qwen: PyTorch 2.0 and Qwen's own model.
+    ``_multi_tensor_adamw`` is PyTorch's own of 2.0.1. The loss copies the logits without those of
+    the last token; autocast casts the copy to fp32.
+
+Models, adapters and attention are those of the installed libraries in all three. LitGPT repeats
+keys and values to the number of queries' heads and has one dropout for queries, keys and values;
+Qwen's model has one product for them. Neither is simulated.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Literal, SupportsIndex
+
+from trials.simulation.trace_cache import Traces
+from trials.simulation.tracing_child import TracingChild, cache_folder
+
+OldStack = Literal["litgpt", "litgpt-4bit", "qwen"]
+CHILD = Path(__file__).with_name("child.py")
+
+
+class _Children(list[TracingChild]):
+    """Tracing processes of an old stack, as many as are asked for."""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        super().__init__()
+        self._command = command
+
+    def pop(self, index: SupportsIndex = -1) -> TracingChild:
+        del index
+        return TracingChild(self._command)
+
+
+def traces_of(stack: OldStack, wheels: Path) -> Traces:
+    """Source of traces under an old stack, with a folder of its own for this version of its code.
+
+    Args:
+        stack: the old stack.
+        wheels: folder of the old libraries' wheels.
+    """
+    code = hashlib.sha256(CHILD.read_bytes()).hexdigest()[:8]
+    return Traces(
+        cache_folder().with_name("old-stacks") / f"{stack}-{code}",
+        workers=1,
+        ahead=_Children((sys.executable, str(CHILD), stack, str(wheels))),
+    )
