@@ -81,6 +81,9 @@ def compare(row: Row, installed: Traces, wheels: Path) -> Comparison:
     )
     traces = installed if run.stack is None else traces_of(run.stack, wheels)
     simulated = SimulatedCell(cell, run.model, traces)
+    if run.stack is not None:  # in full fine-tuning LitGPT's chunks of logits depend on the batch
+        exact = {"batch_size": batch_size}
+        simulated.request = simulated.request.model_copy(update=exact)
     peaks = simulated.without_limit(batch_size, gpu)
     simulated_bytes = {
         "torch allocated": peaks.peak_allocated_bytes,

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _leave_unchecked() -> None:
 
 def qwen(wheels: Path) -> None:
     """Replace AdamW by that of PyTorch 2.0, and the loss by that of Qwen's model."""
-    wheel, namespace = "torch-2.0.1", dict(vars(torch.optim.optimizer)) | vars(math)
+    wheel, namespace = "torch-2.0.1", vars(import_module("torch.optim.optimizer")) | vars(math)
     namespace |= {"defaultdict": defaultdict, "no_grad": torch.no_grad, "torch": torch}
     grouping = {"_group_tensors_by_device_and_dtype"}
     definitions(wheels, wheel, "torch/utils/_foreach_utils.py", grouping, namespace)
