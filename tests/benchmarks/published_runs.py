@@ -59,19 +59,9 @@ class Comparison:
         return None if self.published_gib is None else self.gib / self.published_gib - 1
 
 
-def compare(row: Row, installed: Traces, wheels: Path) -> Comparison:
-    """Simulate the run of a row.
-
-    Args:
-        row: row of the run.
-        installed: traces under the installed libraries.
-        wheels: folder of the wheels of old ones.
-
-    Raises:
-        NotExpressedError: no recipe expresses it.
-        TraceError: its cell cannot be traced.
-    """
-    run, gpu, batch_size = run_of(row), CATALOG.gpu(row["gpu"]), int(row["batch_size"])
+def simulated_run(row: Row, run: Run, traces: Traces) -> SimulatedCell:
+    """Simulated cell of a run."""
+    gpu = CATALOG.gpu(row["gpu"])
     cell = Cell(
         gpu=gpu.key,
         simulated=True,
@@ -79,11 +69,21 @@ def compare(row: Row, installed: Traces, wheels: Path) -> Comparison:
         recipe=with_defaults(run.recipe, run.model, gpu),
         seq_len=run.seq_len,
     )
-    traces = installed if run.stack is None else traces_of(run.stack, wheels)
     simulated = SimulatedCell(cell, run.model, traces)
     if run.stack is not None:  # in full fine-tuning LitGPT's chunks of logits depend on the batch
-        exact = {"batch_size": batch_size}
+        exact = {"batch_size": int(row["batch_size"])}
         simulated.request = simulated.request.model_copy(update=exact)
+    return simulated
+
+
+def compare(row: Row, run: Run, traces: Traces) -> Comparison:
+    """Simulate the run of a row.
+
+    Raises:
+        TraceError: its cell cannot be traced.
+    """
+    gpu, batch_size = CATALOG.gpu(row["gpu"]), int(row["batch_size"])
+    simulated = simulated_run(row, run, traces)
     peaks = simulated.without_limit(batch_size, gpu)
     simulated_bytes = {
         "torch allocated": peaks.peak_allocated_bytes,
@@ -94,7 +94,9 @@ def compare(row: Row, installed: Traces, wheels: Path) -> Comparison:
         simulated_bytes = round(varying.memory(batch_size, gpu).quantile(0.5))
     outcome = simulated.memory(batch_size, gpu, usable_bytes(gpu, simulated.recipe)).outcome
     runs_out = outcome is Outcome.OUT_OF_MEMORY
-    return Comparison(row, run, cell.recipe, simulated_bytes / GIB, runs_out, published_gib(row))
+    return Comparison(
+        row, run, simulated.recipe, simulated_bytes / GIB, runs_out, published_gib(row)
+    )
 
 
 def _of_all(comparisons: Iterable[Comparison]) -> Iterator[tuple[str, Comparison]]:
@@ -167,14 +169,24 @@ def main() -> None:
     """Print the errors of all rows, a summary by source, and the rows that are not expressed."""
     with Path(sys.argv[1]).open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    traces = Traces(workers=1)
     missing: Counter[tuple[str, str]] = Counter()
-    comparisons = []
+    by_stack = defaultdict(list)
     for row in rows:
         try:
-            comparisons.append(compare(row, traces, Path(sys.argv[2])))
-        except (NotExpressedError, TraceError) as error:
+            run = run_of(row)
+            by_stack[run.stack].append((row, run))
+        except NotExpressedError as error:
             missing[row["framework"] or "not stated", str(error)] += 1
+    comparisons = []
+    for stack, runs in by_stack.items():
+        traces = Traces(workers=1) if stack is None else traces_of(stack, Path(sys.argv[2]))
+        cells = [simulated_run(row, run, traces) for row, run in runs]
+        traces.prepare([cell.request for cell in cells])  # one process makes them all
+        for row, run in runs:
+            try:
+                comparisons.append(compare(row, run, traces))
+            except TraceError as error:
+                missing[row["framework"] or "not stated", str(error)] += 1
     say = sys.stdout.write
     headers = ("source", "figure", "lengths", "runs", "median error", "90 %", "largest", "bias")
     say(f"## By source\n\n{table(headers, summary(comparisons))}\n\n")

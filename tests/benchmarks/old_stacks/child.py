@@ -74,7 +74,8 @@ def litgpt(wheels: Path) -> None:
             logits = [part.float() for part in logits]
             logits[-1] = logits[-1][..., :-1, :]
             loss = chunked_cross_entropy(logits, batch.labels[..., 1:])
-        loss.logits = logits  # they live as long as the loss
+        tokens: Any = batch.tokens
+        tokens.logits = logits  # they live as long as the batch
         return loss  # type: ignore[no-any-return]
 
     trace.task_loss = loss

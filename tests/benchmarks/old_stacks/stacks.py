@@ -12,7 +12,7 @@ litgpt: LitGPT 0.4 (its commits 5895df10 and 00af8b0d, which published the runs)
     With adapters, the head is applied to 128 tokens at a time; in full fine-tuning to all at once.
     Lightning's Fabric returns logits in fp32, the default dtype outside its own context
     (``convert_output`` of its plugins ``HalfPrecision`` and ``BitsandbytesPrecision``). Logits
-    live until the backward pass is done, because the training loop has a name for them.
+    outlive the update, because the training loop has a name for them.
     ``chunked_cross_entropy`` is LitGPT's own.
 
 litgpt-4bit: the above, and Lightning's plugin for bitsandbytes 0.42.
