@@ -71,7 +71,8 @@ def simulated_run(row: Row, run: Run, traces: Traces) -> SimulatedCell:
     )
     simulated = SimulatedCell(cell, run.model, traces)
     if run.stack is not None:  # in full fine-tuning LitGPT's chunks of logits depend on the batch
-        exact = {"batch_size": int(row["batch_size"])}
+        # What outlives a backward pass is freed in no layer, so that none can represent others.
+        exact = {"batch_size": int(row["batch_size"]), "whole": run.stack == "litgpt-4bit"}
         simulated.request = simulated.request.model_copy(update=exact)
     return simulated
 

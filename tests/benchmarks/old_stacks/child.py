@@ -30,6 +30,8 @@ from trials.simulation.tracing import fake_model, trace, tracing_worker
 from trials.training.tasks.batch import TaskBatch
 
 CHUNK = 128  # tokens of which LitGPT computes logits at once
+KEPT: dict[int, int] = {}
+"""Bytes of the storages that 4-bit products keep, by their addresses."""
 
 
 def definitions(
@@ -62,18 +64,25 @@ def litgpt(wheels: Path) -> None:
     )["chunked_cross_entropy"]
 
     def loss(model: nn.Module, batch: TaskBatch, recipe: Recipe) -> torch.Tensor:
+        KEPT.clear()
         base: Any = base_of(model)
         hidden = base.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
         head = base.get_output_embeddings()
-        logits: Any
-        if recipe.method == "full":
-            logits = head(hidden).float()
-            loss = chunked_cross_entropy(logits[..., :-1, :], batch.labels[..., 1:])
-        else:
-            logits = [head(part) for part in hidden.split(CHUNK, dim=1)]
-            logits = [part.float() for part in logits]
-            logits[-1] = logits[-1][..., :-1, :]
-            loss = chunked_cross_entropy(logits, batch.labels[..., 1:])
+        parts = [hidden] if recipe.method == "full" else hidden.split(CHUNK, dim=1)
+        # What the loop's names still hold of the last micro-batch: its logits until those of this
+        # one are there, its graph until its loss is. Allocated here, where nothing is freed before.
+        logits: Any = [
+            part.new_empty((*part.shape[:2], head.out_features), dtype=torch.float32)
+            for part in parts
+        ]
+        graph = [torch.empty(size, dtype=torch.uint8) for size in KEPT.values()]
+        in_half = [head(part) for part in parts]
+        logits = [part.float() for part in in_half]
+        del in_half
+        logits[-1] = logits[-1][..., :-1, :]
+        of_loss = logits[0] if recipe.method == "full" else logits
+        loss = chunked_cross_entropy(of_loss, batch.labels[..., 1:])
+        del graph
         tokens: Any = batch.tokens
         tokens.logits = logits  # they live as long as the batch
         return loss  # type: ignore[no-any-return]
@@ -112,6 +121,9 @@ def litgpt_4bit(wheels: Path) -> None:
     def matmul_4bit(
         inputs: torch.Tensor, weight: torch.Tensor, *, quant_state: Any, bias: Any = None
     ) -> torch.Tensor:
+        if inputs.requires_grad:
+            storage = inputs.untyped_storage()
+            KEPT[storage._cdata] = storage.nbytes()
         return product.apply(inputs, weight.t(), None, bias, quant_state)  # type: ignore[no-any-return]
 
     fake_model._four_bit = four_bit

@@ -6,19 +6,23 @@ the wheels of the versions that the runs name, in a folder that this command fil
 
     pip download --no-deps --dest WHEELS bitsandbytes==0.42.0 litgpt==0.4.0 torch==2.0.1
 
-The rules are those of the sources alone; they were written before any error was computed.
+The rules are those of the sources alone; they were written before any error was computed, but for
+the one that is marked.
 
 litgpt: LitGPT 0.4 (its commits 5895df10 and 00af8b0d, which published the runs).
     With adapters, the head is applied to 128 tokens at a time; in full fine-tuning to all at once.
     Lightning's Fabric returns logits in fp32, the default dtype outside its own context
     (``convert_output`` of its plugins ``HalfPrecision`` and ``BitsandbytesPrecision``). Logits
-    outlive the update, because the training loop has a name for them.
+    live until those of the next micro-batch are there, because the training loop has a name for
+    them.
     ``chunked_cross_entropy`` is LitGPT's own.
 
 litgpt-4bit: the above, and Lightning's plugin for bitsandbytes 0.42.
     All linear layers are quantised, the head too, whatever their class. Weights are quantised from
     fp16, so products take them in fp16 and copy them to bf16. ``MatMul4Bit`` is that of
-    bitsandbytes 0.42, which keeps the inputs of products.
+    bitsandbytes 0.42, which keeps the inputs of products as an attribute: until the graph is freed,
+    not until the backward pass is done. (Added after the first errors: the loop's name for the loss
+    holds the graph until there is a loss of the next micro-batch.)
 
 qwen: PyTorch 2.0 and Qwen's own model.
     ``_multi_tensor_adamw`` is PyTorch's own of 2.0.1. The loss copies the logits without those of
