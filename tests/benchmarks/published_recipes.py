@@ -49,7 +49,7 @@ EXPRESSED = {
 
 REASONS = {
     "other adapter method (lora)": "a variant of LoRA (block-diagonal or MiCA)",
-    "GPU not in the catalog": "torchao's own script and AdamW, on a GPU not in the catalog",
+    "GPU not in the catalog": "the shape of torchao's own model of 1B is not stated",
     "GPTQ base": "weights in GPTQ's format",
     "lengths not stated": "the longest examples are not stated, and the peak depends on them",
     "padding-free": "lengths of the examples in padding-free batches are not stated",
