@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 import torch
 
-from trials.simulation.memory.allocator import AllocatorPeaks, replay
+from trials.simulation.memory.allocator import replay
+from trials.simulation.memory.blocks import AllocatorPeaks
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,8 @@ from builders.plain_allocator import PlainAllocator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trials.simulation.memory.allocator import AllocatorPeaks, replay
+from trials.simulation.memory.allocator import replay
+from trials.simulation.memory.blocks import AllocatorPeaks
 
 KIB, MIB = 2**10, 2**20
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trials.simulation.memory.allocator import AllocatorPeaks
+from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.memory.memory_replays import Replays
 
 Law = Callable[[int], int]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import takewhile
 
-from trials.simulation.memory.allocator import AllocatorPeaks
+from trials.simulation.memory.blocks import AllocatorPeaks
 
 MIB = 2**20
 

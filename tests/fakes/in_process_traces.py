@@ -10,6 +10,8 @@ from trials.simulation.tracing.tracing_worker import Tracing
 class InProcess:
     """Source of traces that this process makes; it keeps their lengths."""
 
+    folder = None
+
     def __init__(self) -> None:
         self._tracing = Tracing(lambda _: None)
         self._traces: dict[str, StepTrace] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,10 @@ DIGITS = 6  # decimals that interpolation keeps: operators' numbers are whole, o
 
 class TraceSource(Protocol):
     """Source of traces."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the traces on disk; None where none is kept."""
 
     def get(self, request: TraceRequest) -> StepTrace:
         """Trace of a cell; raises ``TraceError`` if it cannot be traced."""
@@ -38,6 +43,11 @@ class LengthTraces:
     def __init__(self, traces: TraceSource, lengths: Sequence[int]) -> None:
         self._traces = traces
         self._lengths = tuple(lengths)
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the traces on disk."""
+        return self._traces.folder
 
     def prepare(self, requests: Sequence[TraceRequest]) -> None:
         """Make the missing traces at the lengths that determine all others."""

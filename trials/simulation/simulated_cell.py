@@ -10,8 +10,9 @@ from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
-from trials.simulation.memory.allocator import AllocatorPeaks
+from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.memory.memory_replays import Replays
+from trials.simulation.memory.stored_peaks import StoredPeaks
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.recording import Held, Operators, Purpose
 from trials.simulation.timing_model import EfficiencyConstants, SimulatedStepTime, step_time
@@ -73,6 +74,7 @@ class SimulatedCell:
         self.recipe = cell.recipe
         self.request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self.traces = traces
+        self._stored = StoredPeaks(traces.folder)
         self._steps: dict[tuple[str, int], Steps] = {}
         # By bytes that libraries hold, and whether gradients are accumulated.
         self._replays: dict[tuple[int, bool], Replays] = {}
@@ -239,13 +241,19 @@ class SimulatedCell:
         return self._steps[key]
 
     def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
-        steps = self._steps_of(batch_size)
-        return peaks_on_streams(
-            steps.moves(batch_size),
-            np.r_[library // 2, library // 2, steps.held.sizes],
-            limit,
-            expandable_segments=self.expandable_segments,
-        )
+        trace = self.traces.get(self.request_of(batch_size)).digest
+        micro_batches = min(self.recipe.micro_batches(batch_size), 2)
+        expandable = self.expandable_segments
+
+        def replayed() -> tuple[AllocatorPeaks]:
+            steps = self._steps_of(batch_size)
+            held = np.r_[library // 2, library // 2, steps.held.sizes]
+            moves = steps.moves(batch_size)
+            return (peaks_on_streams(moves, held, limit, expandable_segments=expandable),)
+
+        content = ("steps", trace, micro_batches, batch_size, library, limit, expandable)
+        (peaks,) = self._stored.get(content, replayed)
+        return peaks
 
 
 def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) -> SimulatedStepTime:

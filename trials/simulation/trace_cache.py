@@ -1,6 +1,7 @@
 """Cache of traces on disk; child processes make missing ones. No torch here."""
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import IO
 from zipfile import BadZipFile
 
 import numpy as np
@@ -53,6 +55,19 @@ class StepTrace:
     copies: int
 
     @property
+    def digest(self) -> str:
+        """Digest of all content: equal traces have equal digests, made or read or interpolated."""
+        first = self.recordings[0]
+        columns = [getattr(first, f.name) for f in fields(Recording) if f.name != "numbers"]
+        columns += [recording.numbers for recording in self.recordings]
+        columns += [getattr(self.held, f.name) for f in fields(Held)]
+        digest = hashlib.sha256(repr((self.batch_sizes, self.copies)).encode())
+        for column in columns:
+            digest.update(repr(column.shape).encode())
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
+
+    @property
     def events(self) -> int:
         """Approximate number of events in a step of the whole model."""
         kinds, segments = self.recordings[0].kinds, self.recordings[0].segments
@@ -69,10 +84,25 @@ def write_trace(path: Path, trace: StepTrace) -> None:
                 columns[f"{number}.{field.name}"] = _packed(getattr(recording, field.name))
     columns["batch_sizes"] = np.array(trace.batch_sizes)
     columns["copies"] = np.array(trace.copies)
+    write_whole(path, lambda file: np.savez_compressed(file, **columns))
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file, whole or not at all: other processes read the old or the new one.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        np.savez_compressed(file, **columns)
-    Path(file.name).replace(path)
+        part = Path(file.name)
+        try:
+            write(file)
+            file.flush()
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def write_failure(folder: Path, error: OSError) -> str:
@@ -137,6 +167,9 @@ class Traces:
         ahead: tracing processes already started; those used are removed from it.
         report: called with a line on each trace that takes long, from other threads.
         limit_seconds: longest time of a trace; one that takes longer is refused.
+
+    Attributes:
+        folder: folder of the traces.
     """
 
     def __init__(
@@ -148,7 +181,7 @@ class Traces:
         report: Callable[[str], None] = _ignore,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        self._folder = cache_folder() if folder is None else folder
+        self.folder: Path = cache_folder() if folder is None else folder
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._ahead = [] if ahead is None else ahead
         self._report = report
@@ -160,7 +193,7 @@ class Traces:
     @property
     def on_disk(self) -> "Traces":
         """A copy without the traces in memory, to be sent to another process."""
-        traces = Traces(self._folder, workers=self._workers, limit_seconds=self._limit_seconds)
+        traces = Traces(self.folder, workers=self._workers, limit_seconds=self._limit_seconds)
         traces._refused |= self._refused
         return traces
 
@@ -190,7 +223,7 @@ class Traces:
             self._make(list(missing.values()))
 
     def _path(self, request: TraceRequest) -> Path:
-        return self._folder / f"{request.key}.npz"
+        return self.folder / f"{request.key}.npz"
 
     def _make_in_halves(self, request: TraceRequest) -> None:
         """Trace both batch sizes of a single request at the same time."""
@@ -220,7 +253,7 @@ class Traces:
             write_trace(self._path(request), whole)
             self._keep(request, whole)
         except OSError as error:
-            self._refused[request.key] = write_failure(self._folder, error)
+            self._refused[request.key] = write_failure(self.folder, error)
 
     def _make(self, requests: Sequence[TraceRequest]) -> None:
         groups = defaultdict(list)
@@ -244,7 +277,7 @@ class Traces:
             apart: whether to trace them at the same time, each in a process of its own.
         """
         lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
-        settings = (str(self._folder), apart, self._limit_seconds)
+        settings = (str(self.folder), apart, self._limit_seconds)
         longest = STARTING_SECONDS + self._limit_seconds * (1 + len(requests))
         try:
             child = self._ahead.pop()

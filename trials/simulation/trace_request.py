@@ -227,9 +227,8 @@ def _version(package: str) -> str | None:
 @cache
 def simulation_code() -> str:
     """Fingerprint of the code behind simulated numbers; two versions are never mixed."""
-    folder = Path(__file__).parent
     digest = hashlib.sha256(_code().encode())
-    for path in sorted(folder.glob("*.py")):
+    for path in replay_sources(Path(__file__).parent.parent):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
 
@@ -241,6 +240,12 @@ def _code() -> str:
     for path in trace_sources(Path(__file__).parent.parent):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def replay_sources(trials: Path) -> Iterator[Path]:
+    """Source files whose change, beside those of traces, makes simulated numbers invalid."""
+    for folder in ("simulation", "simulation/memory"):
+        yield from sorted((trials / folder).glob("*.py"))
 
 
 def trace_sources(trials: Path) -> Iterator[Path]:

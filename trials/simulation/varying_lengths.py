@@ -10,10 +10,12 @@ import numpy as np
 from gpu_catalog.gpu import Gpu
 from trials.drawn_lengths import next_size
 from trials.records.cell import Cell
-from trials.simulation.memory.allocator import AllocatorPeaks
+from trials.simulation.memory.blocks import AllocatorPeaks
+from trials.simulation.memory.stored_peaks import StoredPeaks
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.run_of_steps import RunOfSteps
 from trials.simulation.simulated_cell import SimulatedCell, library_bytes, like
+from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 
 RUNS = 20
@@ -63,6 +65,7 @@ class VaryingLengths:
         lengths = shorter_traces(cell.request.cell)
         self._cells = [cell, *(like(cell, tokens=tokens) for tokens in lengths)]
         self._drawn = drawn
+        self._stored = StoredPeaks(cell.traces.folder)
         self._expandable_segments = cell.expandable_segments
         self._runs: dict[tuple[bool, int], RunOfSteps] = {}
         self._unlimited = cache(self._without_limit)
@@ -129,26 +132,36 @@ class VaryingLengths:
 
     def _replays(
         self, batch_size: int, library: int, limit_bytes: int | None
-    ) -> list[AllocatorPeaks]:
-        run = self._run(batch_size)
-        held = np.r_[library // 2, library // 2, run.held.sizes]
-
-        def replayed(seed: int) -> AllocatorPeaks:
-            moves = run.moves(batch_size, self._drawn(batch_size, seed))
-            return peaks_on_streams(
-                moves, held, limit_bytes, expandable_segments=self._expandable_segments
-            )
-
-        with ThreadPoolExecutor() as threads:  # the replay releases the interpreter's lock
-            return list(threads.map(replayed, range(RUNS)))
-
-    def _run(self, batch_size: int) -> RunOfSteps:
+    ) -> Sequence[AllocatorPeaks]:
+        expandable = self._expandable_segments
         micro_batches = min(self._recipe.micro_batches(batch_size), 2)
+        traces = self._traces(batch_size)
+        drawn = [tuple(self._drawn(batch_size, seed)) for seed in range(RUNS)]
+
+        def replayed() -> tuple[AllocatorPeaks, ...]:
+            run = self._run(batch_size, micro_batches)
+            held = np.r_[library // 2, library // 2, run.held.sizes]
+
+            def peaks(tokens: Sequence[int]) -> AllocatorPeaks:
+                moves = run.moves(batch_size, tokens)
+                return peaks_on_streams(moves, held, limit_bytes, expandable_segments=expandable)
+
+            with ThreadPoolExecutor() as threads:  # the replay releases the interpreter's lock
+                return tuple(threads.map(peaks, drawn))
+
+        digests = [(tokens, trace.digest) for tokens, trace in traces.items()]
+        content = ("runs", digests, micro_batches, batch_size, library, limit_bytes, expandable)
+        return self._stored.get((*content, drawn), replayed)
+
+    def _run(self, batch_size: int, micro_batches: int) -> RunOfSteps:
         key = (batch_size == 1, micro_batches)
         if key not in self._runs:
-            traces = {
-                cell.request.cell.seq_len: cell.traces.get(cell.request_of(batch_size))
-                for cell in self._cells
-            }
-            self._runs[key] = RunOfSteps(traces, micro_batches)
+            self._runs[key] = RunOfSteps(self._traces(batch_size), micro_batches)
         return self._runs[key]
+
+    def _traces(self, batch_size: int) -> dict[int, StepTrace]:
+        """Traces of a batch size by tokens per example."""
+        return {
+            cell.request.cell.seq_len: cell.traces.get(cell.request_of(batch_size))
+            for cell in self._cells
+        }

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from trials.simulation.layer_expansion import whole_model, whole_step
-from trials.simulation.memory.streams import Moves, in_blocks
+from trials.simulation.memory.blocks import in_blocks
+from trials.simulation.memory.streams import Moves
 from trials.simulation.recording import (
     COPY_STREAM,
     Column,

@@ -17,10 +17,10 @@ splits, merges, released segments and statistics. It simplifies three things:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.memory.compiled_replay import (
     CAPACITY,
     COLUMNS,
@@ -32,27 +32,10 @@ from trials.simulation.memory.compiled_replay import (
     RETRIES,
     SPARE,
     TOP,
-    IntArray,
     Memory,
     replay_events,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorPeaks:
-    """Memory statistics of a replayed stream.
-
-    Attributes:
-        peak_allocated_bytes: most bytes of blocks in use at once.
-        peak_reserved_bytes: most bytes of segments held at once.
-        retries: times that the allocator released cached segments to continue (num_alloc_retries).
-        failed_at: index of the event that ran out of memory; None when all storages fitted.
-    """
-
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    retries: int
-    failed_at: int | None
+from trials.simulation.recording import IntArray
 
 
 def replay(

@@ -2,7 +2,8 @@
 
 A step has up to a million events, and a search replays many steps. numba compiles functions on
 arrays: a block is a row of ``Memory.blocks``, and a reference to a block is the number of its row.
-All functions are in one file, because numba's cache on disk notices no change of another one.
+All functions are in one file, because numba's cache on disk notices no change of another one; of
+other files there is nothing but ``MIN_BLOCK``, which never changes.
 Names in parentheses are the functions and constants of c10/cuda/CUDACachingAllocator.cpp.
 """
 
@@ -11,12 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
+from trials.simulation.memory.blocks import MIN_BLOCK
+from trials.simulation.recording import IntArray
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-MIN_BLOCK = 512  # kMinBlockSize: block sizes are multiples of it
 SMALL = 2**20  # kSmallSize: largest block of the small pool
 SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
 LARGE_SEGMENT = 20 * 2**20  # kLargeBuffer: segment for large blocks below kMinLargeAlloc

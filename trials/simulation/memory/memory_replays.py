@@ -5,7 +5,7 @@ from itertools import count
 
 import numpy as np
 
-from trials.simulation.memory.allocator import AllocatorPeaks
+from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.trace_request import SMALLEST
 
 Replay = Callable[[int, int | None], AllocatorPeaks]

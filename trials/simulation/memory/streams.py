@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trials.simulation.memory.allocator import AllocatorPeaks, replay
-from trials.simulation.memory.compiled_replay import MIN_BLOCK, IntArray
+from trials.simulation.memory.blocks import AllocatorPeaks, in_blocks
+from trials.simulation.recording import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,6 @@ class Moves:
         return int(np.cumsum(in_blocks(self.sizes)).max(initial=0))
 
 
-def in_blocks(sizes: IntArray) -> IntArray:
-    """Sizes rounded up to the allocator's blocks; negative ones by their magnitude."""
-    rounded: IntArray = np.sign(sizes) * (-(-np.abs(sizes) // MIN_BLOCK) * MIN_BLOCK)
-    return rounded
-
-
 def peaks_on_streams(
     moves: Moves, held: IntArray, limit_bytes: int | None, *, expandable_segments: bool
 ) -> AllocatorPeaks:
@@ -47,6 +41,8 @@ def peaks_on_streams(
         limit_bytes: most bytes of all segments; None for no limit.
         expandable_segments: setting of the allocator.
     """
+    from trials.simulation.memory.allocator import replay  # noqa: PLC0415 - loads numba, a second
+
     names, sizes, apart = moves.names, moves.sizes, moves.on_copy_stream
     copies = replay(
         names[apart], sizes[apart], capacity_bytes=None, expandable_segments=expandable_segments

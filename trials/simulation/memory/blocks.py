@@ -1,0 +1,33 @@
+"""Sizes of the allocator's blocks, and the memory statistics of a replay. No numba."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trials.simulation.recording import IntArray
+
+# kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: block sizes are multiples of it.
+MIN_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorPeaks:
+    """Memory statistics of a replayed stream.
+
+    Attributes:
+        peak_allocated_bytes: most bytes of blocks in use at once.
+        peak_reserved_bytes: most bytes of segments held at once.
+        retries: times that the allocator released cached segments to continue (num_alloc_retries).
+        failed_at: index of the event that ran out of memory; None when all storages fitted.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    retries: int
+    failed_at: int | None
+
+
+def in_blocks(sizes: IntArray) -> IntArray:
+    """Sizes rounded up to the allocator's blocks; negative ones by their magnitude."""
+    rounded: IntArray = np.sign(sizes) * (-(-np.abs(sizes) // MIN_BLOCK) * MIN_BLOCK)
+    return rounded
