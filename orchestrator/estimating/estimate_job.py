@@ -27,6 +27,7 @@ from orchestrator.estimating.requested_gpus import requested_gpus
 from orchestrator.estimating.varying_memory import traced_lengths
 from trials.simulation.length_traces import LengthTraces, TraceSource
 from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.memory.streams import load_replay
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChild
 
@@ -43,7 +44,7 @@ def estimate_job(
     Raises:
         UserError: options, data, model or prices are wrong, or the model cannot be traced.
     """
-    traces = Traces(ahead=ahead, report=log.info)
+    traces = Traces(ahead=ahead, report=log.info, meanwhile=load_replay)
     if not isinstance(request.seq_len, tuple):
         return _estimates(request, today, traces)
     shared = LengthTraces(traces, lengths_among(request.seq_len))

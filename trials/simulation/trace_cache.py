@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
+from threading import Thread
 from typing import IO
 from zipfile import BadZipFile
 
@@ -167,6 +168,7 @@ class Traces:
         ahead: tracing processes already started; those used are removed from it.
         report: called with a line on each trace that takes long, from other threads.
         limit_seconds: longest time of a trace; one that takes longer is refused.
+        meanwhile: called once in a thread while processes make traces.
 
     Attributes:
         folder: folder of the traces.
@@ -180,6 +182,7 @@ class Traces:
         ahead: list[TracingChild] | None = None,
         report: Callable[[str], None] = _ignore,
         limit_seconds: float = LIMIT_SECONDS,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self.folder: Path = cache_folder() if folder is None else folder
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
@@ -187,6 +190,7 @@ class Traces:
         self._report = report
         self._reported: set[str] = set()
         self._limit_seconds = limit_seconds
+        self._meanwhile = meanwhile
         self._traces: dict[str, StepTrace] = {}
         self._refused: dict[str, str] = {}
 
@@ -217,6 +221,9 @@ class Traces:
                     self._keep(request, read_trace(self._path(request)))
                     continue
                 missing[request.key] = request
+        if missing and self._meanwhile is not None:
+            Thread(target=self._meanwhile).start()
+            self._meanwhile = None
         if len(missing) == 1 and self._workers > 1:
             self._make_in_halves(*missing.values())
         else:

@@ -28,6 +28,13 @@ class Moves:
         return int(np.cumsum(in_blocks(self.sizes)).max(initial=0))
 
 
+def load_replay() -> None:
+    """Load numba and the compiled replay ahead of the first one."""
+    from trials.simulation.memory.allocator import replay  # noqa: PLC0415 - takes a second
+
+    replay([], [], capacity_bytes=None)
+
+
 def peaks_on_streams(
     moves: Moves, held: IntArray, limit_bytes: int | None, *, expandable_segments: bool
 ) -> AllocatorPeaks:
@@ -41,7 +48,7 @@ def peaks_on_streams(
         limit_bytes: most bytes of all segments; None for no limit.
         expandable_segments: setting of the allocator.
     """
-    from trials.simulation.memory.allocator import replay  # noqa: PLC0415 - loads numba, a second
+    from trials.simulation.memory.allocator import replay  # noqa: PLC0415 - as above
 
     names, sizes, apart = moves.names, moves.sizes, moves.on_copy_stream
     copies = replay(

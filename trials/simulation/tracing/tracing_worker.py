@@ -93,8 +93,8 @@ class Tracing:
         """
         whole = request.model_copy(update={"whole": True})
         if request.updates in self._whole:
-            return self._traced(self._cell(whole), whole)
-        cell = self._cell(request)
+            return self._traced(self.cell(whole), whole)
+        cell = self.cell(request)
         if cell.repeated_layers.copies == 0:
             if not request.whole and len(decoder_layers(cell.model)) > FEW_LAYERS:
                 offloads = request.cell.recipe.activation_offloading
@@ -110,7 +110,7 @@ class Tracing:
         except Exception as error:  # noqa: BLE001 - a model's code may require all layers
             why = f"without the rest of them: {_described(error)}"
         self._report_whole(request, why)
-        traced = self._traced(self._cell(whole), whole)
+        traced = self._traced(self.cell(whole), whole)
         self._whole.add(request.updates)
         return traced
 
@@ -133,7 +133,7 @@ class Tracing:
             copies=traced[0].copies,
         )
 
-    def _cell(self, request: TraceRequest) -> TraceableCell:
+    def cell(self, request: TraceRequest) -> TraceableCell:
         """Traceable cell of a request, built once for all lengths."""
         key = (request.updates, request.model.name, request.cell.active_experts)
         built = self._built.get(key)
@@ -180,14 +180,6 @@ def _import_without_compiler() -> None:
         importlib.import_module("bitsandbytes")
     finally:
         modules.compile = compile_
-
-
-def _import_for(line: str, limit_seconds: float) -> None:
-    """Build the model of a request, which imports all libraries that its trace needs."""
-    request = TraceRequest.model_validate_json(line.partition(" ")[2])
-    with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
-        # The trace itself reports errors.
-        TraceableCell(request.cell, request.model, target=request.target, whole=request.whole)
 
 
 def refusal(model: Model, error: Exception) -> str:
@@ -258,8 +250,10 @@ def main() -> None:
 
     if apart:
         lines = list(sys.stdin)
-        _import_for(lines[0], limit_seconds)
-        # Forked children share the imports. No thread runs yet that a fork would lose.
+        request = TraceRequest.model_validate_json(lines[0].partition(" ")[2])
+        with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
+            tracing.cell(request)  # its trace reports errors
+        # Forked children share the imports and the model. No thread runs yet that a fork would lose.
         child_line = next((line for line in lines[1:] if os.fork() == 0), None)
         answer(child_line or lines[0])
         if child_line is None:
