@@ -174,7 +174,7 @@ class Traces:
         folder: folder of the traces.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings with defaults
         self,
         folder: Path | None = None,
         *,

@@ -253,7 +253,7 @@ def main() -> None:
         request = TraceRequest.model_validate_json(lines[0].partition(" ")[2])
         with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
             tracing.cell(request)  # its trace reports errors
-        # Forked children share the imports and the model. No thread runs yet that a fork would lose.
+        # Forked children share imports and model. No thread runs yet that a fork would lose.
         child_line = next((line for line in lines[1:] if os.fork() == 0), None)
         answer(child_line or lines[0])
         if child_line is None:
