@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import trials
-from trials.simulation.trace_request import trace_sources
+from trials.simulation.trace_request import replay_sources, trace_sources
 
 PACKAGE = Path(trials.__file__).parent
 WORKER = PACKAGE / "simulation/tracing/tracing_worker.py"
+REPLAYING = PACKAGE / "simulation/varying_lengths.py"
 # Their effect on a trace is in its key (cell, recipe, model), or they have none: types of records,
 # the start of processes, the comparison of a built model with its recipe.
 NOT_IN_TRACES = {
@@ -51,6 +52,14 @@ def test_every_file_that_the_tracing_process_imports_is_in_the_fingerprint() -> 
     covered = {str(file.relative_to(PACKAGE)) for file in trace_sources(PACKAGE)}
     assert needed - covered - NOT_IN_TRACES == set()
     assert not covered & NOT_IN_TRACES - {"__init__.py"}
+
+
+def test_every_file_that_a_replay_imports_is_in_the_fingerprint_of_its_peaks() -> None:
+    """Runs of drawn lengths import all that turns traces into peaks; the lengths are in the key."""
+    sources = (*trace_sources(PACKAGE), *replay_sources(PACKAGE))
+    needed = {str(file.relative_to(PACKAGE)) for file in reached(REPLAYING)}
+    covered = {str(file.relative_to(PACKAGE)) for file in sources}
+    assert needed - covered - NOT_IN_TRACES == {"drawn_lengths.py"}
 
 
 def test_every_source_of_the_fingerprint_exists() -> None:

@@ -1,6 +1,7 @@
 """Source of traces without a tracing process."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
@@ -10,9 +11,8 @@ from trials.simulation.tracing.tracing_worker import Tracing
 class InProcess:
     """Source of traces that this process makes; it keeps their lengths."""
 
-    folder = None
-
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
         self._tracing = Tracing(lambda _: None)
         self._traces: dict[str, StepTrace] = {}
         self.lengths: set[int] = set()

@@ -20,8 +20,6 @@ from trials.simulation.trace_request import HOPPER, SMALLEST, Routing, TraceRequ
 from trials.simulation.whole_step import Steps
 
 GIB = 2**30
-Replay = Callable[..., AllocatorPeaks]
-"""``trials.simulation.memory.allocator.replay`` of a setting."""
 # CUDA's context and the libraries' code on the GPU: 0.5 to 2.1 GiB, constant for a software image
 # and known by measurement alone. This is the figure of an image with PyTorch's own wheels.
 CONTEXT_BYTES = 512 * 2**20
@@ -75,7 +73,7 @@ class SimulatedCell:
         self.request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self.traces = traces
         self._stored = StoredPeaks(traces.folder)
-        self._steps: dict[tuple[str, int], Steps] = {}
+        self._steps: dict[tuple[int | None, int], Steps] = {}
         # By bytes that libraries hold, and whether gradients are accumulated.
         self._replays: dict[tuple[int, bool], Replays] = {}
         self._held_anywhere: dict[bool, dict[int, int]] = {True: {}, False: {}}
@@ -96,7 +94,7 @@ class SimulatedCell:
     @property
     def held(self) -> Held:
         """Storages of the model itself, which it holds throughout."""
-        return self._steps_for(self.request, 1).held
+        return self._steps_of(self.request.batch_sizes[0]).held
 
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
         """Memory of steps of a batch size.
@@ -115,15 +113,7 @@ class SimulatedCell:
         is_implied = replays.fits(batch_size, limit_bytes) and not replays.has(batch_size)
         if use.outcome is Outcome.OUT_OF_MEMORY or is_implied:
             return use
-        peaks = replays.within(batch_size, limit_bytes)
-        missed = peaks.failed_at is not None
-        outcome = Outcome.THRASHING if peaks.retries else Outcome.FITS
-        return MemoryUse(
-            allocated_bytes=peaks.peak_allocated_bytes,
-            reserved_bytes=peaks.peak_reserved_bytes,
-            retries=peaks.retries,
-            outcome=Outcome.OUT_OF_MEMORY if missed else outcome,
-        )
+        return _use_of(replays.within(batch_size, limit_bytes))
 
     def in_use(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
         """Memory in use at the peak, without a replay: a lower bound of the memory held.
@@ -232,18 +222,19 @@ class SimulatedCell:
         return self._steps_of(batch_size).at_peak(batch_size) | library
 
     def _steps_of(self, batch_size: int) -> Steps:
-        return self._steps_for(self.request_of(batch_size), self.recipe.micro_batches(batch_size))
-
-    def _steps_for(self, request: TraceRequest, micro_batches: int) -> Steps:
-        key = (request.key, min(micro_batches, 2))  # a third is like the second
+        request, micro_batches = self.request_of(batch_size), self._micro_batches(batch_size)
+        key = (request.batch_size, micro_batches)
         if key not in self._steps:
             self._steps[key] = Steps(self.traces.get(request), micro_batches)
         return self._steps[key]
 
+    def _micro_batches(self, batch_size: int) -> int:
+        """Micro-batches of a simulated step: a third is like the second."""
+        return min(self.recipe.micro_batches(batch_size), 2)
+
     def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
-        trace = self.traces.get(self.request_of(batch_size)).digest
-        micro_batches = min(self.recipe.micro_batches(batch_size), 2)
-        expandable = self.expandable_segments
+        trace, expandable = self.traces.get(self.request_of(batch_size)), self.expandable_segments
+        micro_batches = self._micro_batches(batch_size)
 
         def replayed() -> tuple[AllocatorPeaks]:
             steps = self._steps_of(batch_size)
@@ -251,9 +242,19 @@ class SimulatedCell:
             moves = steps.moves(batch_size)
             return (peaks_on_streams(moves, held, limit, expandable_segments=expandable),)
 
-        content = ("steps", trace, micro_batches, batch_size, library, limit, expandable)
-        (peaks,) = self._stored.get(content, replayed)
-        return peaks
+        content = ("steps", trace.digest, micro_batches, batch_size, library, limit, expandable)
+        return self._stored.get(content, replayed)[0]
+
+
+def _use_of(peaks: AllocatorPeaks) -> MemoryUse:
+    missed = peaks.failed_at is not None
+    outcome = Outcome.THRASHING if peaks.retries else Outcome.FITS
+    return MemoryUse(
+        allocated_bytes=peaks.peak_allocated_bytes,
+        reserved_bytes=peaks.peak_reserved_bytes,
+        retries=peaks.retries,
+        outcome=Outcome.OUT_OF_MEMORY if missed else outcome,
+    )
 
 
 def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) -> SimulatedStepTime:

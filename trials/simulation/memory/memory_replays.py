@@ -67,7 +67,7 @@ class Replays:
         Peaks are not quite monotone in the batch size: a larger fit outweighs a smaller miss.
         """
         largest = self._largest_fit(limit_bytes)
-        if batch_size <= largest:
+        if batch_size <= largest and largest >= SMALLEST:
             return True
         smallest = min((b for b in self._misses(limit_bytes) if b > largest), default=None)
         return False if smallest is not None and batch_size >= smallest else None
