@@ -26,8 +26,8 @@ from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.requested_gpus import requested_gpus
 from orchestrator.estimating.varying_memory import traced_lengths
 from trials.simulation.length_traces import LengthTraces, TraceSource
-from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.memory.streams import load_replay
+from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChild
 
