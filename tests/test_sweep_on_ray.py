@@ -46,6 +46,10 @@ def undisturbed(home: Path) -> Path:
     logged = {"MLFLOW_TRACKING_URI": (home / "mlflow").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
     tools = ("--log-to", "tensorboard", "--log-to", "mlflow")
     sweep = start_sweep(home / "small.yaml", out, home, *tools, **logged)
+    assert wait_until((out / "spec.yaml").exists, seconds=60)
+    (out / "trials").mkdir()  # planted while Ray starts
+    for trap in (out / "colorsys.py", out / "trials" / "__init__.py"):
+        trap.write_text(f"open({str(out / 'executed')!r}, 'a').close()\n", encoding="utf-8")
     log = out.with_suffix(".log")
     killed = kill_until_reported(
         sweep, kill_a_child, lambda: any(not o.outcome.is_verdict for o in observations(out))
@@ -136,6 +140,11 @@ def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbe
     assert {"fits.json", "ranking.csv", "ranking.json", "report.md", "sweep.yaml"} <= names
     ranking = (undisturbed / "ranking.csv").read_text(encoding="utf-8").splitlines()
     assert len(ranking) == 1 + len(cells)
+
+
+def test_no_python_file_in_the_run_folder_is_executed(undisturbed: Path) -> None:
+    """Neither the driver nor a Ray worker nor a child imports from the run folder."""
+    assert not (undisturbed / "executed").exists()
 
 
 def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_repeated(undisturbed: Path) -> None:

@@ -12,10 +12,12 @@ from typing import NoReturn
 from gpu_catalog.errors import UserError
 from orchestrator.cli.parsers.program import build_parser
 from orchestrator.console import log_to_stderr, remark
+from trials.child_process.environment import SAFE_PATH
 
 
 def program() -> NoReturn:
     """The command ``finetune-cost``."""
+    os.environ |= SAFE_PATH  # for every process that it starts: Ray's, and those of a pool
     sys.exit(main(sys.argv[1:], is_alone=True))
 
 

@@ -45,8 +45,9 @@ def measure(
         return plan
     logger.info("%s: %s", folder.path, "on Ray" if cluster_address() else "starting Ray")
     # Ray may delete the working directory of a Ray job under it: nodes that share a machine share
-    # the copy, and the first one to finish removes it.
-    os.chdir(folder.storage.local_folder())
+    # the copy, and the first one to finish removes it. Ray's workers import from the driver's
+    # working directory first, so it is one that no user writes to.
+    os.chdir("/")
     with connected_cluster(ask_for_packages=needs_extras(session.spec)) as cluster:
         # Tune takes seconds to import, and only work needs it.
         from orchestrator.running.trial_executor import TrialExecutor  # noqa: PLC0415

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 
-from trials.child_process.environment import CHILD_VARIABLES
+from trials.child_process.environment import child_environment
 
 CHILD = (
     sys.executable,
@@ -48,7 +48,7 @@ class TracingChild:
         self._progress, progress_end = os.pipe()
         self._process = subprocess.Popen(
             command,
-            env=os.environ | CHILD_VARIABLES,
+            env=child_environment(),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
