@@ -46,7 +46,7 @@ def undisturbed(home: Path) -> Path:
     logged = {"MLFLOW_TRACKING_URI": (home / "mlflow").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
     tools = ("--log-to", "tensorboard", "--log-to", "mlflow")
     sweep = start_sweep(home / "small.yaml", out, home, *tools, **logged)
-    assert wait_until((out / "spec.yaml").exists, seconds=60)
+    assert wait_until((out / "sweep.yaml").exists, seconds=60)
     (out / "trials").mkdir()  # planted while Ray starts
     for trap in (out / "colorsys.py", out / "trials" / "__init__.py"):
         trap.write_text(f"open({str(out / 'executed')!r}, 'a').close()\n", encoding="utf-8")
