@@ -16,6 +16,7 @@ from builders.mixtral_probes import (
 from fitting.fit import fit_observations
 from fitting.laws.fit_result import Law
 from fitting.numerics.least_squares import Status
+from gpu_catalog.errors import UserError
 from trials.records.observation import Basis, Observation, Outcome
 
 
@@ -147,5 +148,5 @@ def test_a_group_without_any_environment_has_no_stack() -> None:
 
 def test_a_model_larger_than_the_memory_it_fits_in_is_named() -> None:
     """A contradictory record is an error with the cell's name, not a negative coefficient."""
-    with pytest.raises(ValueError, match=r"2of8/seq128: 8 examples fit"):
+    with pytest.raises(UserError, match=r"2of8/seq128: 8 examples fit"):
         fit_observations(limit(cell(), 8, memory_gb=20))
