@@ -105,7 +105,12 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
         ),
         (
             {"model_type": "x", "vocab_size": 8, "num_experts": "four"},
-            "'four' is not a whole number",
+            "num_experts is 'four'",
+        ),
+        ({"model_type": "x", "vocab_size": 8, "n_layer": 1_000_000}, "n_layer is 1000000"),
+        (
+            {"model_type": "x", "vocab_size": 8, "num_experts": 9999, "moe_k": 1},
+            "9999 experts",
         ),
     ],
 )
@@ -122,7 +127,7 @@ def test_an_invalid_configuration_is_one_line(
 
 def test_an_unreadable_configuration_is_one_line(tmp_path: Path) -> None:
     """The file is absent, or not JSON."""
-    with pytest.raises(UnknownModelError, match=r"config\.json: No such file"):
+    with pytest.raises(UnknownModelError, match=r"config\.json: no such file"):
         find_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(UnknownModelError, match="is not JSON"):

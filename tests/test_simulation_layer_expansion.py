@@ -34,6 +34,7 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
         (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit")),
         (LLAMA, recipe("lora", precision="bf16", lora_dropout=0.1, attention="eager")),
         (MIXTRAL, recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+        (LLAMA, recipe("qlora", precision="bf16-mixed", quantisation="int8")),
         (MIXTRAL, recipe("lora", precision="bf16")),
         (MIXTRAL, recipe("full", precision="bf16-mixed", router_loss=True)),
         (

@@ -6,11 +6,13 @@ from builders.observations import recipe, tiny_cell
 from fakes.in_process_traces import InProcess
 
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.fields import Quantisation
 from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
 from trials.simulation.length_traces import LengthTraces
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.trace_request import TraceRequest
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -61,3 +63,20 @@ def test_without_three_lengths_each_length_is_traced() -> None:
     cell = SimulatedCell(tiny_cell(seq_len=320), find_model("llama-tiny"), traced)
     LengthTraces(traced, LENGTHS[:2]).get(cell.request_of(1))
     assert traced.lengths == {320}
+
+
+@pytest.mark.parametrize("quantisation", ["nf4", "int8"])
+def test_biases_of_quantised_layers_are_cast_before_the_traced_step(
+    quantisation: Quantisation,
+) -> None:
+    """The library casts them once: steps of all batch sizes have one structure."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
+    shape = sizes | {"num_attention_heads": 2, "num_hidden_layers": 3}
+    model = find_model("qwen2.5-0.5b")
+    small = model.model_copy(update={"config": model.config | shape})
+    settings = recipe(
+        "qlora", precision="fp32-mixed-load", quantisation=quantisation, adapter_dtype="bf16"
+    )
+    cell = tiny_cell(model.name, settings, seq_len=256)
+    trace = InProcess().get(TraceRequest(cell=cell, model=small))
+    assert trace.batch_sizes == (2, 4)

@@ -12,6 +12,7 @@ from builders.observations import recipe, tiny_cell
 from fakes.in_process_traces import InProcess
 
 from gpu_catalog.catalog import load_catalog
+from trials.drawn_lengths import DrawnBatch
 from trials.records.model import find_model
 from trials.records.observation import Outcome
 from trials.simulation import simulated_cell, varying_lengths
@@ -40,9 +41,10 @@ class Replayed:
         return self._peaks
 
 
-def lengths(batch_size: int, seed: int) -> Sequence[int]:
+def lengths(batch_size: int, seed: int) -> Sequence[DrawnBatch]:
     """Lengths of a short run."""
-    return (16, 24 + 8 * (seed % 4), 64, 16 + batch_size)
+    tokens = (16, 24 + 8 * (seed % 4), 64, 16 + batch_size)
+    return [DrawnBatch(length, is_padded=length > 16) for length in tokens]
 
 
 @pytest.fixture(scope="module")

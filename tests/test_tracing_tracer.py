@@ -97,6 +97,10 @@ def test_a_slow_trace_is_reported_and_given_up(monkeypatch: pytest.MonkeyPatch) 
     limited = watchdog("llama-tiny", 0.1, lines.append)
     with pytest.raises(UntraceableError, match="took more than"), limited:
         deque(cell.trace(2, no_shares) for _ in count())
+    monkeypatch.setattr(watchdog_module, "MOST_GIB", 0.0)
+    limited = watchdog("llama-tiny", 600.0, lines.append)
+    with pytest.raises(UntraceableError, match="of memory"), limited:
+        deque(cell.trace(2, no_shares) for _ in count())
 
 
 def test_the_host_reads_the_loss_after_the_backward_pass() -> None:

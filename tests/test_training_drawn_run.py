@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 from builders.observations import cpu, recipe, tiny_cell
-from test_simulation_run_of_steps import FIRST_STEP_BYTES, simulated
+from test_simulation_run_of_steps import FIRST_STEP_BYTES, traces_at
 
 from trials.devices.device import DeviceOutOfMemoryError
+from trials.drawn_lengths import DrawnBatch
 from trials.recipes.recipe import Recipe
 from trials.records.messages import ProbeRequest, Setup, StepsRun
 from trials.records.model import find_model
 from trials.records.observation import Outcome
+from trials.simulation.run_of_steps import RunOfSteps
 from trials.training.worker import Worker
 
 pytestmark = [
@@ -18,6 +20,7 @@ pytestmark = [
 ]
 MODEL, BATCH, LONGEST = "llama-tiny", 2, 64
 TOKENS = (*np.random.default_rng(1).integers(9, LONGEST, 11).tolist(), LONGEST)
+PADDED = tuple(number % 3 > 0 for number in range(len(TOKENS)))
 LOSS_BYTES = 4  # of an earlier micro-batch, until the step's loss is their sum
 
 
@@ -38,14 +41,16 @@ def worker(settings: Recipe, budget_bytes: int = 2**28) -> Worker:
     ids=["full", "dpo", "accumulating"],
 )
 def test_each_step_takes_the_simulated_bytes(settings: Recipe, per_step: int) -> None:
-    """Of one micro-batch or, where more accumulate, of two."""
-    request = ProbeRequest(batch_size=BATCH, timing=None, lengths=TOKENS)
+    """Of one micro-batch or, where more accumulate, of two, with a mask where one is padded."""
+    request = ProbeRequest(batch_size=BATCH, timing=None, lengths=TOKENS, padded=PADDED)
     reports: list[StepsRun] = []
     reply = worker(settings).probe(request, reports.append)
-    run = simulated(settings, (64, 32), settings.micro_batches(BATCH))
+    plain, padded = traces_at(settings, (64, 32, 16))
+    run = RunOfSteps(plain, settings.micro_batches(BATCH), padded)
+    batches = [DrawnBatch(*batch) for batch in zip(TOKENS, PADDED, strict=True)]
     ends = range(per_step, len(TOKENS), per_step)
-    in_use = run.held.sizes.sum() + np.cumsum(run.moves(BATCH, TOKENS).sizes)
-    steps = np.split(in_use, [len(run.moves(BATCH, TOKENS[:end]).sizes) for end in ends])
+    in_use = run.held.sizes.sum() + np.cumsum(run.moves(BATCH, batches).sizes)
+    steps = np.split(in_use, [len(run.moves(BATCH, batches[:end]).sizes) for end in ends])
     first, *later = (int(step.max()) for step in steps)
     assert reply.outcome is Outcome.FITS
     assert reply.measurement is not None

@@ -30,6 +30,7 @@ from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning
 from trials.training.loss import batch_loss
 from trials.training.recipe_check import departures
+from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.packing import packed_inputs, packed_labels
 
 MODEL = find_model("llama-tiny")
@@ -74,7 +75,7 @@ def test_examples_of_a_row_train_as_they_would_apart(attention: str) -> None:
     assert departures(recipe, alone, tuning.implied())
     tokens = tuning.tokens(2)
     with torch.no_grad():
-        loss = batch_loss(tuning.model, tokens, tokens, recipe)
+        loss = batch_loss(tuning.model, TaskBatch(tokens, tokens), recipe)
         logits = tuning.model(input_ids=tokens.reshape(6, 4)).logits[:, :-1]
     apart = functional.cross_entropy(logits.flatten(0, 1), tokens.reshape(6, 4)[:, 1:].flatten())
     assert loss.item() == pytest.approx(apart.item(), rel=1e-5)

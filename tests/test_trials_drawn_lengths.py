@@ -31,17 +31,29 @@ def test_drawn_batches_have_the_expected_padding(batch_size: int) -> None:
     lengths = Lengths.of(LENGTHS.histogram)
     *drawn, last = LENGTHS.batches(batch_size, seed=0, count=20_000)
     first, *grouped = GROUPED.batches(batch_size, seed=0, count=20_000)
-    assert set(drawn) | set(grouped) <= {32, 56, 96}
-    assert (last, first) == (96, 96)  # the longest example comes at some time
-    assert np.mean(drawn) == pytest.approx(lengths.padded(batch_size), rel=0.01)
-    assert np.mean(grouped) == pytest.approx(lengths.grouped(batch_size, 80_000), rel=0.01)
+    assert {b.tokens for b in (*drawn, *grouped)} <= {32, 56, 96}
+    assert (last.tokens, first.tokens) == (96, 96)  # the longest example comes at some time
+    mean, grouped_mean = (np.mean([b.tokens for b in run]) for run in (drawn, grouped))
+    assert mean == pytest.approx(lengths.padded(batch_size), rel=0.01)
+    assert grouped_mean == pytest.approx(lengths.grouped(batch_size, 80_000), rel=0.01)
+
+
+def test_a_batch_is_padded_where_an_example_is_shorter_than_its_rows() -> None:
+    """Also by rounding up, even of a single example; not where all have the same length."""
+    assert all(batch.is_padded for batch in LENGTHS.batches(1, seed=0))
+    exact = LENGTHS.model_copy(update={"multiple": 10})
+    assert not any(batch.is_padded for batch in exact.batches(1, seed=0))
+    *drawn, last = exact.batches(2, seed=0, count=20_000)
+    assert np.mean([not b.is_padded for b in drawn]) == pytest.approx(30 / 64, rel=0.05)
+    assert last.is_padded
 
 
 def test_grouped_batches_descend_within_each_sorted_part() -> None:
     """Transformers sorts fifty batches at a time, the longest examples first."""
     every = tuple((tokens, 1) for tokens in range(1, 200))
     changes = {"histogram": every, "examples": 10_000, "multiple": 1, "most_tokens": 199}
-    _, *drawn = GROUPED.model_copy(update=changes).batches(2, seed=0, count=100)
+    _, *batches = GROUPED.model_copy(update=changes).batches(2, seed=0, count=100)
+    drawn = [batch.tokens for batch in batches]
     assert (np.diff(drawn[:50]) <= 0).all()
     assert (np.diff(drawn[50:]) <= 0).all()
     assert drawn[50] > drawn[49]
@@ -99,7 +111,8 @@ def test_a_trial_finds_the_batch_that_survives_and_times_no_larger_one() -> None
     assert max(size for size, _ in ladder_fits(observed)) == surviving
     runs = [o for o in observed if o.is_drawn]
     assert runs[0].batch_size == 50
-    assert all(o.lengths == LENGTHS.batches(o.batch_size, seed=0) for o in runs)
+    for run in runs:
+        assert run.lengths == tuple(b.tokens for b in LENGTHS.batches(run.batch_size, seed=0))
     assert all(len(o.lengths) == MICRO_BATCHES + 1 for o in runs)
     assert [r.batch_size for r in prober.fresh] == [o.batch_size for o in runs]
     assert not any(o.lengths for o in observed if not o.is_drawn)

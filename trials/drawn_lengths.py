@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,18 @@ MICRO_BATCHES = 48
 MOST_BATCHES_SORTED = 50
 """transformers sorts the examples of this many batches at once, or a quarter of the data."""
 STEP = 1.03  # precision of a largest batch among many
+
+
+class DrawnBatch(NamedTuple):
+    """Lengths of a drawn micro-batch.
+
+    Attributes:
+        tokens: tokens per example, padding included.
+        is_padded: whether some of its examples are shorter, so that it has a mask.
+    """
+
+    tokens: int
+    is_padded: bool
 
 
 class DrawnLengths(Record):
@@ -38,8 +51,10 @@ class DrawnLengths(Record):
         """Whether batches differ in length."""
         return len(set(self._padded(np.array([tokens for tokens, _ in self.histogram])))) > 1
 
-    def batches(self, batch_size: int, seed: int, count: int = MICRO_BATCHES) -> tuple[int, ...]:
-        """Tokens per example of drawn batches, padding included, and of the longest example.
+    def batches(
+        self, batch_size: int, seed: int, count: int = MICRO_BATCHES
+    ) -> tuple[DrawnBatch, ...]:
+        """Draw batches, and the one with the longest example.
 
         The longest example is in the last batch, since it comes at some time in an epoch; in the
         first one where batches are grouped, as transformers does. In each part that transformers
@@ -54,11 +69,21 @@ class DrawnLengths(Record):
         tokens, examples = np.array(self.histogram, dtype=np.float64).T
         at_once = sorted_at_once(batch_size, self.examples) if self.grouped else 1
         parts = -(-count // at_once) * at_once
-        drawn = random.choice(tokens, parts * batch_size, p=examples / examples.sum())
+        shares = examples / examples.sum()
+        drawn = random.choice(tokens, parts * batch_size, p=shares)
         descending = -np.sort(-drawn.reshape(-1, at_once * batch_size), axis=1)
-        batches = self._padded(descending[:, ::batch_size].ravel()[:count])
-        longest = self._padded(tokens[-1:])
+        batches = self._batches(descending.reshape(-1, batch_size)[:count])
+        # The longest example takes the place of one in the first batch of a part.
+        others = descending[0] if self.grouped else random.choice(tokens, batch_size, p=shares)
+        longest = self._batches(np.r_[tokens[-1], others[: batch_size - 1]][None])
         return (*longest, *batches) if self.grouped else (*batches, *longest)
+
+    def _batches(self, tokens: np.ndarray) -> list[DrawnBatch]:
+        """Batches of examples (batches, batch_size)."""
+        padded, shortest = self._padded(tokens.max(1)), tokens.min(1).tolist()
+        return [
+            DrawnBatch(most, least < most) for most, least in zip(padded, shortest, strict=True)
+        ]
 
     def _padded(self, tokens: np.ndarray) -> list[int]:
         rounded = np.ceil(tokens / self.multiple) * self.multiple

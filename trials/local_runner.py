@@ -13,7 +13,7 @@ from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.simulated_prober import SimulatedProber
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import Traces
-from trials.simulation.trace_request import TraceRequest
+from trials.simulation.trace_request import SMALLEST, TraceRequest
 from trials.simulation.varying_lengths import VaryingLengths
 from trials.trial import TrialTask, child_prober, run_trial
 
@@ -62,9 +62,13 @@ def simulate_trials(
         if first.key not in groups:
             groups[first.key] = _SharedSteps([], tuple(lengths(task.cell)))
             shorter = groups[first.key].shorter(task, traces).values()
-            others += [r for shorter_cell in shorter for r in shorter_cell.requests(alone=True)]
-            if task.drawn is not None:
-                others += VaryingLengths(cell, task.drawn.batches).requests(alone=True)
+            if task.drawn is None:
+                others += [r for timed in shorter for r in timed.requests(alone=True)]
+            else:
+                varying = VaryingLengths(cell, task.drawn.batches)
+                others += varying.requests(alone=True)
+                timed = ((varying.timed(s, size), size) for s in shorter for size in (1, SMALLEST))
+                others += [one.request_of(size) for one, size in timed]
         groups[first.key].tasks.append(task)
         requests |= {request.key: request for request in (first, *others)}
     traces.prepare(list(requests.values()))

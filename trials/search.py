@@ -29,8 +29,9 @@ class LikelyLargest:
 
     Attributes:
         batch: largest batch size that fits, at least 1.
-        fixed_share: share of the peak at ``batch`` that does not grow with the batch size, from 0
-            (nothing is known) to 1.
+        fixed_share: share of the peak at ``batch`` that does not grow with the batch size, by the
+            slope there: at most 1, 0 where nothing is known, and below 0 where the peak grows by a
+            larger factor than the batch size.
         error: relative error to expect of ``batch``, from 0 (exact) to 1.
     """
 
@@ -48,6 +49,8 @@ class LikelyLargest:
 
     def fixed_share_at(self, batch: int) -> float:
         """Share of the peak at a batch size that does not grow with it."""
+        if self.fixed_share <= 0:
+            return self.fixed_share
         growing = (1 - self.fixed_share) * batch / self.batch
         return self.fixed_share / (self.fixed_share + growing)
 

@@ -15,7 +15,7 @@ from gpu_catalog.record import Record
 from trials.batch_ladder import LadderStep, batch_ladder
 from trials.child_process.child_prober import ChildProber, Prober
 from trials.child_process.fork_server import ProbeEnd
-from trials.drawn_lengths import DrawnLengths, next_size, sizes_to_try
+from trials.drawn_lengths import DrawnBatch, DrawnLengths, next_size, sizes_to_try
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import Model
@@ -346,14 +346,15 @@ def _observe(
     node_id: str | None,
 ) -> tuple[Observation, bool]:
     """Make one probe; return its observation and whether further attempts are pointless."""
-    lengths: tuple[int, ...] = ()
+    drawn: tuple[DrawnBatch, ...] = ()
     if planned.purpose == "drawn" and task.drawn is not None:
-        lengths = task.drawn.batches(planned.batch_size, seed=planned.repeat)
+        drawn = task.drawn.batches(planned.batch_size, seed=planned.repeat)
     request = ProbeRequest(
         batch_size=planned.batch_size,
         timing=task.timing if planned.purpose == "ladder" else None,
         draw=planned.repeat + 1 if planned.purpose == "boundary" else 0,
-        lengths=lengths,
+        lengths=tuple(batch.tokens for batch in drawn),
+        padded=tuple(batch.is_padded for batch in drawn),
     )
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()

@@ -65,6 +65,7 @@ class ProbeRequest(Record):
         draw: number of the random batch: the same number gives the same tokens.
         lengths: tokens per example of each micro-batch to step through, for memory alone; empty for
             the length of the cell.
+        padded: whether each of these micro-batches has padding; empty where none has.
         profile: how to profile the batch size if it fits; absent for no profile.
     """
 
@@ -72,6 +73,7 @@ class ProbeRequest(Record):
     timing: TimingRule | None
     draw: int = 0
     lengths: tuple[int, ...] = ()
+    padded: tuple[bool, ...] = ()
     profile: ProfileRule | None = None
 
 

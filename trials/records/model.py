@@ -18,14 +18,20 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_v
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import did_you_mean
+from gpu_catalog.user_file import text_of
 
 # Keys of these facts in configurations of transformers; the first present one counts.
 ATTENTION_NAMES = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
 EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+LAYERS_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
 HUB_TIMEOUT_SECONDS = 5.0  # for one request to the hub
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
+MOST_LAYERS = 1_000
+"""Far beyond any published model: more would take hours to trace or build."""
+MOST_EXPERTS = 4_096
+"""Most experts of a layer, likewise."""
 
 
 # transformers' notation for numbers that JSON lacks (the infinite limit of a Mamba's time steps).
@@ -92,6 +98,13 @@ class Model(Record):
                 )
         if (self.experts is None) != (self.active_experts is None):
             raise ValueError("its configuration has experts but not how many are active per token")
+        # The others are read where they are first needed, which is too late for a clear message.
+        _ = self.vocab_size, self.has_grouped_queries, self.window, self.positions
+        layers = self._first(LAYERS_NAMES)
+        if layers is not None and self._whole(layers) > MOST_LAYERS:
+            raise ValueError(f"{layers} is {self._whole(layers)}: at most {MOST_LAYERS} are read")
+        if (self.experts or 0) > MOST_EXPERTS:
+            raise ValueError(f"{self.experts} experts in a layer: at most {MOST_EXPERTS} are read")
         return self
 
     @property
@@ -102,13 +115,13 @@ class Model(Record):
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the vocabulary."""
-        return _int(self.config["vocab_size"])
+        return self._whole("vocab_size")
 
     @property
     def experts(self) -> int | None:
         """Experts per layer; None for a model without experts."""
         name = self._first(EXPERTS_NAMES)
-        count = None if name is None else _int(self.config[name])
+        count = None if name is None else self._whole(name)
         return count if count is not None and count > 1 else None
 
     @property
@@ -117,7 +130,7 @@ class Model(Record):
         if self.experts is None:
             return None
         name = self._first(ACTIVE_EXPERTS_NAMES)
-        return None if name is None else _int(self.config[name])
+        return None if name is None else self._whole(name)
 
     @property
     def has_attention(self) -> bool:
@@ -127,15 +140,17 @@ class Model(Record):
     @property
     def has_grouped_queries(self) -> bool:
         """Whether several query heads share one head of keys and values."""
-        name, shared = self._first(ATTENTION_NAMES), self.config.get("num_key_value_heads")
-        return name is not None and shared is not None and _int(shared) < _int(self.config[name])
+        name, shared = self._first(ATTENTION_NAMES), "num_key_value_heads"
+        if name is None or self.config.get(shared) is None:
+            return False
+        return self._whole(shared) < self._whole(name)
 
     @property
     def window(self) -> int | None:
         """Sliding window of attention in tokens; None for attention to all earlier tokens."""
-        window = self.config.get("sliding_window")
+        name = "sliding_window"
         off = self.config.get("use_sliding_window") is False
-        return None if window is None or off else _int(window)
+        return None if self.config.get(name) is None or off else self._whole(name)
 
     @property
     def has_mamba(self) -> bool:
@@ -146,7 +161,7 @@ class Model(Record):
     def positions(self) -> int | None:
         """Longest sequence the model was made for, in tokens; None when not stated."""
         name = self._first(POSITIONS_NAMES)
-        return None if name is None else _int(self.config[name])
+        return None if name is None else self._whole(name)
 
     def config_with(self, active_experts: int | None) -> dict[str, Any]:
         """Configuration with this number of experts active for each token."""
@@ -159,11 +174,11 @@ class Model(Record):
     def _first(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if self.config.get(name) is not None), None)
 
-
-def _int(value: JsonValue) -> int:
-    if not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004 - for pydantic
-    return value
+    def _whole(self, name: str) -> int:
+        value = self.config[name]
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} is {value!r}: it must be a whole number of 0 or more")
+        return value
 
 
 @cache
@@ -246,10 +261,10 @@ def _from_hub(name: str) -> Model:
 
 def _from_config(name: str, path: Path, *, weights: str | None) -> Model:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnknownModelError(f"model {name!r}: {path}: {error.strerror}") from None
-    except ValueError as error:
+        config = json.loads(
+            text_of(path, lambda line: UnknownModelError(f"model {name!r}: {line}"))
+        )
+    except (ValueError, RecursionError) as error:
         raise UnknownModelError(f"model {name!r}: {path} is not JSON: {error}") from None
     try:
         return Model(name=name, source=str(path), weights=weights, config=config)

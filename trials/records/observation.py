@@ -14,6 +14,9 @@ from trials.recipes.fields import PositiveInt
 from trials.records.built import Built
 from trials.records.cell import Cell
 
+LOG_VERSION = 1
+"""Version of the log's format, to be raised when earlier programs can no longer read it."""
+
 
 class Outcome(StrEnum):
     """Outcome of a probe."""
@@ -56,7 +59,9 @@ class Basis(StrEnum):
 
 Purpose = Literal["search", "boundary", "drawn", "ladder"]
 StopReason = Literal["precise", "step cap", "time cap"]
-Second = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Bounds that no device reaches, within which the sums and logarithms of laws are finite.
+Second = Annotated[float, Field(ge=1e-9, le=1e9)]
+Whole = Annotated[int, Field(ge=-(2**62), le=2**62)]
 Seconds = tuple[Second, ...]
 Shorter = tuple[tuple[PositiveInt, Second], ...]
 """Pairs of tokens per example, ascending, and seconds of a step with such examples."""
@@ -118,7 +123,7 @@ class DeviceReading(Record):
     temperature_celsius: int | None = None
     power_watts: float | None = None
     throttle_reasons: tuple[str, ...] = ()
-    used_memory_bytes: int | None = None
+    used_memory_bytes: Whole | None = None
 
 
 class MemoryReading(Record):
@@ -133,11 +138,11 @@ class MemoryReading(Record):
         foreign_bytes: device memory other processes hold; absent as above.
     """
 
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int | None = None
-    allocator_retries: int | None = None
-    overhead_bytes: int | None = None
-    foreign_bytes: int | None = None
+    peak_allocated_bytes: Whole
+    peak_reserved_bytes: Whole | None = None
+    allocator_retries: Whole | None = None
+    overhead_bytes: Whole | None = None
+    foreign_bytes: Whole | None = None
 
 
 class Measurement(Record):
@@ -163,9 +168,9 @@ class Measurement(Record):
             cell's, by their tokens; empty when the job's lengths are not simulated.
     """
 
-    memory_steps: int
+    memory_steps: Whole
     memory: MemoryReading | None = None
-    model_memory_bytes: int | None = None
+    model_memory_bytes: Whole | None = None
     warmup_seconds: Seconds = ()
     step_seconds: Seconds = ()
     stop_reason: StopReason | None = None
@@ -175,7 +180,7 @@ class Measurement(Record):
     built: Built | None = None
     relative_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     relative_error_above: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    step_peak_bytes: tuple[int, ...] = ()
+    step_peak_bytes: tuple[Whole, ...] = ()
     shorter_step_seconds: Shorter = ()
 
 
@@ -203,24 +208,26 @@ class Observation(Record):
         environment: present when the child lived long enough to report it.
         started_at: UTC time in ISO 8601.
         seconds: wall time of the whole probe.
+        log_version: version of the log's format.
     """
 
     cell: Cell
     purpose: Purpose
-    batch_size: int
+    batch_size: Annotated[int, Field(ge=0, le=10**9)]
     lengths: tuple[PositiveInt, ...] = ()
-    repeat: int = 0
-    attempt: int = 1
+    repeat: Whole = 0
+    attempt: Whole = 1
     outcome: Outcome
     detail: str | None = None
     basis: Basis
-    memory_limit_bytes: int
-    batch_limit: int
-    seed: int
+    memory_limit_bytes: Whole
+    batch_limit: Whole
+    seed: Whole
     measurement: Measurement | None = None
     environment: Environment | None = None
     started_at: str
-    seconds: float
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    log_version: Annotated[int, Field(ge=1, le=LOG_VERSION)] = LOG_VERSION
 
     @property
     def key(self) -> str:

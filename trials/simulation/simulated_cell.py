@@ -272,18 +272,24 @@ def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) ->
 
 
 def like(
-    cell: SimulatedCell, *, tokens: int | None = None, expandable_segments: bool | None = None
+    cell: SimulatedCell,
+    *,
+    tokens: int | None = None,
+    expandable_segments: bool | None = None,
+    padded: bool = False,
 ) -> SimulatedCell:
-    """Simulated cell with examples of another length, or under another setting."""
+    """Simulated cell with examples of another length, padded or not, or under another setting."""
     request, setting = cell.request, cell.expandable_segments
     seq_len = request.cell.seq_len if tokens is None else tokens
-    return SimulatedCell(
+    made = SimulatedCell(
         request.cell.model_copy(update={"seq_len": seq_len}),
         request.model,
         cell.traces,
         request.routing,
         expandable_segments=setting if expandable_segments is None else expandable_segments,
     )
+    made.request = made.request.model_copy(update={"padded": padded})
+    return made
 
 
 def library_bytes(gpu: Gpu) -> int:

@@ -99,8 +99,7 @@ class SimulatedProber:
         seconds: tuple[float, ...] = ()
         shorter: Shorter = ()
         if timed and use.outcome is Outcome.FITS:
-            step = self._cell.step_time(request.batch_size, self._gpu, self._constants)
-            seconds = (step.seconds,)
+            seconds = (self._seconds(self._cell, request.batch_size),)
             shorter = tuple(self._shorter_seconds(request.batch_size))
         measurement = Measurement(
             memory_steps=STEPS,
@@ -127,7 +126,11 @@ class SimulatedProber:
 
     def _shorter_seconds(self, batch_size: int) -> Iterator[tuple[int, float]]:
         for tokens, cell in sorted(self._shorter.items()):
-            yield tokens, cell.step_time(batch_size, self._gpu, self._constants).seconds
+            yield tokens, self._seconds(cell, batch_size)
+
+    def _seconds(self, cell: SimulatedCell, batch_size: int) -> float:
+        timed = cell if self._varying is None else self._varying.timed(cell, batch_size)
+        return timed.step_time(batch_size, self._gpu, self._constants).seconds
 
     def _detail(self, use: MemoryUse) -> str:
         limit = f"{self._limit / GIB:.2f} GiB that {self._gpu.key} has for PyTorch"

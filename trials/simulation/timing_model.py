@@ -39,7 +39,8 @@ PCIE_GB_PER_SECOND = {"7": 15.75, "8": 31.5}
 PCIE_SINCE = 63.0
 PCIE_REACHED = 0.8
 SPLIT = 4  # most parts of the inner dimension (split-K), where a product has too few tiles
-Fraction = Annotated[float, Field(gt=0, le=1.5)]
+MOST_FRACTION = 1.5
+Fraction = Annotated[float, Field(gt=0, le=MOST_FRACTION)]
 Microseconds = Annotated[float, Field(ge=0)]
 
 

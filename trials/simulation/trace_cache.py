@@ -27,6 +27,8 @@ LIMIT_SECONDS = 180.0
 """Longest time of a trace. Most take seconds."""
 MANY_EVENTS = 1_000_000
 """Events of a step from which on a replay takes minutes."""
+FEW = 2
+"""Most requests for one model whose batch sizes are all traced at the same time."""
 STARTING_SECONDS = 120.0
 """Longest start of a tracing process, on the slowest machine."""
 
@@ -224,23 +226,19 @@ class Traces:
         if missing and self._meanwhile is not None:
             Thread(target=self._meanwhile).start()
             self._meanwhile = None
-        if len(missing) == 1 and self._workers > 1:
-            self._make_in_halves(*missing.values())
+        requests = list(missing.values())
+        if len({_group(r) for r in requests}) == 1 and len(requests) <= FEW and self._workers > 1:
+            self._make_apart(requests)
         else:
-            self._make(list(missing.values()))
+            self._make(requests)
 
     def _path(self, request: TraceRequest) -> Path:
         return self.folder / f"{request.key}.npz"
 
-    def _make_in_halves(self, request: TraceRequest) -> None:
-        """Trace both batch sizes of a single request at the same time."""
-        if len(request.batch_sizes) == 1:
-            self._make([request])
-            return
-        halves = [
-            request.model_copy(update={"batch_size": size, "with_updates": number == 0})
-            for number, size in enumerate(request.batch_sizes)
-        ]
+    def _make_apart(self, requests: Sequence[TraceRequest]) -> None:
+        """Trace every batch size of a few requests for one model at the same time."""
+        parts = {request.key: _one_size_each(request) for request in requests}
+        together = [part for of_one in parts.values() for part in of_one]
         # A folder of its own leaves the files of other processes alone.
         with tempfile.TemporaryDirectory() as folder:
             apart = Traces(
@@ -250,23 +248,22 @@ class Traces:
                 report=self._report_once,
                 limit_seconds=self._limit_seconds,
             )
-            apart._take_in(halves, apart._traced(halves, apart=True))
-            try:
-                whole = joined([apart.get(half) for half in halves])
-            except (StructureError, TraceError) as error:
-                self._refused[request.key] = str(error)
-                return
-        try:
-            write_trace(self._path(request), whole)
-            self._keep(request, whole)
-        except OSError as error:
-            self._refused[request.key] = write_failure(self.folder, error)
+            apart._take_in(together, apart._traced(together, apart=len(together) > 1))
+            for request in requests:
+                try:
+                    whole = joined([apart.get(part) for part in parts[request.key]])
+                    write_trace(self._path(request), whole)
+                except (StructureError, TraceError) as error:
+                    self._refused[request.key] = str(error)
+                except OSError as error:
+                    self._refused[request.key] = write_failure(self.folder, error)
+                else:
+                    self._keep(request, whole)
 
     def _make(self, requests: Sequence[TraceRequest]) -> None:
         groups = defaultdict(list)
         for request in requests:
-            # The traces of one model share the model that a process builds.
-            groups[request.process_choice, request.cell.model].append(request)
+            groups[_group(request)].append(request)
         parts = _parted(list(groups.values()), self._workers)
         if not parts:
             return
@@ -326,6 +323,20 @@ class Traces:
                     refusal = f"the trace was made and cannot be read: {error}"
             if refusal is not None:
                 self._refused[request.key] = refusal
+
+
+def _group(request: TraceRequest) -> tuple[str, str]:
+    """Traces of one model share the model that a process builds."""
+    return request.process_choice, request.cell.model
+
+
+def _one_size_each(request: TraceRequest) -> list[TraceRequest]:
+    if len(request.batch_sizes) == 1:
+        return [request]
+    return [
+        request.model_copy(update={"batch_size": size, "with_updates": number == 0})
+        for number, size in enumerate(request.batch_sizes)
+    ]
 
 
 def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRequest]]:

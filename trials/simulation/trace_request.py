@@ -44,6 +44,7 @@ class TraceRequest(Record):
     Attributes:
         batch_size: batch size to trace; absent for the two or three that determine all sizes from
             ``SMALLEST`` on.
+        padded: whether some examples of each batch are padded, so that it has a mask.
         whole: whether to trace every layer.
         with_updates: whether to trace the optimizer's updates, which another trace may provide.
         target: device whose kernels are traced: a CUDA GPU or the CPU.
@@ -53,6 +54,7 @@ class TraceRequest(Record):
     model: Model
     routing: Routing = Routing()
     batch_size: int | None = None
+    padded: bool = False
     whole: bool = False
     with_updates: bool = True
     target: Literal["cuda", "cpu"] = "cuda"
@@ -87,6 +89,7 @@ class TraceRequest(Record):
             json.dumps(self.model.config, sort_keys=True),
             self.routing.model_dump_json(),
             self.batch_sizes,
+            self.padded,
             self.whole,
             self.with_updates,
             self.target,
@@ -155,8 +158,13 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
     return None
 
 
-def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
-    """Differences between the traced operators of a cell and those its GPU would run."""
+def approximations(
+    cell: Cell, model: Model, gpu: Gpu, *, is_padded: bool = False
+) -> tuple[str, ...]:
+    """Differences between the traced operators of a cell and those its GPU would run.
+
+    Batches with padding have a mask.
+    """
     recipe = cell.recipe
     has_scan = recipe.mamba == "mamba-ssm"
     uses_sdpa = recipe.attention == "sdpa" and not recipe.packing
@@ -172,7 +180,9 @@ def approximations(cell: Cell, model: Model, gpu: Gpu) -> tuple[str, ...]:
             uses_flash and recipe.packing
         ),
         "sdpa is traced as PyTorch's memory-efficient kernel with a mask; its backward pass takes "
-        "declared memory": recipe.attention == "sdpa" and recipe.packing,
+        "declared memory": recipe.attention == "sdpa" and (recipe.packing or is_padded),
+        "FlashAttention-2 is traced with the padding, which transformers drops": uses_flash
+        and is_padded,
         f"the attention window of {model.window} tokens is traced as full attention": is_windowed
         and recipe.attention in {"flash_attention_2", "sdpa"},
         "sdpa is traced by the declared outputs and memory of its FlashAttention-2": is_fused

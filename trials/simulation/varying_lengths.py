@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
-from trials.drawn_lengths import next_size
+from trials.drawn_lengths import DrawnBatch, next_size
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.memory.stored_peaks import StoredPeaks
@@ -21,20 +22,28 @@ from trials.simulation.trace_request import TraceRequest
 RUNS = 20
 """Runs of a batch size; it survives an epoch if at least 95 % of them do."""
 MOST_FAILED = RUNS // 20
-Drawn = Callable[[int, int], Sequence[int]]
-"""Tokens per example of each micro-batch of a run, for a batch size and a seed."""
+Drawn = Callable[[int, int], Sequence[DrawnBatch]]
+"""Micro-batches of a run, for a batch size and a seed."""
 SHORTEST = 16  # tokens; a trace of fewer may take other kernels
 
 
 def shorter_traces(cell: Cell) -> tuple[int, ...]:
     """Tokens of the examples whose traces determine all lengths, beside a cell's; none if too few.
 
-    Sizes are affine in the length, but for attention scores, which only eager attention and fp32
-    hold: they need a third length.
+    Sizes are affine in the length, but for masks of padded batches and attention scores, which
+    FlashAttention-2 does not hold: they need a third length.
     """
-    holds_scores = cell.recipe.attention == "eager" or cell.recipe.compute_dtype == "fp32"
-    lengths = (cell.seq_len // 2, cell.seq_len // 4)[: 1 + holds_scores]
+    holds_squares = cell.recipe.attention != "flash_attention_2"
+    lengths = (cell.seq_len // 2, cell.seq_len // 4)[: 1 + holds_squares]
     return () if lengths[-1] < SHORTEST else lengths
+
+
+def masks_padding(recipe: Recipe) -> bool:
+    """Whether steps on padded batches are simulated with a mask.
+
+    With FlashAttention-2 transformers drops the padding instead, which is not simulated.
+    """
+    return recipe.attention != "flash_attention_2" and not recipe.packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +73,14 @@ class VaryingLengths:
         self._recipe = cell.recipe
         lengths = shorter_traces(cell.request.cell)
         self._cells = [cell, *(like(cell, tokens=tokens) for tokens in lengths)]
+        tokens = (cell.request.cell.seq_len, *lengths) if masks_padding(cell.recipe) else ()
+        self._padded = [like(cell, tokens=length, padded=True) for length in tokens]
         self._drawn = drawn
         self._stored = StoredPeaks(cell.traces.folder)
         self._expandable_segments = cell.expandable_segments
         self._runs: dict[tuple[bool, int], RunOfSteps] = {}
+        self.is_padded = cache(self._is_padded)
+        self._twin = cache(partial(like, padded=True))
         self._unlimited = cache(self._without_limit)
         self._limited = cache(self._within)
 
@@ -76,9 +89,19 @@ class VaryingLengths:
         """Cell of the longest examples."""
         return self._cells[0]
 
+    def _is_padded(self, batch_size: int) -> bool:
+        """Whether most batches are padded and have a mask."""
+        batches = self._drawn(batch_size, 0) if self._padded else ()
+        return 2 * sum(batch.is_padded for batch in batches) > len(batches)
+
+    def timed(self, cell: SimulatedCell, batch_size: int) -> SimulatedCell:
+        """Cell of any length whose steps take the time of most batches of this size."""
+        return self._twin(cell) if self.is_padded(batch_size) else cell
+
     def requests(self, *, alone: bool = False) -> list[TraceRequest]:
         """Traces that the runs need; with ``alone``, also those of a batch of one example."""
-        return [request for cell in self._cells for request in cell.requests(alone=alone)]
+        cells = (*self._cells, *self._padded)
+        return [request for cell in cells for request in cell.requests(alone=alone)]
 
     def largest(self, gpu: Gpu, limit_bytes: int, sizes: Sequence[int]) -> int:
         """Largest of ascending batch sizes that survives; 0 where none does.
@@ -135,33 +158,38 @@ class VaryingLengths:
     ) -> Sequence[AllocatorPeaks]:
         expandable = self._expandable_segments
         micro_batches = min(self._recipe.micro_batches(batch_size), 2)
-        traces = self._traces(batch_size)
+        plain, padded = self._traces(batch_size)
         drawn = [tuple(self._drawn(batch_size, seed)) for seed in range(RUNS)]
 
         def replayed() -> tuple[AllocatorPeaks, ...]:
             run = self._run(batch_size, micro_batches)
             held = np.r_[library // 2, library // 2, run.held.sizes]
 
-            def peaks(tokens: Sequence[int]) -> AllocatorPeaks:
-                moves = run.moves(batch_size, tokens)
+            def peaks(batches: Sequence[DrawnBatch]) -> AllocatorPeaks:
+                moves = run.moves(batch_size, batches)
                 return peaks_on_streams(moves, held, limit_bytes, expandable_segments=expandable)
 
             with ThreadPoolExecutor() as threads:  # the replay releases the interpreter's lock
                 return tuple(threads.map(peaks, drawn))
 
-        digests = [(tokens, trace.digest) for tokens, trace in traces.items()]
+        digests = [
+            [(tokens, trace.digest) for tokens, trace in traces.items()]
+            for traces in (plain, padded)
+        ]
         content = ("runs", digests, micro_batches, batch_size, library, limit_bytes, expandable)
         return self._stored.get((*content, drawn), replayed)
 
     def _run(self, batch_size: int, micro_batches: int) -> RunOfSteps:
         key = (batch_size == 1, micro_batches)
         if key not in self._runs:
-            self._runs[key] = RunOfSteps(self._traces(batch_size), micro_batches)
+            plain, padded = self._traces(batch_size)
+            self._runs[key] = RunOfSteps(plain, micro_batches, padded)
         return self._runs[key]
 
-    def _traces(self, batch_size: int) -> dict[int, StepTrace]:
-        """Traces of a batch size by tokens per example."""
-        return {
-            cell.request.cell.seq_len: cell.traces.get(cell.request_of(batch_size))
-            for cell in self._cells
-        }
+    def _traces(self, batch_size: int) -> tuple[dict[int, StepTrace], dict[int, StepTrace]]:
+        """Traces of a batch size by tokens per example: without padding, and with a mask."""
+        plain, padded = (
+            {c.request.cell.seq_len: c.traces.get(c.request_of(batch_size)) for c in at_lengths}
+            for at_lengths in (self._cells, self._padded)
+        )
+        return plain, padded

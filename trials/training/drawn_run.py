@@ -1,8 +1,9 @@
 """Steps through batches of drawn lengths, for their memory alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from trials.devices.device import Device
 from trials.records.messages import ProbeRequest
@@ -33,10 +34,10 @@ def run_drawn_lengths(
         DeviceOutOfMemoryError: as ``Device.measure_memory``.
     """
     per_step = min(micro_batches, MICRO_BATCHES)
-    batches = _batches(tuning, request.batch_size, request.lengths)
+    batches = _batches(tuning, request)
     device.settle()
     steps = [batches[at : at + per_step] for at in range(0, len(batches), per_step)]
-    left: Iterator[list[torch.Tensor]] = iter(steps)
+    left = iter(steps)
     readings: list[MemoryReading] = []
 
     def step() -> None:
@@ -49,8 +50,18 @@ def run_drawn_lengths(
     device.measure_memory(step, steps=len(steps), already_live=tuning.tensors(), after_step=note)
 
 
-def _batches(tuning: FineTuning, batch_size: int, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """Token ids of each micro-batch, (sequences, length), on the host."""
-    rows = tuning.tokens(batch_size)[: batch_size * tuning.sequences].cpu()
-    # A single token has no loss.
-    return [rows[:, : max(length, 2)].roll(draw, 0) for draw, length in enumerate(lengths)]
+def _batches(tuning: FineTuning, request: ProbeRequest) -> list[tuple[Tensor, Tensor | None]]:
+    """Token ids of each micro-batch, (sequences, length), and its mask, on the host.
+
+    The last sequence of a padded micro-batch is a token shorter.
+    """
+    rows = tuning.tokens(request.batch_size)[: request.batch_size * tuning.sequences].cpu()
+    batches = []
+    padded = request.padded or (False,) * len(request.lengths)
+    for draw, (length, is_padded) in enumerate(zip(request.lengths, padded, strict=True)):
+        tokens = rows[:, : max(length, 2)].roll(draw, 0)  # a single token has no loss
+        mask = torch.ones_like(tokens) if is_padded else None
+        if mask is not None:
+            mask[-1, -1] = 0
+        batches.append((tokens, mask))
+    return batches

@@ -3,6 +3,7 @@
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -178,12 +179,12 @@ class FineTuning:
             batch = self.batch(batch)
         return self._step(step_losses(batch, self._cell.recipe, micro_batches))
 
-    def step_of(self, micro_batches: Sequence[torch.Tensor]) -> float:
+    def step_of(self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> float:
         """Run one whole optimizer step on micro-batches of different lengths.
 
         Args:
-            micro_batches: token ids (sequences, length) of each, which all have a loss. They are
-                copied to the device one after another.
+            micro_batches: token ids (sequences, length) of each, which all have a loss, and their
+                mask, absent without padding. They are copied to the device one after another.
 
         Returns:
             Sum of their losses.
@@ -191,15 +192,20 @@ class FineTuning:
         Raises:
             NotTrainingError: as in ``step``.
         """
-        held: list[torch.Tensor] = []  # a micro-batch stays until the next one comes
+        held: list[TaskBatch] = []  # a micro-batch stays until the next one comes
 
-        def copied_loss(tokens: torch.Tensor, model: nn.Module) -> torch.Tensor:
+        def copied_loss(
+            tokens: torch.Tensor, mask: torch.Tensor | None, model: nn.Module
+        ) -> torch.Tensor:
             held.clear()
-            held.append(tokens.to(self._device, copy=True))
-            (loss_of,) = step_losses(self.batch(held[0]), self._cell.recipe, 1)
+            batch = self.batch(tokens.to(self._device, copy=True))
+            mask = None if mask is None else mask.to(self._device, copy=True)
+            held.append(replace(batch, mask=mask))
+            del batch, mask
+            (loss_of,) = step_losses(held[0], self._cell.recipe, 1)
             return loss_of(model)
 
-        return self._step(partial(copied_loss, tokens) for tokens in micro_batches)
+        return self._step(partial(copied_loss, *part) for part in micro_batches)
 
     def _step(self, losses: Iterable[LossOf]) -> float:
         value = self.stepper.step(*(partial(self._loss, loss_of) for loss_of in losses))

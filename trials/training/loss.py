@@ -9,39 +9,37 @@ from torch import nn
 
 from trials.models.fused_head import IGNORED
 from trials.recipes.recipe import Recipe
+from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.packing import packed_inputs, packed_labels
 
 
 def micro_batch_losses(
-    tokens: torch.Tensor, labels: torch.Tensor, recipe: Recipe, micro_batches: int
+    batch: TaskBatch, recipe: Recipe, micro_batches: int
 ) -> Iterator[Callable[[nn.Module], torch.Tensor]]:
     """Split a batch into micro-batches and return the function of each one's loss.
 
     The losses add up to the mean over all tokens with a loss.
 
     Args:
-        tokens: (batch, length) token ids.
-        labels: (batch, length) token ids, -100 for tokens without a loss.
+        batch: token ids, labels and the mask.
         recipe: recipe of the loss.
         micro_batches: number of parts, of equal size or with a smaller last one.
     """
     if micro_batches == 1:
-        yield lambda model: batch_loss(model, tokens, labels, recipe)
+        yield lambda model: batch_loss(model, batch, recipe)
         return
-    parts = [part.chunk(micro_batches) for part in (tokens, labels)]
+    parts = list(batch.parts(micro_batches))
     # On the device: reading the counts would make the host wait for it.
-    counts = torch.stack([(part[:, 1:] != IGNORED).sum() for part in parts[1]])
+    counts = torch.stack([(part.labels[:, 1:] != IGNORED).sum() for part in parts])
     total = counts.sum()
     if recipe.router_loss and recipe.loss == "full-logits":
         # transformers' Trainer adds the load-balancing loss of each micro-batch in full.
-        for ids, targets in zip(*parts, strict=True):
-            yield partial(
-                batch_loss, tokens=ids, labels=targets, recipe=recipe, num_items_in_batch=total
-            )
+        for part in parts:
+            yield partial(batch_loss, batch=part, recipe=recipe, num_items_in_batch=total)
         return
-    for ids, targets, share in zip(*parts, counts / total, strict=True):
-        yield lambda model, ids=ids, targets=targets, share=share: (  # type: ignore[misc]
-            share * batch_loss(model, ids, targets, recipe)
+    for part, share in zip(parts, counts / total, strict=True):
+        yield lambda model, part=part, share=share: (  # type: ignore[misc]
+            share * batch_loss(model, part, recipe)
         )
 
 
@@ -52,14 +50,15 @@ def model_inputs(tokens: torch.Tensor, recipe: Recipe) -> dict[str, Any]:
     return packed_inputs(tokens, recipe.examples_per_row)
 
 
-def router_inputs(tokens: torch.Tensor, recipe: Recipe) -> dict[str, Any]:
+def router_inputs(batch: TaskBatch, recipe: Recipe) -> dict[str, Any]:
     """Arguments that ask a model for the load-balancing loss of its routers; empty without it.
 
     That loss counts the tokens of the trainer's mask, which packed rows do not have.
     """
     if not recipe.router_loss:
         return {}
-    mask = {} if recipe.packing else {"attention_mask": torch.ones_like(tokens)}
+    has_own = recipe.packing or batch.mask is not None
+    mask = {} if has_own else {"attention_mask": torch.ones_like(batch.tokens)}
     return {"output_router_logits": True} | mask
 
 
@@ -73,22 +72,19 @@ def as_returned(output: Any, *, is_autocast: bool) -> Any:
 
 
 def batch_loss(
-    model: nn.Module,
-    tokens: torch.Tensor,
-    labels: torch.Tensor,
-    recipe: Recipe,
-    **arguments: torch.Tensor,
+    model: nn.Module, batch: TaskBatch, recipe: Recipe, **arguments: torch.Tensor
 ) -> torch.Tensor:
     """Mean loss of a micro-batch in nats per token.
 
     Args:
         model: causal language model.
-        tokens: (batch, length) token ids.
-        labels: (batch, length) token ids, -100 for tokens without a loss.
+        batch: token ids, labels and the mask.
         recipe: with the loss and the precision.
         arguments: further arguments of the model.
     """
-    inputs = model_inputs(tokens, recipe) | router_inputs(tokens, recipe) | arguments
+    inputs = model_inputs(batch.tokens, recipe) | batch.masked
+    inputs |= router_inputs(batch, recipe) | arguments
+    labels = batch.labels
     if recipe.packing:
         labels = packed_labels(labels, inputs["position_ids"])
     if recipe.loss != "full-logits":

@@ -47,6 +47,11 @@ class FakeModel:
     repeated_layers: RepeatedLayers
     implied: ParameterCounts
 
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """Dtypes of its parameters."""
+        return [parameter.dtype for parameter in self.module.parameters()]
+
 
 def fake_model(
     model: Model,

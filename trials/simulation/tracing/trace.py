@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trials.models.build import auto_config
 from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS
 from trials.models.weight_placement import DTYPES, decoder_layers
-from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.simulation.recording import (
@@ -106,8 +105,9 @@ class TraceableCell:
             give_liger_layers(self._model)
         self.link = HostLink()
         self.offloading = simulated_offloading(self._model, recipe, self.link)
-        self._recipe = recipe
+        self.recipe = recipe
         self._is_checked = False
+        self.is_padded = False
         _check_positions(self._model, cell)
 
     def trace(
@@ -136,7 +136,10 @@ class TraceableCell:
         with warnings.catch_warnings(), masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries warn about missing devices
             has_own = with_updates and updates_of is None
+            dtypes = self._fake.dtypes
             traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
+            if self._fake.dtypes != dtypes:  # biases, which bitsandbytes casts once
+                traced = _Step(self, batch_size, shares, None, has_updates=has_own).traced()
         if census is not None:
             census.check(self._cell, batch_size)
             self._is_checked = True
@@ -150,30 +153,30 @@ class TraceableCell:
             yield
             return
         nothing = contextlib.nullcontext()
-        autocast = self._recipe.autocast
+        autocast = self.recipe.autocast
         before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         # Libraries read CUDA's autocast setting on every device.
         torch.set_autocast_enabled("cuda", autocast is not None)
         torch.set_autocast_dtype("cuda", DTYPES[autocast or "fp16"])
         try:
-            flash = varlen_by_simulation if self._recipe.packing else flash_by_sdpa
-            fused = flash() if self._recipe.attention == FLASH else nothing
-            rope = liger_rope(self._model) if self._recipe.liger_kernels else nothing
+            flash = varlen_by_simulation if self.recipe.packing else flash_by_sdpa
+            fused = flash() if self.recipe.attention == FLASH else nothing
+            rope = liger_rope(self._model) if self.recipe.liger_kernels else nothing
             with as_on_gpu(), fused, rope:
                 yield
         finally:
             torch.set_autocast_enabled("cuda", before[0])
             torch.set_autocast_dtype("cuda", before[1])
 
-    def set_length(self, seq_len: int) -> None:
-        """Set the sequence length of further traces.
+    def set_length(self, seq_len: int, *, padded: bool = False) -> None:
+        """Set the sequence length of further traces, and whether some examples are padded to it.
 
         Raises:
             UntraceableError: the model has fewer positions.
         """
         cell = self._cell.model_copy(update={"seq_len": seq_len})
         _check_positions(self._model, cell)
-        self._cell = cell
+        self._cell, self.is_padded = cell, padded
 
     @property
     def depends_on_past_lengths(self) -> bool:
@@ -183,11 +186,12 @@ class TraceableCell:
 
     def batch(self, batch_size: int) -> TaskBatch:
         """Batch of a step; to be made in the step, which holds it."""
-        rows = batch_size * self._recipe.sequences
+        rows = batch_size * self.recipe.sequences
         tokens = torch.zeros(rows, self._cell.seq_len, dtype=torch.int64)
-        log_probs = precomputed_log_probs(self._recipe, rows, tokens.device)
-        advantages = alternating_advantages(self._recipe, rows, tokens.device)
-        return TaskBatch(tokens, tokens, self.reference, log_probs, advantages)
+        log_probs = precomputed_log_probs(self.recipe, rows, tokens.device)
+        advantages = alternating_advantages(self.recipe, rows, tokens.device)
+        mask = torch.ones_like(tokens) if self.is_padded else None
+        return TaskBatch(tokens, tokens, self.reference, log_probs, advantages, mask=mask)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -217,15 +221,10 @@ class TraceableCell:
     def stepper(self, groups: list[list[nn.Parameter]]) -> DeviceStepper:
         """Stepper of the recipe for groups of parameters."""
         device = torch.device("cpu")
-        optimizer = simulated_optimizer(groups, self._recipe, self._target)
-        stepper = DeviceStepper(self._model, optimizer, self._recipe, device, self._target)
+        optimizer = simulated_optimizer(groups, self.recipe, self._target)
+        stepper = DeviceStepper(self._model, optimizer, self.recipe, device, self._target)
         stepper.offloading = self.offloading
         return stepper
-
-    @property
-    def recipe(self) -> Recipe:
-        """Recipe of the cell."""
-        return self._recipe
 
 
 def _without_window(model: Model) -> Model:
@@ -268,8 +267,9 @@ class _Step:
         held += self._untraced.parameters
         self._pass = -1
         note = None if census is None else census.note
+        needs_mask = cell.recipe.packing or cell.is_padded
         self._tracer = Tracer(
-            shares, held, with_workspaces=cell.is_on_gpu, is_packed=cell.recipe.packing, note=note
+            shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
         cell.link.tracer = self._tracer
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
@@ -347,6 +347,11 @@ class _Step:
 
     def _on_backward(self, turn: int) -> None:
         self._tracer.segment = (Segment.AFTER, *BACKWARD)[turn - 1]
+        if turn == 2:
+            # The input of the first turn has no gradient where only adapters are trained. What the
+            # functions of autograd hold (inputs of int8 products) is freed after the pass.
+            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP does
+            engine.queue_callback(lambda: self._on_backward(1))
 
 
 class UntracedParameters:

@@ -86,7 +86,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         shares: returns the number of set entries of a routing mask; called once per use.
         already_live: tensors made before the step.
         with_workspaces: whether to record the workspaces that kernels of a GPU take.
-        is_packed: whether the batch has several examples in a row.
+        needs_mask: whether examples are padded, or several are in a row.
         note: called with the name and the result of each operator, once for equal arguments.
     """
 
@@ -96,14 +96,14 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         already_live: Sequence[torch.Tensor],
         *,
         with_workspaces: bool,
-        is_packed: bool = False,
+        needs_mask: bool = False,
         note: Callable[[str, Any], None] | None = None,
     ) -> None:
         super().__init__()
         self.note_operator = note
         self._shares = shares
         self._with_workspaces = with_workspaces
-        self._is_packed = is_packed
+        self._needs_mask = needs_mask
         self._names: dict[int, int] = {}
         self.made_in: dict[int | None, Segment] = {}  # by name of the storage
         self._next_name = 0
@@ -241,8 +241,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self.name_of(tensor) not in self._counters:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
-            # No padding, and one example in each row unless they are packed.
-            return not (self._is_packed and self.segment not in UPDATES)
+            # Whether nothing is padded, or each row has one example.
+            return not (self._needs_mask and self.segment not in UPDATES)
         overflow = tensor.untyped_storage()._cdata == self._overflows  # noqa: SLF001 - as StorageWatch
         one = 0 if overflow else 1
         return float(one) if tensor.is_floating_point() else one

@@ -81,8 +81,9 @@ class Tracing:
         self.report = report
         self._whole: set[str] = set()  # keys of updates whose models must be traced whole
         # An update is the same at every batch size and length, so each model and recipe needs one.
-        # A batch of one example runs other operators, after which the storages have other names.
-        self._updates: dict[tuple[str, bool], Recording] = {}
+        # A batch of one example, or a padded one, runs other operators, after which the names of
+        # the storages differ.
+        self._updates: dict[tuple[str, bool, bool], Recording] = {}
         self._built: dict[tuple[str, str, int | None], TraceableCell] = {}
 
     def trace(self, request: TraceRequest) -> StepTrace:
@@ -138,11 +139,12 @@ class Tracing:
         key = (request.updates, request.model.name, request.cell.active_experts)
         built = self._built.get(key)
         if built is not None:
-            built.set_length(request.cell.seq_len)
+            built.set_length(request.cell.seq_len, padded=request.padded)
             return built
         built = TraceableCell(
             request.cell, request.model, target=request.target, whole=request.whole
         )
+        built.set_length(request.cell.seq_len, padded=request.padded)
         if not built.depends_on_past_lengths:
             self._built[key] = built
         return built
@@ -158,7 +160,7 @@ class Tracing:
             alone = cell.trace(batch_size, shares(), with_updates=False)
             check_repeats(alone.recording)
             return alone
-        key = (request.updates, batch_size < SMALLEST)
+        key = (request.updates, batch_size < SMALLEST, request.padded)
         updates = self._updates.get(key)
         traced = None
         if updates is not None:

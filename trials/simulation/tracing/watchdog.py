@@ -1,6 +1,7 @@
-"""Progress reports and time limit of a trace."""
+"""Progress reports of a trace, and its limits of time and memory."""
 
 import contextlib
+import resource
 import signal
 import time
 import traceback
@@ -14,11 +15,13 @@ from trials.simulation.tracing.tracer import UntraceableError
 
 FIRST_REPORT_SECONDS = 10.0  # then after twice as long, each time
 TICK_SECONDS = 1.0
+MOST_GIB = 6.0
+"""Most memory of a tracing process; one that runs away would take the machine's."""
 
 
 @contextlib.contextmanager
 def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) -> Iterator[None]:
-    """Report progress of a trace now and then, and abort it after the limit.
+    """Report progress of a trace now and then, and abort it at the limit of time or memory.
 
     It uses SIGALRM, so it works in the main thread of a process alone.
 
@@ -28,7 +31,7 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
         report: called with each line.
 
     Raises:
-        UntraceableError: the trace took longer.
+        UntraceableError: the trace took longer, or more than ``MOST_GIB``.
     """
     began = time.monotonic()
     next_report = FIRST_REPORT_SECONDS
@@ -40,6 +43,8 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
             # Every later tick raises again: Python drops an exception in a weak reference's
             # callback.
             raise UntraceableError(f"tracing took more than {limit_seconds:g} s")
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_GIB * 2**20:  # in KiB
+            raise UntraceableError(f"tracing took more than {MOST_GIB:g} GiB of memory")
         if taken >= next_report:
             next_report *= 2
             where = module_of(caller for caller, _ in traceback.walk_stack(frame))

@@ -1,7 +1,6 @@
 """Losses of preference tasks from the logits of all tokens, as LLaMA-Factory 0.9 computes them."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,14 +21,14 @@ def dpo_loss_of_logits(
 
     The logits of the pass with gradients are alive through that of the reference.
     """
-    output = all_logits(model, batch.tokens, arguments)
+    output = all_logits(model, batch, arguments)
     log_probs = _log_probs(output.logits, batch)
     if batch.reference_log_probs is not None:
         of_reference = batch.reference_log_probs[:, 0]
     else:
         reference, without_adapters = _reference(model, batch)
         with torch.no_grad(), without_adapters:
-            of_reference = _log_probs(all_logits(reference, batch.tokens, {}).logits, batch)
+            of_reference = _log_probs(all_logits(reference, batch, {}).logits, batch)
     chosen, rejected = (log_probs - of_reference).chunk(2)
     for part in output.logits.chunk(2):
         part.detach().mean()  # logged
@@ -43,7 +42,7 @@ def kto_loss_of_logits(
 
     Each example's sequence beside is that of another one, as in TRL; the first half is desirable.
     """
-    beside = replace(batch, tokens=batch.tokens.roll(1, 0), labels=batch.labels.roll(1, 0))
+    beside = batch.beside()
     halves, log_probs, of_beside = _kto_passes(model, batch, beside, arguments)
     if batch.reference_log_probs is not None:
         beside_by_reference, by_reference = batch.reference_log_probs.unbind(1)
@@ -70,10 +69,10 @@ def _kto_passes(
         Copies of the logits of desirable and of undesirable examples, the log-probabilities of
         the batch and of the sequences beside it (sequences,) each.
     """
-    logits = all_logits(model, batch.tokens, arguments).logits
+    logits = all_logits(model, batch, arguments).logits
     log_probs = _log_probs(logits, batch)
     with torch.no_grad():
-        of_beside = _log_probs(all_logits(model, beside.tokens, {}).logits, beside)
+        of_beside = _log_probs(all_logits(model, beside, {}).logits, beside)
     order = torch.arange(len(logits), device=logits.device)
     desirable = (len(logits) + 1) // 2
     halves = tuple(logits[part] for part in (order[:desirable], order[desirable:]))
@@ -89,15 +88,15 @@ def _reference(
     return model, model.disable_adapter()  # type: ignore[operator]
 
 
-def all_logits(model: nn.Module, tokens: torch.Tensor, arguments: dict[str, Any]) -> Any:
+def all_logits(model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]) -> Any:
     """Output with logits, as accelerate returns it.
 
     The logits are (sequences, length, vocabulary) of a language model, (sequences, 1) of a reward
     model.
     """
-    output = model(input_ids=tokens, **arguments)
+    output = model(input_ids=batch.tokens, **batch.masked, **arguments)
     torch.clear_autocast_cache()
-    return as_returned(output, is_autocast=torch.is_autocast_enabled(tokens.device.type))
+    return as_returned(output, is_autocast=torch.is_autocast_enabled(batch.tokens.device.type))
 
 
 def _log_probs(logits: torch.Tensor, batch: TaskBatch) -> torch.Tensor:

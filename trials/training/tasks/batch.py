@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ class TaskBatch:
         advantages: (sequences,) advantages of completions; absent but for ``grpo``.
         sampled_log_probs: (sequences, length - 1) log-probabilities by the sampler of completions;
             absent for those of the model itself.
+        mask: (sequences, length) 1 for tokens, 0 for padding; absent where no sequence is padded.
     """
 
     tokens: torch.Tensor
@@ -29,6 +31,18 @@ class TaskBatch:
     reference_log_probs: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     sampled_log_probs: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+    @property
+    def masked(self) -> dict[str, Any]:
+        """Arguments that hand the mask to a model; empty without one."""
+        return {} if self.mask is None else {"attention_mask": self.mask}
+
+    def beside(self) -> "TaskBatch":
+        """Batch with each example's sequence beside that of another one."""
+        mask = None if self.mask is None else self.mask.roll(1, 0)
+        tokens, labels = self.tokens.roll(1, 0), self.labels.roll(1, 0)
+        return replace(self, tokens=tokens, labels=labels, mask=mask)
 
     def parts(self, count: int) -> Iterator["TaskBatch"]:
         """Yield micro-batches, of equal size or with a smaller last one."""

@@ -66,9 +66,7 @@ def grpo_losses(
     def loss_of(index: int, model: nn.Module) -> torch.Tensor:
         if not scored:
             scored.extend(_scored(model, part, recipe) for part in parts)
-        output = output_with_log_probs(
-            model, parts[index], **router_inputs(parts[index].tokens, recipe)
-        )
+        output = output_with_log_probs(model, parts[index], **router_inputs(parts[index], recipe))
         loss = _loss(output.log_probs, scored[index]) / (batch.labels[:, 1:] != IGNORED).sum()
         if not recipe.router_loss:
             return loss

@@ -10,7 +10,8 @@ from trials.training.tasks.batch import TaskBatch
 
 def output_with_log_probs(model: nn.Module, batch: TaskBatch, **arguments: Any) -> Any:
     """Output with the log-probabilities of each sequence's labels, (sequences, length - 1)."""
-    output = model(input_ids=batch.tokens, labels=batch.labels, fused_lm_head=True, **arguments)
+    inputs = {"input_ids": batch.tokens, "labels": batch.labels} | batch.masked | arguments
+    output = model(**inputs, fused_lm_head=True)
     # accelerate gives each forward pass an autocast of its own.
     torch.clear_autocast_cache()
     return output

@@ -3,7 +3,6 @@
 import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,7 @@ def step_losses(batch: TaskBatch, recipe: Recipe, micro_batches: int) -> Iterato
         micro_batches: number of parts, of equal size or with a smaller last one.
     """
     if recipe.task == "sft":
-        return micro_batch_losses(batch.tokens, batch.labels, recipe, micro_batches)
+        return micro_batch_losses(batch, recipe, micro_batches)
     if recipe.task == "grpo":
         return grpo_losses(batch, recipe, micro_batches)
 
@@ -58,12 +57,12 @@ def task_loss(model: nn.Module, batch: TaskBatch, recipe: Recipe) -> torch.Tenso
         recipe: with task, loss and precision.
     """
     if recipe.task == "sft":
-        return batch_loss(model, batch.tokens, batch.labels, recipe)
+        return batch_loss(model, batch, recipe)
     if recipe.task == "grpo":
         (loss_of,) = grpo_losses(batch, recipe, 1)
         return loss_of(model)
     of_task = OF_ALL_LOGITS if recipe.loss == "full-logits" else TASKS
-    loss, output = of_task[recipe.task](model, batch, router_inputs(batch.tokens, recipe))
+    loss, output = of_task[recipe.task](model, batch, router_inputs(batch, recipe))
     if not recipe.router_loss:
         return loss
     config: Any = base_of(model).config
@@ -97,7 +96,7 @@ def kto_loss(
     Each example's sequence beside is that of another one, whose log-probabilities estimate how far
     the model is from its reference. As in TRL, its passes come first.
     """
-    beside = replace(batch, tokens=batch.tokens.roll(1, 0), labels=batch.labels.roll(1, 0))
+    beside = batch.beside()
     with torch.no_grad():
         distance = sequence_log_probs(model, beside)
     output = output_with_log_probs(model, batch, **arguments)
@@ -115,7 +114,7 @@ def orpo_loss(
     model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]
 ) -> tuple[torch.Tensor, Any]:
     """Loss of ORPO (2403.07691, equation 6), mean over the pairs."""
-    output = all_logits(model, batch.tokens, arguments)
+    output = all_logits(model, batch, arguments)
     logits = output.logits
     pairs, targets = len(logits) // 2, batch.labels[:, 1:]
     # The slices are TRL's: the backward pass of each allocates a gradient of its source.
@@ -135,7 +134,7 @@ def reward_loss(
     model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]
 ) -> tuple[torch.Tensor, Any]:
     """Loss of a reward model (2203.02155, equation 1), mean over the pairs."""
-    output = all_logits(model, batch.tokens, arguments)
+    output = all_logits(model, batch, arguments)
     chosen, rejected = output.logits.squeeze(-1).chunk(2)
     return -functional.logsigmoid(chosen - rejected).mean(), output
 
