@@ -232,7 +232,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, r
     file.write_text(text, "utf-8")
     with pytest.raises(ConfigurationError, match=reason):
         read_configuration(file)
-    with pytest.raises(ConfigurationError, match="No such file"):
+    with pytest.raises(ConfigurationError, match="no such file"):
         read_configuration(tmp_path / "none.yml")
 
 

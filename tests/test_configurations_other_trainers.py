@@ -22,6 +22,7 @@ FACTORY: dict[str, Any] = {
     "bf16": True,
 }
 FULL = FACTORY | {"finetuning_type": "full"}
+CHECKPOINTING = "activation_checkpointing_kwargs"
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-4}
 PEFT = SFT | {"use_peft": True}
 
@@ -75,6 +76,8 @@ def read(values: dict[str, Any]) -> Configuration:
         (SFT | {"bf16": False}, {"precision": "fp32"}),
         (SFT | {"packing": True}, {"packing": True}),
         (SFT | {"gradient_checkpointing": False}, {"gradient_checkpointing": False}),
+        (SFT | {"activation_checkpointing": False}, {"gradient_checkpointing": False}),
+        (SFT | {"train_sampling_strategy": "group_by_length"}, {"group_by_length": True}),
         (SFT | {"use_liger_kernel": True}, {"liger_kernels": True}),
         (SFT | {"router_aux_loss_coef": 0.0}, {"router_loss": False}),
         (
@@ -120,6 +123,7 @@ def test_keys_set_the_options_of_the_estimate(
         (SFT | {"loss_type": "dft"}, "loss_type"),
         (SFT | {"packing_strategy": "wrapped"}, "packing_strategy"),
         (SFT | {"num_generations": 4}, "num_generations"),
+        (SFT | {"activation_checkpointing_kwargs": {"every_n_layers": 2}}, CHECKPOINTING),
         (PEFT | {"dtype": "auto", "bf16": False}, "bf16"),
     ],
 )

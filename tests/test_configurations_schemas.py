@@ -10,7 +10,9 @@ from orchestrator.configurations.key_classes import entry_of
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.axolotl import AXOLOTL
 from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
+from orchestrator.configurations.trainers.transformers_keys import TRAINING_ARGUMENTS
 from orchestrator.configurations.trainers.trl import TRL
+from orchestrator.configurations.trainers.trl_tasks import CLASSES, OWN_KEYS
 
 pytestmark = pytest.mark.trainers
 SOURCES = Path(__file__).parent.parent / ".venv-trainers" / "trainers"
@@ -33,6 +35,10 @@ SCHEMAS = {
     ),
     "TRL": (
         "trl/trainer/sft_config.py SFTConfig",
+        "trl/trainer/dpo_config.py DPOConfig",
+        "trl/trainer/kto_config.py KTOConfig",
+        "trl/trainer/reward_config.py RewardConfig",
+        "trl/experimental/orpo/orpo_config.py ORPOConfig",
         "trl/trainer/base_config.py _BaseConfig",
         "trl/trainer/model_config.py ModelConfig",
         "trl/scripts/utils.py ScriptArguments",
@@ -83,3 +89,14 @@ def test_every_field_of_the_schemas_has_a_class(trainer: Trainer) -> None:
     assert sorted(n for n in theirs if entry_of(trainer.keys, n) is None) == []
     ours = DEFAULTS[trainer.name]
     assert {name: theirs[name] for name in ours} == ours
+
+
+def test_the_keys_of_each_task_are_those_of_its_trainer() -> None:
+    """A key is refused for a task exactly if TRL's configuration of that task lacks it."""
+    if not SOURCES.is_dir():
+        pytest.skip("make trainers installs the trainers")
+    classes = {schema.split()[1]: schema for schema in SCHEMAS["TRL"]}
+    theirs = {task: dict(fields(classes[name])).keys() for name, task in CLASSES.items()}
+    shared = set.intersection(*map(set, theirs.values())) | set(TRAINING_ARGUMENTS)
+    for task, own in OWN_KEYS.items():
+        assert own == theirs[task] - shared, task

@@ -29,7 +29,7 @@ from trl import (
     get_quantization_config,
 )
 
-from orchestrator.exporting.training import TrainingJob
+from orchestrator.exporting.training import PatchedConfiguration, TrainingJob
 from orchestrator.exporting.training_script import training_script
 from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
@@ -172,9 +172,28 @@ def made_model(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("fields", [{}, {"loss": "full-logits", "precision": "bf16"}])
+CONFIGURATION = """\
+# of a user
+model_name_or_path: {model}
+dataset_name: {data}
+use_peft: true
+max_length: 64
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+num_train_epochs: 3
+save_strategy: steps
+save_steps: 6
+save_total_limit: 2
+output_dir: elsewhere
+report_to: none
+"""
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"loss": "full-logits", "precision": "bf16"}, "configuration"]
+)
 def test_the_exported_training_runs_to_its_end_and_resumes(
-    fields: dict[str, Any], tmp_path: Path
+    fields: dict[str, Any] | str, tmp_path: Path
 ) -> None:
     """9 steps: 24 examples, 3 epochs, 2 x 4 a step. A second run begins at the last checkpoint."""
     data = tmp_path / "data"
@@ -189,20 +208,25 @@ def test_the_exported_training_runs_to_its_end_and_resumes(
     # A checkpoint after 6 of the 9 steps.
     place = replace(SPOT, checkpoint_minutes=400.0)
     training = training_of(
-        {"effective_batch": 8} | fields,
+        {"effective_batch": 8} | (fields if isinstance(fields, dict) else {}),
         model=find_model("llama-tiny"),
         seq_len=64,
         examples=24,
         steps=9,
         placements=(place,),
     )
-    output = tmp_path / "out"
+    model, output = made_model(tmp_path), tmp_path / "out"
+    output.mkdir()
+    if fields == "configuration":
+        text = CONFIGURATION.format(model=model, data=data)
+        own = PatchedConfiguration("mine.yml", "TRL", "1.16", text, "", {})
+        training = replace(training, configuration=own)
     environment = {
         **os.environ,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "HF_HOME": str(tmp_path / "hf"),
         "HF_HUB_OFFLINE": "1",
-        "MODEL": str(made_model(tmp_path)),
+        "MODEL": str(model),
         "DATASET": str(data),
         "OUTPUT": str(output),
     }

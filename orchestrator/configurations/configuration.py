@@ -8,7 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpu_catalog.errors import UserError
-from orchestrator.configurations.key_classes import ABSENT, Line, Reading, classified, shown
+from orchestrator.configurations.key_classes import (
+    ABSENT,
+    Computed,
+    Line,
+    Reading,
+    classified,
+    shown,
+)
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.markdown_table import table
 from orchestrator.request import validation_lines
@@ -94,9 +101,9 @@ def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> 
 
 def _well_formed(trainer: Trainer, values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     """Values of the shapes that the trainer takes; others are refused and left out."""
-    kept = dict(values)
+    kept = {name: v for name, v in values.items() if not isinstance(v, Computed)}
     for name, types in trainer.shapes.items():
-        value = values.get(name)
+        value = kept.get(name)
         is_list = isinstance(value, list)
         if value is None or (isinstance(value, types) and not is_list):
             continue

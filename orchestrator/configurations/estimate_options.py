@@ -6,12 +6,20 @@ from typing import Any
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.key_classes import shown
 from orchestrator.model_names import preset_of
-from trials.recipes.fields import FEWEST_PACKED
+from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
+from trials.recipes.fields import FEWEST_PACKED, WITH_DROPOUT
 from trials.recipes.mistakes import ADAPTER_FIELDS
+from trials.recipes.recipe import Recipe
 
 DATA = ("dataset", "length_histogram")
+OF_DATA = ("dataset", "chat", "text_fields", "most")
 QUANTISATION = ("quantisation", "double_quantisation", "kbit_preparation")
-REPLACED = {"gradient_accumulation": ("effective_batch",), "model_config": ("model",)}
+REPLACED = {
+    "gradient_accumulation": ("effective_batch",),
+    "model_config": ("model",),
+    "dataset": OF_DATA,
+    "length_histogram": OF_DATA,
+}
 """Options of a configuration that another option of the command line replaces."""
 
 
@@ -57,6 +65,14 @@ def with_configuration(
     return dict(given) | options | stated, remarks
 
 
+def as_recipe(configuration: Configuration) -> Recipe:
+    """Recipe that a configuration without refusals states."""
+    names = {"defaults", *Recipe.model_fields}
+    return recipe_of(
+        RecipeOptions(**{n: v for n, v in configuration.options.items() if n in names})
+    )
+
+
 def _check_alone(stated: Mapping[str, Any]) -> None:
     wrong = [name for name in ("recipe", "defaults") if name in stated]
     if wrong:
@@ -66,6 +82,8 @@ def _check_alone(stated: Mapping[str, Any]) -> None:
 def _of_method(options: dict[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """Options without the file's fields that another method of the command line excludes."""
     method = stated.get("method", options.get("method"))
+    if stated.get("task", "sft") not in WITH_DROPOUT:
+        options = options | ({"lora_dropout": 0.0} if options.get("lora_dropout") else {})
     excluded: tuple[str, ...] = ()
     if method != options.get("method"):
         excluded = QUANTISATION if method != "qlora" else ()
@@ -78,6 +96,8 @@ def _lengths(
 ) -> dict[str, Any]:
     """Length of a row, and how data is cut and padded."""
     tokens, has_data = configuration.tokens, any(options.get(name) for name in DATA)
+    if isinstance(options.get("seq_len"), int):
+        tokens = options["seq_len"]
     packs = options.get("packing")
     if not has_data:
         lengths: dict[str, Any] = {

@@ -20,6 +20,12 @@ OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
 """Values of a key that does nothing."""
 
 
+class Computed(str):
+    """Expression of a Python file whose value is unknown unless the file runs."""
+
+    __slots__ = ()
+
+
 LONGEST_VALUE = 40  # characters of a value that is shown
 
 
@@ -129,7 +135,9 @@ def classified(table: Mapping[str, Key], config: Config, unknown: Key) -> Readin
 
 
 def _read(reading: Reading, name: str, value: object, key: Key) -> None:
-    if key.key_class in ("assumed", "refused") and is_idle(value, key.idle):
+    if isinstance(value, Computed) and key.key_class != "irrelevant":
+        reading.refuse(name, value, "is computed, and the file is not run: write its value")
+    elif key.key_class in ("assumed", "refused") and is_idle(value, key.idle):
         reading.mark(name, value, "irrelevant", "off")
     elif key.option is None or value is None:
         reading.mark(name, value, key.key_class, key.meaning)

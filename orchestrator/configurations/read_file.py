@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from gpu_catalog.user_file import text_of
 from orchestrator.configurations.configuration import (
     Configuration,
     ConfigurationError,
     configuration_of,
 )
+from orchestrator.configurations.python_file import PythonFileError, python_configuration
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.axolotl import AXOLOTL
 from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
 from orchestrator.configurations.trainers.trl import TRL
+from orchestrator.spec.yaml_lines import read_yaml
 
 TRAINERS = (AXOLOTL, LLAMA_FACTORY, TRL)
 """Trainers whose configurations are read."""
@@ -42,24 +43,37 @@ def read_configuration(path: Path) -> Configuration:
         ConfigurationError: the file cannot be read, or describes no training of a trainer that is
             supported.
     """
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not text"
-        raise ConfigurationError(f"--config {path}: {reason}") from None
+    text = text_of(path.expanduser(), lambda line: ConfigurationError(f"--config {line}"))
+    return read_configuration_text(text, path)
+
+
+def read_configuration_text(text: str, path: Path) -> Configuration:
+    """Configuration from its text; the path gives its format, and its name in messages.
+
+    Raises:
+        ConfigurationError: as for ``read_configuration``.
+    """
+    if path.suffix == ".py":
+        return configuration_of(TRL, _python(text, path), str(path))
     values = _yaml(text, path)
     return configuration_of(trainer_of(values, path), values, str(path))
 
 
-def _yaml(text: str, path: Path) -> Mapping[str, Any]:
+def _python(text: str, path: Path) -> Mapping[str, Any]:
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"--config {path}: is not YAML: {reason}") from None
-    if not isinstance(values, dict) or not values:
+        return python_configuration(text)
+    except PythonFileError as error:
+        raise ConfigurationError(f"--config {path}: {error}") from None
+
+
+def _yaml(text: str, path: Path) -> Mapping[str, Any]:
+    read = read_yaml(text)
+    if read.problems:
+        lines = (f"--config {path}:{problem.line}: {problem.text}" for problem in read.problems)
+        raise ConfigurationError("\n".join(lines))
+    if not isinstance(read.data, dict) or not read.data:
         raise ConfigurationError(f"--config {path}: has no keys: give a trainer's configuration")
-    return {str(name): value for name, value in values.items()}
+    return read.data
 
 
 def trainer_of(values: Mapping[str, Any], path: Path | str) -> Trainer:
@@ -68,8 +82,9 @@ def trainer_of(values: Mapping[str, Any], path: Path | str) -> Trainer:
     Raises:
         ConfigurationError: it is for none that is supported, or describes no training.
     """
+    parts = [values, *(part for part in values.values() if isinstance(part, dict))]
     for key, reason in OTHER_FILES.items():
-        if key in values and "base_model" not in values:
+        if "base_model" not in values and any(key in part for part in parts):
             raise ConfigurationError(f"--config {path}: {reason}: give the trainer's own file")
     if "base_model" in values:
         return AXOLOTL

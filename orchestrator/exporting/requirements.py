@@ -3,10 +3,28 @@
 import shlex
 from importlib import metadata
 
+from orchestrator.exporting.training import PatchedConfiguration
 from orchestrator.spec.trainer_defaults import TRL_VERSION
 from trials.recipes.recipe import Recipe
 
 PINNED = ("transformers", "peft", "bitsandbytes")
+
+
+def trainer_lines(configuration: PatchedConfiguration, recipe: Recipe) -> str:
+    """Lines of bash that install the trainer of a configuration, and what the recipe needs."""
+    version = f"{configuration.version}.*"
+    if configuration.trainer == "TRL":
+        return install_lines(recipe)
+    uses_flash = recipe.attention == "flash_attention_2"
+    if configuration.trainer == "axolotl":
+        name = f"axolotl{'[flash-attn]' if uses_flash else ''}=={version}"
+        return _pip(["packaging", "setuptools", "wheel", "ninja", "torch>=2.11"], [name])
+    needed = {
+        "bitsandbytes": recipe.method == "qlora" or "8bit" in recipe.optimizer,
+        "liger-kernel": recipe.liger_kernels or recipe.loss == "liger",
+    }
+    names = [f"llamafactory=={version}", *(name for name, wanted in needed.items() if wanted)]
+    return _pip(names, ["flash-attn>=2.8"] if uses_flash else [])
 
 
 def install_lines(recipe: Recipe) -> str:
@@ -23,8 +41,11 @@ def install_lines(recipe: Recipe) -> str:
         "causal-conv1d>=1.6": recipe.mamba == "mamba-ssm",
     }
     plain = [*pinned, *(name for name, wanted in needed.items() if wanted)]
-    late = [name for name, wanted in compiled.items() if wanted]
+    return _pip(plain, [name for name, wanted in compiled.items() if wanted])
+
+
+def _pip(plain: list[str], compiled: list[str]) -> str:
     lines = [f"pip install {shlex.join(plain)}"]
-    if late:
-        lines.append(f"pip install --no-build-isolation {shlex.join(late)}")
+    if compiled:
+        lines.append(f"pip install --no-build-isolation {shlex.join(compiled)}")
     return "\n".join(lines)

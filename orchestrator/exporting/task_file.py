@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from gpu_catalog.safe_text import printable
 from orchestrator.exporting.names import (
     DSTACK_BACKENDS,
     DSTACK_GPUS,
@@ -16,15 +17,23 @@ from orchestrator.exporting.names import (
     Dstack,
     skypilot_instance,
 )
-from orchestrator.exporting.requirements import install_lines
+from orchestrator.exporting.requirements import install_lines, trainer_lines
 from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob
-from orchestrator.exporting.training_script import filled, training_script
+from orchestrator.exporting.training_script import filled, save_steps, training_script
 from orchestrator.pricing.catalog_file import OWN
 
 Target = Literal["skypilot", "dstack", "hf-jobs", "ray", "slurm"]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
 MODEL, DATASET = "YOUR_MODEL", "YOUR_DATASET"
+DATA = "/data"
+MOUNTING: tuple[Target, ...] = ("skypilot", "dstack")
+"""Formats that take files of this machine along."""
+OF_TRL = (
+    "  MODEL: name on the hub, or a folder; it has the tokenizer, too",
+    "  DATASET: name on the hub, or a folder of JSON Lines, CSV or Parquet files",
+    "    in a format of TRL: messages; text; prompt and completion; chosen and rejected",
+)
 DEFAULT_FILES: Mapping[Target, str] = {
     "skypilot": "skypilot.yaml",
     "dstack": "finetune.dstack.yml",
@@ -131,20 +140,19 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
     form = FORMATS[target]
     chosen, left_out = _named(training.placements, form, target)
     training = replace(training, placements=chosen)
-    local = _local_file(training.dataset)
-    script = training_script(training)
+    mounts, links = _mounts(training, target)
+    script = training_script(training, links)
     file = filled(
         target,
         training=training,
         first=chosen[0],
         name=re.sub(r"[^a-z0-9]+", "-", f"finetune-{training.model.name}".lower()).strip("-")[:40],
-        header=_header(training, form),
+        header=_header(training, form, links),
         script=script,
         bucket_script=filled("bucket", script=script),
-        install=install_lines(training.recipe),
-        model=_model(training, target),
-        dataset="/data" if local and target in ("skypilot", "dstack") else _dataset(training),
-        local=local,
+        install=_install(training),
+        variables=_variables(training, target),
+        mounts=mounts,
         output=form.output[0],
         clouds=SKYPILOT_CLOUDS,
         instance=skypilot_instance,
@@ -222,6 +230,40 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _install(training: TrainingJob) -> str:
+    if training.configuration is not None:
+        return trainer_lines(training.configuration, training.recipe)
+    return install_lines(training.recipe)
+
+
+def _mounts(training: TrainingJob, target: Target) -> tuple[dict[str, Path], dict[str, str]]:
+    """Data of this machine by its place on the rented one, and links from the trainer's names.
+
+    Only names inside the working directory can be links.
+    """
+    if target not in MOUNTING:
+        return {}, {}
+    if training.configuration is None:
+        local = _local_file(training.dataset)
+        return ({DATA + f"/{local.name}" * local.is_file(): local} if local else {}), {}
+    inside = [
+        (name, path)
+        for name, path in training.configuration.files.items()
+        if not name.startswith(("/", "~")) and ".." not in Path(name).parts
+    ]
+    links = {name: f"{DATA}/{i}/{path.name}" for i, (name, path) in enumerate(inside)}
+    return {links[name]: path for name, path in inside}, links
+
+
+def _variables(training: TrainingJob, target: Target) -> dict[str, str]:
+    """Variables of TRL's command; a configuration has none."""
+    if training.configuration is not None:
+        return {}
+    is_mounted = target in MOUNTING and _local_file(training.dataset) is not None
+    dataset = DATA if is_mounted else _dataset(training)
+    return {"MODEL": _model(training, target), "DATASET": dataset}
+
+
 def _local_file(dataset: str | None) -> Path | None:
     """Path of a data set on this machine; None for one of the hub."""
     if dataset is None:
@@ -243,7 +285,7 @@ def _dataset(training: TrainingJob) -> str:
     return str(training.dataset) if is_hub else DATASET
 
 
-def _header(training: TrainingJob, form: Format) -> str:
+def _header(training: TrainingJob, form: Format, links: Mapping[str, str]) -> str:
     """Comment lines on the training, on its price, and on what is to be set."""
     recipe, first = training.recipe, training.placements[0]
     unit = "packed rows" if recipe.packing else "examples"
@@ -257,12 +299,24 @@ def _header(training: TrainingJob, form: Format) -> str:
         ),
         f"Chosen ({training.basis}): {first.text}",
         *(f"Fallback: {place.text}" for place in training.placements[1:]),
-        "The learning rate and its schedule are TRL's defaults: add --learning_rate.",
+        *_remarks(training, links),
         "",
         "Set these:",
-        "  MODEL: name on the hub, or a folder; it has the tokenizer, too",
-        "  DATASET: name on the hub, or a folder of JSON Lines, CSV or Parquet files",
-        "    in a format of TRL: messages; text; prompt and completion; chosen and rejected",
+        *([] if training.configuration else OF_TRL),
         f"  OUTPUT_BUCKET: {form.output[1]}",
     ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
+
+
+def _remarks(training: TrainingJob, links: Mapping[str, str]) -> list[str]:
+    configuration = training.configuration
+    if configuration is None:
+        return ["The learning rate and its schedule are TRL's defaults: add --learning_rate."]
+    left = [name for name in configuration.files if name not in links]
+    put = [f"Put these where the job runs, under these names: {', '.join(left)}"] if left else []
+    steps = min(save_steps(training), training.steps)
+    text = (
+        f"The configuration is {configuration.name} of {configuration.trainer}. Checkpoints are as "
+        f"frequent as it states; the price is for one every {steps} optimizer steps."
+    )
+    return [text, *put]

@@ -1,7 +1,9 @@
 """A fine-tuning that is to be started, and the offers to start it on."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpu_catalog.errors import UserError
 from orchestrator.pricing.catalog_file import OWN
@@ -64,6 +66,27 @@ class ChosenOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchedConfiguration:
+    """Configuration of a trainer for a task file.
+
+    Attributes:
+        name: name of the file, without folder.
+        trainer: name of the trainer.
+        version: version of the trainer.
+        text: the configuration, with the micro-batch and accumulation of the export.
+        diff: unified difference from the user's file; empty where there is none.
+        files: local data by the names that the configuration has for them.
+    """
+
+    name: str
+    trainer: str
+    version: str
+    text: str
+    diff: str
+    files: Mapping[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingJob:
     """Fine-tuning that is to be started.
 
@@ -79,6 +102,7 @@ class TrainingJob:
         basis: basis of hours and dollars.
         dataset: data set of the hub, or a file or folder; None for one to be named.
         expandable_segments: setting of PyTorch's allocator.
+        configuration: configuration of the user's trainer; None to train by TRL's command.
     """
 
     model: Model
@@ -97,6 +121,7 @@ class TrainingJob:
     split: str | None = None
     text_field: str | None = None
     expandable_segments: bool = False
+    configuration: PatchedConfiguration | None = None
 
     @property
     def accumulation(self) -> int:

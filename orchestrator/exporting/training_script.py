@@ -17,15 +17,50 @@ TRAINERS: Mapping[Task, str] = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "rewar
 """Names of TRL's trainers and of their configurations, without the ending."""
 WIDTH = 96
 
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "axolotl": (
+        'axolotl train "$CONFIG" --output-dir "$OUTPUT"',
+        "--resume-from-checkpoint ",
+    ),
+    "LLaMA-Factory": (
+        'llamafactory-cli train "$CONFIG" output_dir="$OUTPUT" overwrite_output_dir=true',
+        "resume_from_checkpoint=",
+    ),
+    "TRL": ('trl TASK --config "$CONFIG" --output_dir "$OUTPUT"', "--resume_from_checkpoint "),
+}
+"""Commands of trainers, and the beginning of the option that resumes; options go before the file's.
 
-def training_script(training: TrainingJob) -> str:
+LLaMA-Factory would otherwise resume from a checkpoint that was not written to its end.
+"""
+
+
+def training_script(training: TrainingJob, links: Mapping[str, str] | None = None) -> str:
     """Bash that trains on one GPU into the folder ``$OUTPUT``, and resumes from it.
 
-    It reads the variables ``MODEL``, ``DATASET`` and ``OUTPUT``.
+    It reads the variables ``MODEL``, ``DATASET`` and ``OUTPUT``; with a configuration, the last.
+
+    Args:
+        training: the training.
+        links: names of data in its configuration, each with the place of the data on the machine.
 
     Raises:
         ExportError: TRL does not train by the recipe.
     """
+    is_shared = any(place.gpus_per_instance > 1 for place in training.placements)
+    setting = {
+        "is_shared": is_shared,
+        "expandable_segments": training.expandable_segments,
+    }
+    if training.configuration is not None:
+        command, resume = COMMANDS[training.configuration.trainer]
+        return filled(
+            "train_config",
+            **setting,
+            configuration=training.configuration,
+            command=command.replace("TASK", training.recipe.task),
+            resume=resume,
+            links=links or {},
+        )
     options = trl_options(training)
     additions = python_additions(training.recipe)
     python = None
@@ -36,11 +71,9 @@ def training_script(training: TrainingJob) -> str:
             trainer=TRAINERS[training.recipe.task],
             additions=additions,
         )
-    is_shared = any(place.gpus_per_instance > 1 for place in training.placements)
     return filled(
         "train_sh",
-        is_shared=is_shared,
-        expandable_segments=training.expandable_segments,
+        **setting,
         python=python,
         program="python train.py" if python else f"trl {training.recipe.task}",
         options=[_written(name, value) for name, value in _all_options(training, options).items()],

@@ -64,8 +64,17 @@ KEYS: dict[str, Key] = (
         "neat_packing": shared("packing"),
         "max_samples": assumed("not applied: give --examples"),
         "dataset": assumed("not read: lengths and examples come from --dataset, or are assumed"),
-        "gradient_checkpointing": irrelevant("disable_gradient_checkpointing decides"),
     }
+    | table_of(
+        (
+            irrelevant("disable_gradient_checkpointing decides"),
+            "gradient_checkpointing activation_checkpointing",
+        ),
+        (
+            LOADING,
+            "gradient_checkpointing_kwargs activation_checkpointing_kwargs",
+        ),
+    )
     | table_of(
         (
             LEARNING,
@@ -132,6 +141,7 @@ KEYS: dict[str, Key] = (
             freeze_language_model freeze_extra_modules ref_model ref_model_*
             """,
         ),
+        (refused("use enable_liger_kernel, by which the loss is known"), "use_liger_kernel"),
         (
             irrelevant("read only with a method that is refused"),
             """

@@ -1,7 +1,9 @@
 """Class of each key of transformers' ``TrainingArguments``, which other trainers extend."""
 
 from orchestrator.configurations.key_classes import (
+    Config,
     Key,
+    Reading,
     assumed,
     irrelevant,
     refused,
@@ -20,6 +22,8 @@ from orchestrator.configurations.trainers.axolotl_keys import (
 
 LEARNING = irrelevant("learning, not speed")
 
+SAMPLING = {"random": False, "sequential": False, "group_by_length": True}
+
 TRAINING_ARGUMENTS: dict[str, Key] = {
     "per_device_train_batch_size": shared("batch_size, effective_batch"),
     "gradient_accumulation_steps": shared("effective_batch"),
@@ -30,6 +34,10 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     "bf16": shared("precision"),
     "fp16": shared("precision"),
     "gradient_checkpointing": shared("gradient_checkpointing"),
+    "activation_checkpointing": shared("gradient_checkpointing"),
+    "gradient_checkpointing_kwargs": shared("gradient_checkpointing"),
+    "activation_checkpointing_kwargs": shared("gradient_checkpointing"),
+    "train_sampling_strategy": used("group_by_length", SAMPLING),
     "group_by_length": used("group_by_length"),
     "torch_compile": used("compile", {True: "model", False: None}),
 } | table_of(
@@ -61,7 +69,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
         LOADING,
         """
         dataloader_* remove_unused_columns do_train skip_memory_metrics accelerator_config
-        gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode use_cache
+        torch_compile_backend torch_compile_mode use_cache enable_jit_checkpoint debug
         average_tokens_across_devices
         """,
     ),
@@ -96,3 +104,14 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     ),
 )
 """Class of each key of ``TrainingArguments`` in transformers 5."""
+
+
+def checkpoints(config: Config, reading: Reading, *, by_default: bool) -> bool:
+    """Whether layers are checkpointed; the newer of two names decides (training_args.py:1533)."""
+    for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+        more = config.get(name)
+        if isinstance(more, dict) and (more.get("every_n_layers") or 1) != 1:
+            reading.refuse(name, more, "every layer or none is simulated: remove every_n_layers")
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    stated = (config[name] for name in names if config.get(name) is not None)
+    return bool(next(stated, by_default))

@@ -1,6 +1,7 @@
-"""Configurations of TRL's command line (``trl sft --config``), in YAML."""
+"""Configurations of TRL: of its command line (``trl sft --config``), or of a Python file."""
 
 from orchestrator.configurations.key_classes import (
+    ABSENT,
     Config,
     Key,
     Reading,
@@ -18,7 +19,18 @@ from orchestrator.configurations.trainers.axolotl_keys import (
 )
 from orchestrator.configurations.trainers.lora_targets import PEFT_DEFAULT, targets_of
 from orchestrator.configurations.trainers.training_length import length_of
-from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
+from orchestrator.configurations.trainers.transformers_keys import (
+    LEARNING,
+    TRAINING_ARGUMENTS,
+    checkpoints,
+)
+from orchestrator.configurations.trainers.trl_tasks import (
+    LOSSES,
+    TRAINER_CLASS,
+    refuse_keys_of_other_tasks,
+    task_of,
+)
+from trials.recipes.fields import WITH_DROPOUT
 
 ATTENTION = {
     "eager": "eager",
@@ -26,7 +38,6 @@ ATTENTION = {
     "flash_attention_2": "flash_attention_2",
     "kernels-community/flash-attn2": "flash_attention_2",
 }
-LOSSES = (None, "nll", "chunked_nll")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "auto": "bf16"}
 
 KEYS: dict[str, Key] = (
@@ -49,10 +60,17 @@ KEYS: dict[str, Key] = (
         "use_dora": shared("dora"),
         "max_length": shared("seq_len, cutoff"),
         "packing": used("packing"),
-        "gradient_checkpointing": used("gradient_checkpointing"),
         "activation_offloading": used("activation_offloading"),
         "use_liger_kernel": shared("liger_kernels, loss"),
-        "loss_type": shared("loss"),
+        "loss_type": shared("task, loss"),
+        TRAINER_CLASS: shared("task"),
+        "precompute_ref_log_probs": shared("reference"),
+        "disable_dropout": shared("lora_dropout"),
+        "prepare_model_for_kbit_training": used("kbit_preparation"),
+        "bnb_4bit_compute_dtype": refused(
+            "only bfloat16 is simulated", idle=(None, "bfloat16", "auto")
+        ),
+        "bias": refused("only the adapters are trained: use none", idle=(None, "none")),
         "router_aux_loss_coef": shared("router_loss"),
         "pad_to_multiple_of": shared("pad_to_multiple"),
         "dataset_name": assumed(
@@ -61,12 +79,20 @@ KEYS: dict[str, Key] = (
         "datasets": assumed("not read: lengths and examples come from --dataset, or are assumed"),
     }
     | table_of(
-        (LEARNING, "use_rslora lora_task_type"),
+        (
+            LEARNING,
+            """
+            use_rslora lora_task_type beta loss_weights ld_alpha f_divergence_type discopop_tau
+            f_alpha_divergence_coef label_smoothing desirable_weight undesirable_weight
+            center_rewards_coefficient ref_model_mixup_alpha ref_model_sync_steps init_lora_weights
+            """,
+        ),
         (
             TOKENS,
             """
             dataset_text_field eos_token pad_token chat_template_path completion_only_loss
-            assistant_only_loss truncation_mode
+            assistant_only_loss truncation_mode max_completion_length padding_value
+            max_prompt_length
             """,
         ),
         (
@@ -75,11 +101,16 @@ KEYS: dict[str, Key] = (
             dataset_config dataset_train_split dataset_test_split dataset_streaming streaming
             dataset_num_proc dataset_kwargs shuffle_dataset model_revision trust_remote_code
             bnb_4bit_quant_storage eval_packing test_split_size env ignore_bias_buffers
+            is_encoder_decoder generate_during_eval precompute_ref_batch_size device_map
             """,
         ),
         (
             refused(NOT_SIMULATED),
-            "padding_free lora_target_parameters model_init_kwargs",
+            """
+            padding_free lora_target_parameters model_init_kwargs use_weighting sync_ref_model
+            layers_to_transform rank_pattern compute_loss_func optimizers
+            optimizer_cls_and_kwargs
+            """,
         ),
         (
             refused("only best-fit packing is simulated", idle=(None, "bfd", "bfd_split")),
@@ -92,16 +123,19 @@ KEYS: dict[str, Key] = (
 def derive(config: Config, reading: Reading) -> None:
     """Add the options that keys set together; absent fields have TRL's defaults anyway."""
     options = reading.options
-    options["task"] = "sft"
-    reading.assume("trainer", "SFT, as by 'trl sft'")
+    options["task"] = task_of(config, reading)
+    refuse_keys_of_other_tasks(options["task"], config, reading)
     _method(config, reading)
     _precision(config, reading)
     _loss(config, reading)
+    _preference(config, reading)
+    options["gradient_checkpointing"] = checkpoints(config, reading, by_default=True)
     norm = config.get("max_grad_norm", 1.0)
     options["max_grad_norm"] = norm or "none"
     length = config.get("max_length", 1024)  # trl/trainer/sft_config.py:203
     options["sequence_len"] = length
-    options["pad_to_multiple"] = config.get("pad_to_multiple_of") or 1
+    multiple = config.get("pad_to_multiple_of")
+    options["pad_to_multiple"] = 1 if multiple in (None, "auto") else multiple
     length_of(
         reading,
         micro=("per_device_train_batch_size", config.get("per_device_train_batch_size", 8)),
@@ -159,22 +193,44 @@ def _precision(config: Config, reading: Reading) -> None:
 
 
 def _loss(config: Config, reading: Reading) -> None:
-    loss, options = config.get("loss_type"), reading.options
+    options = reading.options
     if config.get("router_aux_loss_coef") == 0:
         options["router_loss"] = False
     # trl/trainer/sft_trainer.py:1144 computes every loss in tiles, also with liger-kernel
     options["liger_kernels"] = bool(config.get("use_liger_kernel"))
-    if loss not in LOSSES:
-        reading.refuse(
-            "loss_type", loss, f"not simulated: use one of {', '.join(map(str, LOSSES[1:]))}"
-        )
+    stated = config.get("loss_type")
+    losses = LOSSES[options["task"]]
+    for loss in stated if isinstance(stated, list) else [stated]:
+        if loss is not None and loss not in losses:
+            reading.refuse("loss_type", stated, f"not simulated: use one of {', '.join(losses)}")
+
+
+def _preference(config: Config, reading: Reading) -> None:
+    """Reference and dropout of the tasks that compare or score sequences."""
+    options = reading.options
+    if options["task"] in WITH_DROPOUT:
+        return
+    if config.get("precompute_ref_log_probs"):
+        options["reference"] = "precomputed"
+    if options["task"] == "reward":
+        text = "longer examples are cut; TRL's RewardTrainer leaves them out"
+        reading.mark("max_length", config.get("max_length", ABSENT), "assumed", text)
+    if not options.get("lora_dropout"):
+        return
+    if config.get("disable_dropout") is False:
+        text = "dropout in this task is not simulated: use lora_dropout: 0"
+        reading.refuse("disable_dropout", config["disable_dropout"], text)
+    elif "lora_dropout" in config:
+        text = "the trainer disables it"
+        reading.mark("lora_dropout", config["lora_dropout"], "irrelevant", text)
+    options["lora_dropout"] = 0.0
 
 
 TRL = Trainer(
     name="TRL",
     version="1.16",
     keys=KEYS,
-    unknown=refused("no key of TRL's SFT in 1.16, which refuses it", idle=()),
+    unknown=refused("no key of TRL 1.16, which refuses it", idle=()),
     shapes={
         "lora_dropout": (int, float),
         "max_grad_norm": (int, float),
@@ -182,7 +238,7 @@ TRL = Trainer(
         "lora_modules_to_save": (list,),
         "dtype": (str,),
         "torch_dtype": (str,),
-        "loss_type": (str,),
+        "loss_type": (str, list),
     },
     derive=derive,
 )

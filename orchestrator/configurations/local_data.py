@@ -1,0 +1,166 @@
+"""Data files on this machine that a configuration names."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpu_catalog.errors import UserError
+from gpu_catalog.user_file import text_of
+from orchestrator.configurations.configuration import Configuration
+from orchestrator.configurations.key_classes import Line, shown
+from orchestrator.datasets.recognition import MESSAGES, TEXT, recognised
+from orchestrator.datasets.source import FORMATS, DataError, DatasetSource, data_format
+
+KEYS = ("datasets", "pretraining_dataset", "dataset", "dataset_name")
+"""Keys that name data: of axolotl and TRL, of axolotl, of LLaMA-Factory, of TRL."""
+INFO = "dataset_info.json"
+DATA_FOLDER = "data"  # llamafactory/hparams/data_args.py: the default of dataset_dir
+
+
+MOST = "max_samples"
+
+
+class _NotReadError(UserError):
+    """Local data that is not read; one line says why."""
+
+
+def with_local_data(configuration: Configuration) -> Configuration:
+    """Configuration whose data set is an option, where it is one local file or folder.
+
+    Names are relative to the folder of the configuration, or else to the working directory, which
+    is the trainer's. Local data that is not read has a line that says why.
+    """
+    values = {line.key: line.value for line in configuration.lines}
+    key = next((name for name in KEYS if values.get(name)), None)
+    if key is None:
+        return configuration
+    try:
+        options = _options(key, values, Path(configuration.file).parent)
+    except _NotReadError as reason:
+        text = f"not read ({reason}): lengths and examples come from --dataset, or are assumed"
+        return _with_lines(configuration, {key: Line(key, values[key], "assumed", text)}, {})
+    if not options:
+        return configuration
+    meaning = ", ".join(f"{name} {shown(value)}" for name, value in options.items())
+    lines = {key: Line(key, values[key], "used", meaning)}
+    if "most" in options:
+        lines[MOST] = Line(MOST, options["most"], "used", "most")
+    return _with_lines(configuration, lines, options)
+
+
+def local_files(configuration: Configuration) -> dict[str, Path]:
+    """Data on this machine, by the names that the trainer looks for it under.
+
+    LLaMA-Factory looks for a whole folder, with its index.
+    """
+    values = {line.key: line.value for line in configuration.lines}
+    key = next((name for name in KEYS if values.get(name)), None)
+    if key is None:
+        return {}
+    folder = Path(configuration.file).parent
+    if key == "dataset":
+        names = [str(values.get("dataset_dir") or DATA_FOLDER)]
+    else:
+        names = [str(entry.get("path")) for entry in _entries(key, values, folder)]
+    files: dict[str, Path] = {}
+    for name in names:
+        with contextlib.suppress(_NotReadError):
+            path = _local(name, folder)
+            files |= {} if path is None else {name: path.absolute()}
+    return files
+
+
+def _with_lines(
+    configuration: Configuration, lines: Mapping[str, Line], options: Mapping[str, Any]
+) -> Configuration:
+    changed = tuple(lines.get(line.key, line) for line in configuration.lines)
+    return replace(configuration, lines=changed, options={**configuration.options, **options})
+
+
+def _options(key: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Options of the data; none where it is not on this machine.
+
+    Raises:
+        _NotReadError: it is, but is not read.
+    """
+    entries = [*_entries(key, values, folder)]
+    paths = [_local(str(entry.get("path")), folder) for entry in entries]
+    if not any(paths):
+        return {}
+    if len(entries) > 1:
+        raise _NotReadError(f"it names {len(entries)} data sets")
+    (path,), (entry,) = paths, entries
+    options: dict[str, Any] = {"dataset": str(path)} | _rendering(entry, values)
+    if len(options) == 1:
+        try:
+            form = recognised(DatasetSource(str(path)))
+        except DataError as error:
+            raise _NotReadError(str(error).splitlines()[0]) from None
+        if form is None:
+            raise _NotReadError(f"{path} has the columns of no format that is recognised")
+    most = values.get(MOST)
+    return options | ({"most": most} if type(most) is int and most > 0 else {})
+
+
+def _entries(key: str, values: Mapping[str, Any], folder: Path) -> Iterator[Mapping[str, Any]]:
+    """Data sets, each with its path and what else the trainer states of it."""
+    value = values[key]
+    if key == "dataset":
+        yield from _of_llama_factory(str(value), values, folder)
+        return
+    for entry in value if isinstance(value, list) else [value]:
+        stated = entry if isinstance(entry, dict) else {"path": entry}
+        files = stated.get("data_files")
+        if not isinstance(files, list):
+            files = [files or stated.get("path")]
+        yield from ({**stated, "path": file} for file in files)
+
+
+def _of_llama_factory(
+    names: str, values: Mapping[str, Any], folder: Path
+) -> Iterator[Mapping[str, Any]]:
+    """Files that the index of LLaMA-Factory's data folder has for names of data sets."""
+    data = _local(str(values.get("dataset_dir") or DATA_FOLDER), folder)
+    index = _index(data / INFO) if data is not None else {}
+    for name in names.split(","):
+        entry = index.get(name.strip())
+        entry = entry if isinstance(entry, dict) else {}
+        file, columns = entry.get("file_name"), entry.get("columns")
+        yield {
+            "path": file and str(data / str(file) if data else file),
+            "field_messages": columns.get("messages") if isinstance(columns, dict) else None,
+        }
+
+
+def _index(path: Path) -> Mapping[str, Any]:
+    try:
+        index = json.loads(text_of(path, _NotReadError))
+    except (ValueError, RecursionError):
+        raise _NotReadError(f"{path} is not JSON") from None
+    return index if isinstance(index, dict) else {}
+
+
+def _local(name: str, folder: Path) -> Path | None:
+    """File or folder of a name; None for a data set of the hub."""
+    path = Path(name).expanduser()
+    for place in (folder / path, path):
+        if name and place.exists():
+            return place
+    if data_format(path) in FORMATS or name.startswith((".", "/", "~")):
+        raise _NotReadError(f"{name}: no such file in {folder}")
+    return None
+
+
+def _rendering(entry: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Option of the column that the trainer is to read; none where its name is a usual one."""
+    if isinstance(entry.get("type"), dict):
+        raise _NotReadError("its prompt is written out: give --dataset with --template")
+    if entry.get("split") not in (None, "train"):
+        raise _NotReadError(f"it takes the split {entry['split']}")
+    if entry.get("field_messages") not in (None, *MESSAGES):
+        return {"chat": entry["field_messages"]}
+    text = entry.get("field") or values.get("dataset_text_field")
+    return {} if text in (None, TEXT) else {"text_fields": (text,)}

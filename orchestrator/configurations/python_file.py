@@ -1,0 +1,175 @@
+"""Configuration in a Python file of TRL, whose literals are read without running it."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.configurations.key_classes import Computed
+from orchestrator.configurations.trainers.trl_tasks import CLASSES, TRAINER_CLASS
+
+LORA_KEYS = {
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "target_parameters": "lora_target_parameters",
+    "modules_to_save": "lora_modules_to_save",
+    "task_type": "lora_task_type",
+}
+"""Names of PEFT's ``LoraConfig`` that TRL's command line calls otherwise."""
+LORA_DEFAULTS = {"use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""Defaults of PEFT 0.21, which are not those of TRL's command line."""
+QUANTISATION_KEYS = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
+QUANTISATION_DEFAULTS = {"bnb_4bit_quant_type": "fp4"}
+MODEL_KEYS = frozenset({"dtype", "torch_dtype", "attn_implementation"})
+REPLACING = frozenset({"compute_loss_func", "optimizers", "optimizer_cls_and_kwargs"})
+"""Arguments of a trainer that replace what its configuration states."""
+LOADED_DTYPE = "auto"
+"""Dtype that transformers 5 loads weights in unless it is stated; TRL loads them in fp32."""
+KBIT = "prepare_model_for_kbit_training"
+
+
+class PythonFileError(ValueError):
+    """The file has no configuration that can be read; one line says why."""
+
+
+def python_configuration(text: str) -> Mapping[str, Any]:
+    """Keys of TRL's command line that are equal to the calls in a Python file.
+
+    They are those of ``SFTConfig`` and its like, ``LoraConfig``, ``BitsAndBytesConfig`` and
+    ``from_pretrained``. A value is a literal, a name that the file assigns one literal, or
+    ``Computed``.
+
+    Raises:
+        PythonFileError: it is no Python, or has not one configuration of a trainer.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise PythonFileError(f"is not Python: {error}") from None
+    calls = _calls(tree)
+    names = _assigned(tree)
+    kind, config = _only(calls, tuple(CLASSES))
+    values: dict[str, Any] = _keywords(config, names) | {TRAINER_CLASS: kind}
+    values |= _model(calls, names)
+    initial = values.pop("model_init_kwargs", None)
+    if isinstance(initial, dict):
+        values |= {name: initial.pop(name) for name in MODEL_KEYS & set(initial)}
+    if initial:
+        values["model_init_kwargs"] = initial
+    if "LoraConfig" in calls:
+        given = _keywords(_only(calls, ("LoraConfig",))[1], names)
+        values |= LORA_DEFAULTS | {LORA_KEYS.get(name, name): v for name, v in given.items()}
+    if "BitsAndBytesConfig" in calls:
+        given = _keywords(_only(calls, ("BitsAndBytesConfig",))[1], names)
+        renamed = {QUANTISATION_KEYS.get(name, name): v for name, v in given.items()}
+        values |= QUANTISATION_DEFAULTS | renamed
+    if KBIT in calls:
+        values[KBIT] = True
+    for call in _trainers(calls):
+        own = {word.arg: _value(word.value, names) for word in call.keywords}
+        values |= {name: own[name] for name in REPLACING & set(own) if own[name] is not None}
+    return values
+
+
+def _calls(tree: ast.AST) -> dict[str, list[ast.Call]]:
+    """Calls of a file by the last part of the function's name."""
+    calls: dict[str, list[ast.Call]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _last_part(node.func)):
+            calls.setdefault(name, []).append(node)
+    return calls
+
+
+def _last_part(function: ast.expr) -> str | None:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else None
+
+
+def _only(calls: Mapping[str, list[ast.Call]], names: tuple[str, ...]) -> tuple[str, ast.Call]:
+    """The one call of a function, with its name."""
+    matches = [(name, call) for name in names for call in calls.get(name, [])]
+    if len(matches) != 1:
+        text = f"{len(matches)} calls of {' or '.join(names)}"
+        raise PythonFileError(f"has {text}: give a file with one")
+    return matches[0]
+
+
+def _assigned(tree: ast.AST) -> dict[str, ast.expr]:
+    """Values of the names that a file binds once, by a plain assignment."""
+    bound: dict[str, list[ast.expr | None]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.setdefault(node.id, []).append(None)
+        elif isinstance(node, ast.arg):
+            bound.setdefault(node.arg, []).append(None)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name) and len(bound[target.id]) == 1:
+                bound[target.id] = [node.value]
+    return {
+        name: value
+        for name, values in bound.items()
+        if len(values) == 1 and (value := values[0]) is not None
+    }
+
+
+def _keywords(call: ast.Call, names: Mapping[str, ast.expr]) -> dict[str, Any]:
+    values = {str(word.arg or "**"): _value(word.value, names) for word in call.keywords}
+    return values | {f"argument {i}": Computed("by place") for i, _ in enumerate(call.args[1:], 2)}
+
+
+def _value(node: ast.expr, names: Mapping[str, ast.expr]) -> Any:
+    """Value of a literal, of a dtype of torch, or of a name that stands for one of them."""
+    if isinstance(node, ast.Name) and node.id in names:
+        node = names[node.id]
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch":
+        return node.attr
+    if isinstance(node, ast.Call) and _last_part(node.func) == "dict" and not node.args:
+        return {str(word.arg): _value(word.value, names) for word in node.keywords}
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        keys = (ast.literal_eval(key) for key in node.keys if key is not None)
+        values = (_value(value, names) for value in node.values)
+        return dict(zip(keys, values, strict=True))
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError):
+        return Computed(ast.unparse(node))
+
+
+def _model(calls: Mapping[str, list[ast.Call]], names: Mapping[str, ast.expr]) -> dict[str, Any]:
+    """The model that the trainer is given: by its name, or loaded by ``from_pretrained``."""
+    loads = [call for call in calls.get("from_pretrained", []) if _loads_a_model(call)]
+    if len(loads) > 1:
+        first, *others = ({**_loaded(call, names)} for call in loads)
+        if any(other != first for other in others):  # a reference is the same model
+            raise PythonFileError("loads several models: give a file that loads one")
+    if loads:
+        return _loaded(loads[0], names)
+    for call in _trainers(calls):
+        for word in call.keywords:
+            if word.arg == "model":
+                return {"model_name_or_path": _value(word.value, names)}
+    return {}
+
+
+def _loads_a_model(call: ast.Call) -> bool:
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    name = _last_part(owner) or ""
+    return "Model" in name or name.endswith("ForCausalLM")
+
+
+def _loaded(call: ast.Call, names: Mapping[str, ast.expr]) -> dict[str, Any]:
+    words = _keywords(call, names)
+    stated = {name: value for name, value in words.items() if name in MODEL_KEYS}
+    if not stated.keys() & {"dtype", "torch_dtype"}:
+        stated["dtype"] = LOADED_DTYPE
+    first = call.args[0] if call.args else None
+    model = words.get("pretrained_model_name_or_path") if first is None else _value(first, names)
+    return stated | {"model_name_or_path": model}
+
+
+def _trainers(calls: Mapping[str, list[ast.Call]]) -> Iterator[ast.Call]:
+    for name, matches in calls.items():
+        if name.endswith("Trainer"):
+            yield from matches

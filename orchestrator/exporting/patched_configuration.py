@@ -1,0 +1,148 @@
+"""A trainer's configuration with the batches of an export, and all else as the user wrote it."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpu_catalog.user_file import text_of
+from orchestrator.configurations.configuration import Configuration
+from orchestrator.configurations.estimate_options import as_recipe
+from orchestrator.configurations.local_data import local_files
+from orchestrator.configurations.read_file import read_configuration_text
+from orchestrator.exporting.training import ExportError, PatchedConfiguration, TrainingJob
+from orchestrator.spec.recipe_options import plain
+from orchestrator.spec.yaml_lines import read_yaml
+from trials.recipes.recipe import Recipe
+
+MICRO_BATCH = {"axolotl": "micro_batch_size"}
+MICRO_BATCH_OF_TRANSFORMERS = "per_device_train_batch_size"
+ACCUMULATION = "gradient_accumulation_steps"
+WHOLE_BATCH = "batch_size"
+"""Key of axolotl in place of the micro-batch or of the accumulation, which it then divides."""
+DELIMITERS = frozenset({"CONFIGURATION", "JOB"})
+"""Lines that end the file, or the script with it, in a task of bash."""
+OF_BATCHES = frozenset({"gradient_accumulation", "effective_batch", "examples_per_row"})
+FILLED_IN = frozenset({"lora_targets", "attention", "experts", "mamba", "router_loss"})
+"""Fields that depend on the model where the configuration does not state them."""
+
+
+def patched(
+    configuration: Configuration, training: TrainingJob, seq_len: int
+) -> PatchedConfiguration:
+    """Set the micro-batch and the accumulation of a training in its configuration.
+
+    Args:
+        configuration: the configuration, without refusals, of a YAML file.
+        training: the training that was priced.
+        seq_len: tokens that its rows are limited to.
+
+    Raises:
+        ExportError: the configuration trains otherwise, a line for each difference; or it cannot be
+            patched.
+    """
+    file = configuration.file
+    differences = list(_differences(configuration, training, seq_len))
+    if differences:
+        lines = (f"{file}: {line}: change the file, or leave that out" for line in differences)
+        raise ExportError("\n".join(lines))
+    before = text_of(Path(file).expanduser(), ExportError)
+    trainer, _, version = configuration.trainer.rpartition(" ")
+    after = _with_batches(before, trainer, _changes(configuration, training))
+    if not _keeps_all_else(before, after, configuration, training):
+        raise ExportError(
+            f"{file}: its batches cannot be replaced: write each as a number of its own"
+        )
+    if not DELIMITERS.isdisjoint(after.splitlines()):
+        raise ExportError(
+            f"{file}: a line is the word {' or '.join(sorted(DELIMITERS))}: indent it"
+        )
+    diff = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), file, f"{file} (exported)", lineterm="", n=1
+    )
+    return PatchedConfiguration(
+        name=Path(file).name,
+        trainer=trainer,
+        version=version,
+        text=after,
+        diff="\n".join(diff),
+        files=local_files(configuration),
+    )
+
+
+def _changes(configuration: Configuration, training: TrainingJob) -> dict[str, int]:
+    """Values by key that differ from those of the configuration, stated or by default."""
+    micro_batch, effective_batch = (
+        configuration.options[name] for name in ("batch_size", "effective_batch")
+    )
+    if training.micro_batch == micro_batch:
+        return {}
+    trainer = configuration.trainer.rpartition(" ")[0]
+    changes = {MICRO_BATCH.get(trainer, MICRO_BATCH_OF_TRANSFORMERS): training.micro_batch}
+    if training.accumulation != effective_batch // micro_batch:
+        changes[ACCUMULATION] = training.accumulation
+    return changes
+
+
+def _with_batches(text: str, trainer: str, changes: Mapping[str, int]) -> str:
+    """Text of a configuration with other values; a key that it lacks is appended."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)  # it was read as a configuration
+    nodes = {key.value: value for key, value in root.value}
+    if trainer in MICRO_BATCH and WHOLE_BATCH in nodes:
+        changes = {name: value for name, value in changes.items() if name in nodes}
+    spans = sorted(
+        (nodes[name].start_mark.index, nodes[name].end_mark.index, value)
+        for name, value in changes.items()
+        if name in nodes
+    )
+    for start, end, value in reversed(spans):
+        text = f"{text[:start]}{' ' * (start == end)}{value}{text[end:]}"
+    added = [f"{name}: {value}" for name, value in changes.items() if name not in nodes]
+    if not added:
+        return text
+    if root.flow_style:
+        start = root.start_mark.index + 1
+        return f"{text[:start]}{', '.join(added)}, {text[start:]}"
+    margin = " " * root.start_mark.column
+    return f"{text.rstrip()}\n" + "".join(f"{margin}{line}\n" for line in added)
+
+
+def _keeps_all_else(
+    before: str, after: str, configuration: Configuration, training: TrainingJob
+) -> bool:
+    """Whether a patched text has the batches of a training, and all else as it was."""
+    old, new = read_yaml(before), read_yaml(after)
+    changeable = {*MICRO_BATCH.values(), MICRO_BATCH_OF_TRANSFORMERS, ACCUMULATION}
+    if new.problems or not isinstance(new.data, dict):
+        return False
+    kept = [[(n, v) for n, v in read.data.items() if n not in changeable] for read in (old, new)]
+    options = read_configuration_text(after, Path(configuration.file)).options
+    expected: dict[str, Any] = {"batch_size": training.micro_batch}
+    expected |= {name: configuration.options.get(name) for name in ("effective_batch", "epochs")}
+    return kept[0] == kept[1] and expected.items() <= options.items()
+
+
+def _differences(
+    configuration: Configuration, training: TrainingJob, seq_len: int
+) -> Iterator[str]:
+    """Properties of a training that are not those of its configuration."""
+    options = configuration.options
+    stated, priced = as_recipe(configuration), training.recipe
+    for name in Recipe.model_fields.keys() - OF_BATCHES:
+        own, other = getattr(stated, name), getattr(priced, name)
+        is_open = name in FILLED_IN and (own in (None, "auto") or other in (None, False))
+        if own != other and not is_open:
+            yield f"trains with {name} {plain(own)}, and the price is for {plain(other)}"
+    if seq_len != configuration.tokens:
+        yield f"trains at {configuration.tokens} tokens, and the price is for {seq_len}"
+    if "examples" not in options and training.epochs != options["epochs"]:
+        yield f"trains {options['epochs']} epochs, and the price is for {training.epochs}"
+    effective_batch = options["effective_batch"]
+    if training.effective_batch != effective_batch:
+        yield (
+            f"has an effective batch of {effective_batch}, and the price is for "
+            f"{training.micro_batch} x {training.accumulation}"
+        )

@@ -1,0 +1,111 @@
+"""Data files that a configuration names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.configurations.configuration import Configuration
+from orchestrator.configurations.estimate_options import with_configuration
+from orchestrator.configurations.local_data import with_local_data
+from orchestrator.configurations.read_file import read_configuration
+
+AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
+LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
+TRL: dict[str, Any] = {"model_name_or_path": "a/b"}
+MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+INFO = {
+    "mine": {"file_name": "chats.json"},
+    "custom": {"file_name": "turns.json", "columns": {"messages": "turns"}},
+    "of_the_hub": {"hf_hub_url": "owner/name"},
+}
+
+
+def read(folder: Path, values: dict[str, Any]) -> Configuration:
+    """Configuration beside a folder with data files of several columns."""
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    for name in ("chats.json", "train.jsonl"):
+        (data / name).write_text(json.dumps(MESSAGES) + "\n", "utf-8")
+    (data / "turns.json").write_text(json.dumps({"turns": MESSAGES["messages"]}) + "\n", "utf-8")
+    (data / "dataset_info.json").write_text(json.dumps(INFO), "utf-8")
+    (folder / "config.yml").write_text(yaml.safe_dump(values), "utf-8")
+    return with_local_data(read_configuration(folder / "config.yml"))
+
+
+def axolotl(**entry: object) -> dict[str, Any]:
+    """Configuration of axolotl with one data set."""
+    return AXOLOTL | {"datasets": [entry]}
+
+
+@pytest.mark.parametrize(
+    ("values", "file", "others"),
+    [
+        (axolotl(path="data/chats.json", type="chat_template"), "chats.json", {}),
+        (axolotl(path="json", data_files="data/chats.json"), "chats.json", {}),
+        (axolotl(path="json", data_files=["data/chats.json"]), "chats.json", {}),
+        (axolotl(path="data/turns.json", field_messages="turns"), "turns.json", {"chat": "turns"}),
+        (axolotl(path="data/turns.json", field="raw"), "turns.json", {"text_fields": ("raw",)}),
+        (TRL | {"dataset_name": "data/train.jsonl"}, "train.jsonl", {}),
+        (TRL | {"datasets": [{"path": "./data/train.jsonl"}]}, "train.jsonl", {}),
+        (LLAMA_FACTORY | {"dataset": "mine"}, "chats.json", {}),
+        (LLAMA_FACTORY | {"dataset": "mine", "max_samples": 5}, "chats.json", {"most": 5}),
+        (LLAMA_FACTORY | {"dataset": "custom"}, "turns.json", {"chat": "turns"}),
+    ],
+)
+def test_a_local_file_is_the_data_of_the_estimate(
+    tmp_path: Path, values: dict[str, Any], file: str, others: dict[str, Any]
+) -> None:
+    """Its name is relative to the configuration, and examples are cut at the stated length."""
+    configuration = read(tmp_path, values)
+    options, remarks = with_configuration(configuration, {})
+    assert Path(options["dataset"]).resolve() == tmp_path / "data" / file
+    assert others.items() <= options.items()
+    assert options["cutoff"] == configuration.tokens
+    assert not any("dataset" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (axolotl(path="owner/name"), "not read"),
+        (axolotl(path="data/none.jsonl"), "data/none.jsonl: no such file"),
+        (axolotl(path="data/turns.json"), "columns"),
+        (axolotl(path="data/chats.json", split="train[:10]"), "split"),
+        (axolotl(path="data/chats.json", type={"format": "{instruction}"}), "--template"),
+        (TRL | {"datasets": [{"path": "data/chats.json"}, {"path": "a/b"}]}, "2 data sets"),
+        (LLAMA_FACTORY | {"dataset": "mine,custom"}, "2 data sets"),
+        (LLAMA_FACTORY | {"dataset": "of_the_hub"}, "not read"),
+        (LLAMA_FACTORY | {"dataset": "mine", "dataset_dir": "none"}, "not read"),
+    ],
+)
+def test_other_data_is_not_read_and_the_stated_length_is_an_upper_bound(
+    tmp_path: Path, values: dict[str, Any], reason: str
+) -> None:
+    """A remark says why, and another that each row has the stated length."""
+    configuration = read(tmp_path, values)
+    options, remarks = with_configuration(configuration, {})
+    assert options.get("dataset") is None
+    assert options["seq_len"] == configuration.tokens
+    assert any(reason in remark for remark in remarks)
+    assert any("upper bound" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize("given", [{"dataset": "b.jsonl"}, {"length_histogram": "l.csv"}])
+def test_data_of_the_command_line_replaces_that_of_the_file(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    """Options that read the file's data go with it."""
+    values = LLAMA_FACTORY | {"dataset": "custom", "max_samples": 5}
+    options, _ = with_configuration(read(tmp_path, values), given)
+    assert not options.keys() & ({"dataset", "chat", "most"} - given.keys())
+    assert given.items() <= options.items()
+
+
+def test_a_length_of_the_command_line_cuts_the_examples(tmp_path: Path) -> None:
+    """``--seq-len`` replaces the stated length, data or not."""
+    configuration = read(tmp_path, axolotl(path="data/chats.json"))
+    options, _ = with_configuration(configuration, {"seq_len": 512})
+    assert (options["seq_len"], options["cutoff"]) == (512, 512)

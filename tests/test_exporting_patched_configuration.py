@@ -1,0 +1,222 @@
+"""Configurations in task files: two values changed, and the rest as the user wrote it."""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from builders.trainings import training_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_exporting_task_file import scripts
+
+from orchestrator.configurations.configuration import Configuration
+from orchestrator.configurations.estimate_options import as_recipe
+from orchestrator.configurations.read_file import read_configuration, read_configuration_text
+from orchestrator.exporting.patched_configuration import patched
+from orchestrator.exporting.task_file import TARGETS, Target, task_file
+from orchestrator.exporting.training import ExportError, TrainingJob
+
+AXOLOTL = """\
+# of a colleague
+base_model: qwen2.5-0.5b   # small
+adapter: lora
+lora_r: 8
+lora_target_linear: true
+bf16: true
+sequence_len: 256
+"""
+LLAMA_FACTORY = """\
+### model
+model_name_or_path: qwen2.5-0.5b
+stage: sft
+do_train: true
+finetuning_type: lora
+bf16: true
+cutoff_len: 256
+"""
+TRL = """\
+model_name_or_path: qwen2.5-0.5b
+use_peft: true  # r: 16
+max_length: 256
+"""
+TRAINERS = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
+MICRO = {"axolotl": "micro_batch_size"}
+EPOCHS = {"axolotl": "num_epochs"}
+BATCHES = "micro_batch_size: 2\ngradient_accumulation_steps: 4\nnum_epochs: 3\n"
+
+
+def micro_key(trainer: str) -> str:
+    """Key of the micro-batch."""
+    return MICRO.get(trainer, "per_device_train_batch_size")
+
+
+def written(folder: Path, text: str) -> Configuration:
+    """Write a configuration and read it."""
+    (folder / "mine.yml").write_text(text, "utf-8")
+    return read_configuration(folder / "mine.yml")
+
+
+def training(configuration: Configuration, micro_batch: int, **changed: Any) -> TrainingJob:
+    """Training of a configuration in other micro-batches."""
+    values = {
+        "recipe": as_recipe(configuration),
+        "epochs": configuration.options["epochs"],
+        "micro_batch": micro_batch,
+    }
+    return replace(training_of(), **(values | changed))
+
+
+BatchLines = tuple[list[str], int]
+
+
+@st.composite
+def batch_lines(draw: st.DrawFn, trainer: str) -> BatchLines:
+    """Lines of batches and epochs as people write them, and another micro-batch that divides."""
+    micro, accumulation = draw(st.sampled_from([1, 2, 3, 4, 8])), draw(st.integers(1, 6))
+    forms = ("{}: {}", "{}:   {}", "{}: {}  # tuned", '{}: "{}"', "{}: !!int {}", "'{}': {}")
+    stated = {micro_key(trainer): micro, "gradient_accumulation_steps": accumulation}
+    lines = [
+        draw(st.sampled_from(forms)).format(name, value)
+        for name, value in stated.items()
+        if draw(st.booleans())
+    ]
+    epochs = EPOCHS.get(trainer, "num_train_epochs")
+    length = draw(st.sampled_from([f"{epochs}: 2", f"{epochs}: 1.0", "max_steps: 30", "# end"]))
+    whole = read_configuration_text("\n".join([TRAINERS[trainer], *lines]), Path("mine.yml"))
+    effective_batch = whole.options["effective_batch"]
+    divisors = [size for size in range(1, effective_batch + 1) if effective_batch % size == 0]
+    return draw(st.permutations([*lines, length, ""])), draw(st.sampled_from(divisors))
+
+
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+@settings(max_examples=30)
+@given(data=st.data())
+def test_effective_batch_and_epochs_never_change(
+    trainer: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Nor any other key, any comment or the order of lines, whatever the micro-batch."""
+    lines, micro_batch = data.draw(batch_lines(trainer))
+    text = TRAINERS[trainer] + "\n".join(lines)
+    before = written(tmp_path_factory.mktemp("config"), text)
+    after_text = patched(before, training(before, micro_batch), 256).text
+    after = read_configuration_text(after_text, Path("mine.yml"))
+    assert after.options == {**before.options, "batch_size": micro_batch}
+    keys = re.compile(rf"['\"]?({micro_key(trainer)}|gradient_accumulation_steps)['\"]?:")
+    rest = [
+        [line for line in part.splitlines() if line and not keys.match(line)]
+        for part in (text, after_text)
+    ]
+    assert rest[0] == rest[1]
+    comments = [re.findall(r"#.*", part) for part in (text, after_text)]
+    assert comments[0] == comments[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        (
+            "micro_batch_size: 2\ngradient_accumulation_steps: 4",
+            ["+micro_batch_size: 4", "+gradient_accumulation_steps: 2"],
+        ),
+        ("micro_batch_size: 2\nbatch_size: 8", ["+micro_batch_size: 4"]),
+        ("gradient_accumulation_steps: 4\nbatch_size: 8", ["+gradient_accumulation_steps: 2"]),
+        (
+            "gradient_accumulation_steps: 8\nmicro_batch_size:  # one",
+            ["+gradient_accumulation_steps: 2", "+micro_batch_size: 4  # one"],
+        ),
+    ],
+)
+def test_the_diff_has_the_changed_lines(tmp_path: Path, text: str, changed: list[str]) -> None:
+    """A key of axolotl that others decide stays absent; an empty value is filled in."""
+    configuration = written(tmp_path, f"{AXOLOTL}num_epochs: 3\n{text}\n")
+    diff = patched(configuration, training(configuration, 4), 256).diff
+    assert [line for line in diff.splitlines()[2:] if line.startswith("+")] == changed
+
+
+def test_the_same_batches_leave_the_file_as_it_is(tmp_path: Path) -> None:
+    """There is no difference to show."""
+    configuration = written(tmp_path, AXOLOTL + BATCHES)
+    assert patched(configuration, training(configuration, 2), 256).diff == ""
+
+
+def test_a_flow_mapping_is_patched_in_place(tmp_path: Path) -> None:
+    """YAML that is written as JSON stays one mapping."""
+    text = yaml.safe_dump(yaml.safe_load(AXOLOTL + "gradient_accumulation_steps: 8"))
+    text = str(yaml.safe_load(text)).replace("True", "true")
+    configuration = written(tmp_path, text)
+    after = patched(configuration, training(configuration, 4), 256).text
+    assert yaml.safe_load(after) == yaml.safe_load(text) | {
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+    }
+
+
+def test_a_value_that_other_keys_share_is_one_line(tmp_path: Path) -> None:
+    """An alias would change them as well."""
+    text = "lora_alpha: &two 2\nmicro_batch_size: *two\ngradient_accumulation_steps: 4\n"
+    configuration = written(tmp_path, AXOLOTL + text)
+    with pytest.raises(ExportError, match="batches"):
+        patched(configuration, training(configuration, 4), 256)
+
+
+def test_a_line_that_would_end_the_file_in_a_script_is_refused(tmp_path: Path) -> None:
+    """Bash would run what follows."""
+    text = str(yaml.safe_load(AXOLOTL)).replace("True", "true")
+    configuration = written(tmp_path, text[:-1] + ", wandb_name: 'a\nCONFIGURATION\nls'}")
+    with pytest.raises(ExportError, match="CONFIGURATION"):
+        patched(configuration, training(configuration, 1), 256)
+
+
+@pytest.mark.parametrize(
+    ("changed", "seq_len", "word"),
+    [
+        ({"epochs": 5}, 256, "epochs"),
+        ({}, 512, "tokens"),
+        ({"recipe": {"lora_rank": 16}}, 256, "lora_rank"),
+        ({"recipe": {"method": "full"}}, 256, "method"),
+        ({"micro_batch": 3}, 256, "effective batch"),
+    ],
+)
+def test_a_price_for_another_training_is_refused(
+    tmp_path: Path, changed: dict[str, Any], seq_len: int, word: str
+) -> None:
+    """The file would train what the price is not for; each difference has a line."""
+    configuration = written(tmp_path, AXOLOTL + BATCHES)
+    if "recipe" in changed:
+        recipe = as_recipe(configuration).model_copy(update=changed["recipe"])
+        changed = {"recipe": recipe}
+    with pytest.raises(ExportError) as error:
+        patched(configuration, training(configuration, **{"micro_batch": 2} | changed), seq_len)
+    (line,) = str(error.value).splitlines()
+    assert word in line
+
+
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_task_starts_the_trainer_itself(tmp_path: Path, trainer: str, target: Target) -> None:
+    """Bash accepts the script, which has the file; its data travels where the format allows."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "it's.jsonl").touch()
+    key = "dataset: x" if trainer == "LLaMA-Factory" else "datasets: [{path: data/it's.jsonl}]"
+    configuration = written(tmp_path, f"{TRAINERS[trainer]}{key}\n")
+    same = training(configuration, configuration.options["batch_size"])
+    own = patched(configuration, same, 256)
+    text = task_file(replace(training_of(), configuration=own), target).text
+    parts = scripts(target, text)
+    for script in parts:
+        checked = subprocess.run(
+            ["bash", "-n"], input=script, text=True, capture_output=True, check=False
+        )
+        assert checked.stderr == ""
+    commands = {"axolotl": "axolotl train", "LLaMA-Factory": "llamafactory-cli train", "TRL": "trl"}
+    assert f"\n{commands[trainer]} " in parts[-1]
+    assert all(line in parts[-1].splitlines() for line in own.text.splitlines())
+    assert "YOUR_MODEL" not in text
+    if target in ("skypilot", "dstack"):
+        assert str(tmp_path / "data") in text.partition("run:")[0].partition("commands:")[0]
+    else:
+        assert "where the job runs" in " ".join(text.replace("\n#", "").split())
