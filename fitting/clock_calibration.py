@@ -16,7 +16,12 @@ from fitting.numerics.arrays import FloatArray
 from fitting.numerics.least_squares import Solution, solve_nonlinear, t_quantile
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
-from trials.simulation.timing_model import EfficiencyConstants, step_time, timeline_of
+from trials.simulation.timing_model import (
+    MOST_FRACTION,
+    EfficiencyConstants,
+    step_time,
+    timeline_of,
+)
 
 # Fitted constants and the fields of each. Attention's forward and backward efficiency share one
 # factor, because no step has one without the other.
@@ -27,6 +32,7 @@ FITTED: dict[str, tuple[str, ...]] = {
     "dequantisation": ("dequantisation",),
     "scan": ("scan",),
 }
+FRACTIONS = frozenset(FITTED) - {"dequantisation"}  # of a rate that the GPU has
 LARGEST_FACTOR = 5.0  # bound of a constant's change from its start
 LARGEST_HOST_FACTOR = 20.0
 LEAST_EFFECT = 0.02  # a constant is fitted if halving it lengthens a step by more than this
@@ -139,13 +145,13 @@ class CalibrationProblem:
 
     def solved(self) -> Solution:
         """Find the minimum, by turns of a fit and a grid search of the host factors."""
-        bounds = np.log(
-            [LARGEST_FACTOR] * len(self.names) + [LARGEST_HOST_FACTOR] * len(self.hosts)
-        )
-        begin = self._with_best_hosts(np.zeros(len(bounds)))
+        hosts = [LARGEST_HOST_FACTOR] * len(self.hosts)
+        lower = -np.log([LARGEST_FACTOR] * len(self.names) + hosts)
+        upper = np.log([_largest_factor(self.start, name) for name in self.names] + hosts)
+        begin = self._with_best_hosts(np.zeros(len(upper)))
         for _ in range(MOST_ROUNDS):
             solution = solve_nonlinear(
-                self.residuals, begin, lower=-bounds, upper=bounds, tolerance=TOLERANCE
+                self.residuals, begin, lower=lower, upper=upper, tolerance=TOLERANCE
             )
             begin = self._with_best_hosts(solution.values)
             if np.array_equal(begin, solution.values):
@@ -281,6 +287,14 @@ def _has_effect(points: Sequence[Point], start: EfficiencyConstants, name: str) 
         > (1 + LEAST_EFFECT) * step_time(p.operators, p.gpu, start).seconds
         for p in points
     )
+
+
+def _largest_factor(start: EfficiencyConstants, name: str) -> float:
+    """Bound of a constant's growth, within which its record is valid."""
+    if name not in FRACTIONS:
+        return LARGEST_FACTOR
+    most = max(float(getattr(start, field)) for field in FITTED[name])
+    return min(LARGEST_FACTOR, MOST_FRACTION * (1 - TOLERANCE) / most)
 
 
 def _moved(

@@ -63,24 +63,37 @@ def test_runs_of_few_sources_are_pooled_with_those_of_the_nearest_kind() -> None
     assert error_interval(own, "lora", "constant").pooled == "lora with constant lengths"
 
 
-def test_nine_of_ten_runs_of_a_further_source_are_within_the_interval() -> None:
-    """Sources differ by 10 %, runs of a source by 5 %."""
+@pytest.mark.parametrize("between", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("sizes", [(4, 4, 1), (12, 18, 4, 4)])
+def test_nine_of_ten_runs_of_a_further_source_are_within_the_interval(
+    between: float, sizes: tuple[int, ...]
+) -> None:
+    """Runs of a source differ by 5 %, sources by less, as much or more."""
     random = np.random.default_rng(0)
     within, draws = 0, 1000
     for _ in range(draws):
-        means = random.normal(0.05, 0.1, 6)
         runs = [
-            errors_of(str(n), list(random.normal(mean, 0.05, 5))) for n, mean in enumerate(means)
+            errors_of(str(source), list(random.normal(random.normal(0.05, between), 0.05, size)))
+            for source, size in enumerate(sizes)
         ]
         interval = error_interval([*itertools.chain(*runs)], "lora", "constant")
-        further = math.exp(random.normal(random.normal(0.05, 0.1), 0.05))
+        further = math.exp(random.normal(random.normal(0.05, between), 0.05))
         within += interval.low <= further <= interval.high
     assert within / draws == pytest.approx(0.9, abs=0.03)
+
+
+def test_runs_that_err_alike_have_an_interval_without_width() -> None:
+    """It still includes the prediction."""
+    errors = [run for source in "abc" for run in errors_of(source, [0.5, 0.5])]
+    interval = error_interval(errors, "lora", "constant")
+    assert (interval.low, interval.high) == (1.0, round(math.exp(0.5), 3))
 
 
 def test_coverage_leaves_out_each_source_in_turn() -> None:
     """A source whose runs are far from all others' is not covered."""
     near = [run for n in range(4) for run in errors_of(str(n), [0.0, 0.01 * n])]
-    covered = coverage([*near, *errors_of("far", [2.0, 2.1])])
+    errors = [*near, *errors_of("far", [2.0, 2.1])]
+    covered = coverage(errors, lambda one: one.source)
     assert covered["far"] == (0, 2)
     assert covered["0"] == (2, 2)
+    assert coverage(errors, lambda one: one.method) == {"lora": (8, 10)}

@@ -115,6 +115,54 @@ def test_where_a_stated_recipe_does_not_fit_the_change_that_does_is_named(
     assert f"With {change.options} " in capsys.readouterr().out
 
 
+def test_a_smaller_micro_batch_keeps_the_effective_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The offered options are the whole change: with them the estimate is the offered one."""
+    stated = {"method": "lora", "gradient_checkpointing": "on", "memory_gib": 0.6}
+    (estimate,) = estimates(**TINY, gpu="A40", batch_size=64, **stated)
+    assert estimate.outcome is Outcome.OUT_OF_MEMORY
+    (change,) = estimate.alternatives
+    assert change.learns_alike
+    assert change.batch_size * change.micro_batches == 64
+    words = [f"--{n.replace('_', '-')}={value}" for n, value in stated.items()]
+    tiny = ["--model=llama-tiny", "--seq-len=512", "--gpu=A40"]
+    assert main(["estimate", *tiny, *words, *change.options.split(), "--json"]) == 0
+    followed = json.loads(capsys.readouterr().out)
+    names = ("recipe", "batch_size", "micro_batches", "reserved_gib", "hours")
+    assert [followed[name] for name in names] == [getattr(change, name) for name in names]
+
+
+@pytest.fixture
+def histogram(tmp_path: Path) -> Path:
+    """Lengths of examples, most of them short."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("tokens,examples\n128,700\n300,200\n512,100\n", encoding="utf-8")
+    return path
+
+
+def test_runners_up_have_a_price_where_lengths_vary(histogram: Path) -> None:
+    """They are compared without drawn lengths, and timed with the padding of their batches."""
+    (chosen,) = estimates(model="llama-tiny", length_histogram=histogram, gpu="A40", method="lora")
+    assert chosen.varying_reserved_gib is not None
+    assert chosen.price is not None
+    (other,) = chosen.alternatives
+    assert other.usd is not None
+    assert other.usd >= chosen.price.usd
+
+
+@pytest.mark.long
+def test_where_no_recipe_fits_data_the_length_that_does_is_named(histogram: Path) -> None:
+    """Examples are truncated, which alters training."""
+    smallest = {"method": "qlora", "gradient_checkpointing": "on", "precision": "bf16-mixed"}
+    data = {"model": "llama-tiny", "length_histogram": histogram}
+    (estimate,) = estimates(**data, gpu="A40", memory_gib=0.54, **smallest)
+    assert estimate.outcome is Outcome.OUT_OF_MEMORY
+    (change,) = estimate.alternatives
+    assert (change.options, change.learns_alike) == ("--cutoff 128", False)
+    assert change.hours is not None
+
+
 def spec_text(recipe: str, block: str = "simulated_on: [A40]") -> str:
     """A sweep of the job that ``TINY`` is estimated for, with one recipe."""
     return (

@@ -8,6 +8,7 @@ import numpy as np
 from fitting.numerics.arrays import FloatArray, IntArray
 from fitting.points.observation_columns import BASES, NOWHERE, Columns
 from fitting.points.step_time_rows import StepTimes
+from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
 from trials.recipes.recipe import Recipe
@@ -282,7 +283,7 @@ def _limits(columns: Columns, source: PointSource, members: IntArray) -> Limits:
     cells = [columns.cells[place] for place in places[limited]]
     for place, limited_cell in zip(limited, cells, strict=True):
         if model[place] >= memory_limit[place]:
-            raise ValueError(
+            raise UserError(
                 f"{limited_cell.key}: {largest[place]:.0f} examples fit in "
                 f"{memory_limit[place]:.0f} bytes, yet the model alone takes {model[place]:.0f}: "
                 "remove these observations and measure them again"

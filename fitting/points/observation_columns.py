@@ -8,15 +8,17 @@ import statistics
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
 from fitting.numerics.arrays import BoolArray, FloatArray, IntArray
 from trials.records.cell import Cell
-from trials.records.observation import Basis, Environment, Observation, Outcome
+from trials.records.observation import Basis, Environment, Observation, Outcome, Purpose
 
 BASES = tuple(sorted(Basis))
 OUTCOMES = tuple(Outcome)
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 NOWHERE = -1  # environment of a child that was killed before it reported one
 
 
@@ -31,7 +33,7 @@ class Columns:
         environment: (rows,) index of the environment; ``NOWHERE`` without one.
         basis: (rows,) index in ``BASES``.
         outcome: (rows,) index in ``OUTCOMES``.
-        is_ladder: (rows,) mask of the probes that time the batch ladder.
+        purpose: (rows,) index in ``PURPOSES``.
         repeat: (rows,) number of the visit to the batch size.
         attempt: (rows,) number of the attempt at that visit.
         batch_size: (rows,) examples per step.
@@ -47,7 +49,7 @@ class Columns:
     environment: IntArray
     basis: IntArray
     outcome: IntArray
-    is_ladder: BoolArray
+    purpose: IntArray
     repeat: IntArray
     attempt: IntArray
     batch_size: FloatArray
@@ -67,18 +69,33 @@ class Columns:
         A visit that was timed again counts with its last attempt, as in ``without_superseded``.
         """
         every = np.arange(len(self.cell))
-        timed = np.flatnonzero(self.is_ladder & self.ended(every, Outcome.FITS))
-        visit = np.stack([self.cell[timed], self.batch_size[timed], self.repeat[timed]])
-        order = np.lexsort(visit)
-        visit, timed = visit[:, order], timed[order]
-        begins = np.ones(len(order), np.bool_)
-        begins[1:] = np.any(visit[:, 1:] != visit[:, :-1], axis=0)
+        is_ladder = self.purpose == PURPOSES.index("ladder")
+        timed = np.flatnonzero(is_ladder & self.ended(every, Outcome.FITS))
+        order, begins = _groups(self.cell[timed], self.batch_size[timed], self.repeat[timed])
+        timed = timed[order]
         number, attempt = np.cumsum(begins) - 1, self.attempt[timed]
         last = np.zeros(begins.sum(), np.int64)
         np.maximum.at(last, number, attempt)
         is_last = np.zeros(len(every), np.bool_)
         is_last[timed[attempt == last[number]]] = True
         return np.asarray(is_last & (self.environment != NOWHERE) & np.isfinite(self.step_seconds))
+
+    def without_repeats(self) -> "Columns":
+        """The same of one run without later rows of the same key."""
+        parts_of_key = (self.cell, self.purpose, self.batch_size, self.repeat, self.attempt)
+        order, begins = _groups(*parts_of_key)
+        first = np.sort(order[begins])
+        arrays = (getattr(self, name)[first] for name in Columns.__slots__[2:])
+        return Columns(self.cells, self.environments, *arrays)
+
+
+def _groups(*columns: IntArray | FloatArray) -> tuple[IntArray, BoolArray]:
+    """Order of the rows by these columns, and where groups of equal rows begin in it."""
+    rows = np.stack(columns)
+    order = np.lexsort(rows)  # stable: equal rows stay in their order
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = np.any(rows[:, order[1:]] != rows[:, order[:-1]], axis=0)
+    return order, begins
 
 
 def columns_of(observations: Iterable[Observation]) -> Columns:
@@ -87,6 +104,7 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
     environments: dict[Environment | None, int] = {None: NOWHERE}
     bases = {basis: place for place, basis in enumerate(BASES)}
     outcomes = {outcome: place for place, outcome in enumerate(OUTCOMES)}
+    purposes = {purpose: place for place, purpose in enumerate(PURPOSES)}
     codes, numbers = array("q"), array("d")
     for o in observations:
         if o.is_drawn:
@@ -97,7 +115,7 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
                 environments.setdefault(o.environment, len(environments) - 1),
                 bases[o.basis],
                 outcomes[o.outcome],
-                o.purpose == "ladder",
+                purposes[o.purpose],
                 o.repeat,
                 o.attempt,
             )
@@ -112,11 +130,10 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
         numbers.extend((o.batch_size, o.memory_limit_bytes, model, peak, step))
     by_code = np.array(codes, np.int64).reshape(-1, 7).T.copy()
     by_number = np.array(numbers, np.float64).reshape(-1, 5).T.copy()
-    cell, environment, basis, outcome, is_ladder, repeat, attempt = by_code
     return Columns(
         tuple(cells),
         tuple(place for place in environments if place is not None),
-        *(cell, environment, basis, outcome, is_ladder.astype(bool), repeat, attempt),
+        *by_code,
         *by_number,
     )
 

@@ -17,12 +17,13 @@ import pandas as pd
 
 from fitting.numerics.arrays import BoolArray, FloatArray
 from fitting.tables.table_error import TableError
+from gpu_catalog.user_file import text_of
 
 LINE = "line"  # name of the index of a frame that was read from a file
 BLANK = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "<na>"})
 MOST_OF_A_COLUMN = 20  # mistakes listed for a column, or of broken lines; the rest are counted
 MOST_CHARACTERS = 60
-ENCODING = "utf-8-sig"  # UTF-8 with or without the byte order mark of spreadsheets
+MOST_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def read_csv(path: Path) -> tuple[pd.DataFrame, CsvFile]:
     Raises:
         TableError: the file cannot be read.
     """
-    text = _text(path)
+    text = text_of(path, TableError, MOST_BYTES)
     delimiter = next((sign for sign in ",;\t" if sign in text.partition("\n")[0]), ",")
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     head: list[str] = []
@@ -65,19 +66,6 @@ def read_csv(path: Path) -> tuple[pd.DataFrame, CsvFile]:
         raise TableError(f"{path}: has no rows below a head: the first line names the columns")
     frame = pd.DataFrame(rows, columns=head, index=pd.Index(numbers, name=LINE), dtype=object)
     return frame, CsvFile(str(path), tuple(broken))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding=ENCODING)
-    except FileNotFoundError:
-        raise TableError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise TableError(f"{path}: is a folder; name the CSV file in it") from None
-    except UnicodeDecodeError as error:
-        raise TableError(f"{path}: not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    except OSError as error:
-        raise TableError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def folded(name: object) -> str:

@@ -38,6 +38,10 @@ class SimulatedCells:
         requests = [r for cell in (self.own, *self.routed) for r in cell.requests(alone=alone)]
         return requests if self.varying is None else requests + self.varying.requests(alone=alone)
 
+    def timed(self, cell: SimulatedCell, batch_size: int) -> SimulatedCell:
+        """Cell of any length whose steps take the time of most batches of this size."""
+        return cell if self.varying is None else self.varying.timed(cell, batch_size)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchCandidates:
@@ -128,7 +132,8 @@ def at_lengths(candidates: Sequence[BatchCandidates], traces: TraceSource) -> At
             key = (cell, tokens)
             if key not in cells:
                 cells[key] = cell if tokens == row.question.seq_len else like(cell, tokens=tokens)
-            requests[key, size == 1] = cells[key].request_of(size)
+            timed = row.cells.timed(cells[key], size)
+            requests[timed, size == 1] = timed.request_of(size)
     traces.prepare(list(requests.values()))
     return cells
 
@@ -142,13 +147,15 @@ def choose_batch(
         try:
             for size in candidates.sizes:
                 cell = cells[candidates.cells.own, _length(question, size)]
-                step = cell.step_time(size, candidates.gpu, constants)
+                timed = candidates.cells.timed(cell, size)
+                step = timed.step_time(size, candidates.gpu, constants)
                 seconds = step.seconds / question.recipe.micro_batches(size)
                 hours[size] = job_hours(question.workload, size, seconds)
         except NoSpeedError:
             hours = {}
     size = min(hours, key=hours.__getitem__, default=candidates.sizes[-1])
-    timed = cells.get((candidates.cells.own, _length(question, size)), candidates.cells.own)
+    cell = cells.get((candidates.cells.own, _length(question, size)), candidates.cells.own)
+    timed = candidates.cells.timed(cell, size)
     return ChosenBatch(size, tokens_of(question, size), timed, hours)
 
 

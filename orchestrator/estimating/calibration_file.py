@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fitting.clock_calibration import Calibration, CalibrationError
+from gpu_catalog.user_file import text_of
 from orchestrator.markdown_table import table
 from trials.simulation.timing_model import EfficiencyConstants
 
@@ -17,12 +18,10 @@ def known_constants(path: Path | None) -> EfficiencyConstants:
     """
     if path is None:
         return EfficiencyConstants()
+    text = text_of(path, lambda line: CalibrationError(f"--constants {line}"))
     try:
-        text = path.read_text(encoding="utf-8")
         return Calibration.model_validate_json(text).constants
-    except OSError as error:
-        raise CalibrationError(f"--constants {path}: {error.strerror}") from None
-    except (ValidationError, UnicodeDecodeError):
+    except ValidationError:
         raise CalibrationError(
             f"--constants {path}: not what calibrate writes: run calibrate on measured runs"
         ) from None

@@ -39,6 +39,7 @@ from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
 from trials.simulation.trace_request import SMALLEST, Fidelity, Routing, approximations
 from trials.simulation.varying_lengths import RunsMemory
 
+Simulation = tuple[Cell, bool, bool]
 DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by published runs
 
 
@@ -53,16 +54,19 @@ def estimates(
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    shared: dict[Cell, SimulatedCells] = {}  # a trace does not depend on the GPU
+    shared: dict[Simulation, SimulatedCells] = {}  # a trace does not depend on the GPU
     for question, gpu in jobs:
-        cell = question.cell(gpu)
-        if _anywhere(cell) not in shared:
-            shared[_anywhere(cell)] = _simulated(question, cell, traces)
+        key = _simulation(question, gpu)
+        if key not in shared:
+            shared[key] = _simulated(question, question.cell(gpu), traces)
     # What may be needed is traced at once, for a tracing process takes longer to start.
-    alone = any(question.changes or question.batch in {1, "fastest"} for question, _ in jobs)
+    # Of several GPUs some hold a batch of one at most, whose trace is another.
+    alone = len({gpu.key for _, gpu in jobs}) > 1 or any(
+        question.changes or question.batch in {1, "fastest"} for question, _ in jobs
+    )
     traces.prepare([r for cells in shared.values() for r in cells.requests(alone=alone)])
     candidates = [
-        batch_candidates(question, gpu, shared[_anywhere(question.cell(gpu))])
+        batch_candidates(question, gpu, shared[_simulation(question, gpu)])
         for question, gpu in jobs
     ]
     timed = at_lengths(candidates, traces)
@@ -82,8 +86,10 @@ def by_objective(estimated: Estimated) -> tuple[int, bool, float, float]:
     return (-estimate.seq_len, False, *wanted.preference(price.hours, price.usd))
 
 
-def _anywhere(cell: Cell) -> Cell:
-    return cell.model_copy(update={"gpu": "any"})
+def _simulation(question: Question, gpu: Gpu) -> Simulation:
+    """Everything that a simulation depends on, beside the job and the GPU."""
+    cell = question.cell(gpu).model_copy(update={"gpu": "any"})
+    return cell, question.expandable_segments, question.draws_lengths
 
 
 def _simulated(question: Question, cell: Cell, traces: TraceSource) -> SimulatedCells:
@@ -92,7 +98,8 @@ def _simulated(question: Question, cell: Cell, traces: TraceSource) -> Simulated
     )
     routings = (Routing(sigma=DRAWN_SIGMA, seed=n + 1) for n in range(question.routing_draws))
     routed = [SimulatedCell(cell, question.model, traces, routing) for routing in routings]
-    return SimulatedCells(own, routed, varying_lengths(question.workload, own))
+    varying = varying_lengths(question.workload, own) if question.draws_lengths else None
+    return SimulatedCells(own, routed, varying)
 
 
 def _estimated(
@@ -113,7 +120,7 @@ def _estimated(
         with contextlib.suppress(NoSpeedError):
             step = batch.timed.step_time(batch.size, gpu, constants)
     requested = question.cell(gpu)
-    approximate = approximations(requested, question.model, gpu)
+    approximate = approximations(requested, question.model, gpu, is_padded=varying is not None)
     timed: dict[str, Any] = {}
     missed: MissedConstraints | None = None
     prices: tuple[Price, ...] = ()

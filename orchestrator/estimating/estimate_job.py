@@ -2,9 +2,10 @@
 
 import datetime as dt
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Self
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
@@ -72,9 +73,8 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         checks_of(request).raise_errors()
         raise
 
-    estimated, reasons = estimates_on(
-        requested, request, question, Simulation(offered, constants, traces)
-    )
+    simulation = Simulation(offered, constants, traces)
+    estimated, reasons = estimates_on(requested, request, question, simulation)
     return Estimates(
         estimated=tuple(sorted(estimated, key=by_objective)),
         question=estimated[0].question if estimated else question,
@@ -91,6 +91,18 @@ class Simulation:
     constants: EfficiencyConstants
     traces: TraceSource
 
+    def at_lengths(self, lengths: Sequence[int]) -> Self:
+        """The same with traces at a few lengths, which determine all others."""
+        return replace(self, traces=LengthTraces(self.traces, lengths))
+
+    def estimates(self, jobs: Sequence[EstimatedJob]) -> list[Estimated]:
+        """Estimate each job on its GPU, in their order.
+
+        Raises:
+            TraceError: the model cannot be traced under a recipe.
+        """
+        return estimates(jobs, self.catalog, self.constants, self.traces)
+
 
 def estimates_on(
     gpus: Sequence[Gpu], request: EstimateRequest, question: Question, simulation: Simulation
@@ -103,21 +115,17 @@ def estimates_on(
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    traces = simulation.traces
-
-    def varied(changes: Mapping[str, Any]) -> Question | None:
-        return varied_question(request, question, changes)
-
-    def estimated_jobs(jobs: Sequence[EstimatedJob]) -> list[Estimated]:
-        return estimates(jobs, simulation.catalog, simulation.constants, traces)
-
+    varied = partial(varied_question, request, question)
     groups = recipes_to_try(request.recipe, varied) if request.chooses else [[question]]
     jobs, reasons = jobs_on(groups, gpus)
     estimated: list[Estimated] = []
     if jobs and question.finds_seq_len:
-        traces = LengthTraces(traces, lengths_up_to(question.seq_len))
-        estimated = estimated_jobs(at_longest(jobs, traces))
+        simulation = simulation.at_lengths(lengths_up_to(question.seq_len))
+        estimated = simulation.estimates(at_longest(jobs, simulation.traces))
     elif jobs:
-        traces = LengthTraces(traces, traced_lengths(question.workload, question.seq_len))
-        estimated = with_remedies(best_recipes(jobs, estimated_jobs), varied, estimated_jobs)
+        lengths = traced_lengths(question.workload, question.seq_len)
+        estimated_jobs = simulation.at_lengths(lengths).estimates
+        shorter_jobs = simulation.at_lengths(lengths_up_to(question.seq_len // 2)).estimates
+        best = best_recipes(jobs, estimated_jobs)
+        estimated = with_remedies(best, varied, estimated_jobs, shorter_jobs)
     return estimated, reasons

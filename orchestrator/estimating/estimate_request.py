@@ -200,7 +200,12 @@ def varied_question(
 
     Examples per optimizer step and per packed row stay.
     """
-    kept = question.recipe.model_dump(include={"effective_batch", "examples_per_row"})
+    kept = question.recipe.model_dump(
+        include={"effective_batch", "examples_per_row"} - changes.keys()
+    )
+    job, cutoff = question.workload, changes.get("cutoff")
+    if cutoff is not None:
+        job = job.model_copy(update={"cutoff": cutoff})
     fields = {name: value for name, value in changes.items() if name in Recipe.model_fields}
     changed = replace(request, recipe=replace(request.recipe, **fields))
     try:
@@ -211,8 +216,10 @@ def varied_question(
         question,
         recipe=recipe.model_copy(update=kept),
         fp16_recipe=_fp16_recipe(changed, recipe).model_copy(update=kept),
-        batch=changes.get("batch_size") or _batch(request, recipe, question.workload),
-        seq_len=changes.get("seq_len", question.seq_len),
+        batch=changes.get("batch_size") or _batch(request, recipe, job),
+        seq_len=changes.get("seq_len", cutoff or question.seq_len),
+        workload=job,
+        expandable_segments=changes.get("expandable_segments", question.expandable_segments),
         changes={name: value for name, value in changes.items() if value is not None},
     )
 

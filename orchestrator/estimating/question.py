@@ -22,6 +22,9 @@ from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.trace_request import not_simulated
 
+FLAGS = frozenset({"expandable_segments"})
+"""Changes whose option takes no value."""
+
 
 class EstimateError(UserError):
     """The job cannot be estimated; one line for each reason."""
@@ -44,6 +47,7 @@ class Question:
         own_cards: keys of the GPUs that the user owns.
         assumes_batch: whether the effective batch is assumed.
         by_default: options that were not given, so that defaults define the job.
+        draws_lengths: whether runs of varying lengths are replayed where the lengths vary.
         changes: options that differ from the given ones, by name.
     """
 
@@ -64,12 +68,14 @@ class Question:
     by_default: tuple[str, ...] = ()
     own_cards: frozenset[str] = frozenset()
     assumes_batch: bool = False
+    draws_lengths: bool = True
     changes: Mapping[str, object] = field(default_factory=dict)
 
     def options_text(self) -> str:
         """The changes as options of the command line."""
         return " ".join(
-            f"--{name.replace('_', '-')} {plain(value)}" for name, value in self.changes.items()
+            f"--{name.replace('_', '-')}{'' if name in FLAGS else f' {plain(value)}'}"
+            for name, value in self.changes.items()
         )
 
     def cell(self, gpu: Gpu) -> Cell:

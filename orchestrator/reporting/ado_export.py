@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from fitting.tables.ado_columns import ado_frame
+from gpu_catalog.safe_text import spreadsheet_cell
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.append_log import unusable
 from orchestrator.storage.run_storage import RunPath
@@ -28,7 +29,7 @@ def export_ado(folder: RunFolder, path: Path | None) -> str:
     gpus = {gpu.key: gpu for gpu in folder.spec().merged_catalog().gpus}
     observations = without_superseded(folder.observations())
     frame = ado_frame(observations, gpus)
-    written = _write(folder, path, frame.to_csv(index=False))
+    written = _write(folder, path, frame.map(spreadsheet_cell).to_csv(index=False))
     counts = Counter(frame["basis"]) if len(frame) else Counter()
     bases = ", ".join(f"{count} {basis}" for basis, count in sorted(counts.items())) or "none"
     dropped = len(observations) - len(frame)

@@ -12,6 +12,7 @@ from fitting.tables.csv_rows import COLUMNS
 from fitting.tables.csv_table import CsvTable, read_csv
 from fitting.tables.frames import PREDICTED, FrameFits, fit_frame, predict_frame
 from fitting.tables.observations_table import read_lengths
+from gpu_catalog.safe_text import spreadsheet_cell
 from orchestrator.markdown_table import records_table, table
 from orchestrator.storage.run_storage import StoreError
 
@@ -60,10 +61,10 @@ def fit_csv(
 def _write(folder: Path, fits: FrameFits, predicted: pd.DataFrame | None) -> None:
     texts = {
         FITS: Fits(fits=(), families=fits.families).model_dump_json(indent=1) + "\n",
-        COEFFICIENTS: fits.coefficients.to_csv(index=False),
+        COEFFICIENTS: fits.coefficients.map(spreadsheet_cell).to_csv(index=False),
     }
     if predicted is not None:
-        texts[PREDICTIONS] = predicted.to_csv(index=False)
+        texts[PREDICTIONS] = predicted.map(spreadsheet_cell).to_csv(index=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -60,10 +60,22 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     return "" if any(e.step is not None for e in estimates) else _too_large(estimates)
 
 
+def fastest(estimates: Sequence[Estimated]) -> Estimated | None:
+    """Estimate with the fastest offer of all GPUs; None without offers."""
+    priced = [row for row in estimates if row.prices]
+    return min(priced, key=_least_hours, default=None)
+
+
+def _least_hours(row: Estimated) -> tuple[float, float]:
+    return min((price.hours, price.usd) for price in row.prices)
+
+
 def _fastest_text(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     """The fastest offer of all GPUs, where it is not the cheapest one."""
-    offers = [(row.estimate, price) for row in estimates for price in row.prices]
-    estimate, price = min(offers, key=lambda offer: (offer[1].hours, offer[1].usd))
+    row = fastest(estimates)
+    assert row is not None  # the cheapest has a price
+    estimate = row.estimate
+    price = min(row.prices, key=lambda price: (price.hours, price.usd))
     if price == estimates[0].estimate.price:
         return " It is also the fastest."
     return (

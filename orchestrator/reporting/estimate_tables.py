@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.memory_error import published_errors
@@ -14,6 +15,7 @@ from orchestrator.reporting.estimate_recommendation import (
     batch_text,
     ends_text,
     exceeds,
+    fastest,
     is_sure,
     length_text,
     missed_text,
@@ -42,6 +44,9 @@ EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
 def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False) -> str:
     """Serialise estimates: an object where one GPU was requested, else a list of any length.
 
+    For both objectives, ``best_by`` has those by which a GPU is the best, and ``fastest`` the
+    price of its fastest offer.
+
     Args:
         estimates: sorted by cost.
         one: whether one GPU was requested.
@@ -52,7 +57,20 @@ def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False)
         for fields, e in zip(dumped, estimates, strict=True):
             time = {} if e.step is None else dict(_time(e.step))
             fields["explained"] = {"peak_gib": dict(_memory(e)), "step_seconds": time}
+    if estimates and estimates[0].question.constraints.objective == "both":
+        for fields, e in zip(dumped, estimates, strict=True):
+            fields.update(_both(e, estimates))
     return json.dumps(dumped[0] if one and dumped else dumped, indent=2)
+
+
+def _both(row: Estimated, estimates: Sequence[Estimated]) -> dict[str, Any]:
+    """Fields of an estimate where both the cheapest and the fastest offer are wanted."""
+    best = {"cost": estimates[0] if estimates[0].prices else None, "time": fastest(estimates)}
+    prices = sorted(row.prices, key=lambda price: (price.hours, price.usd))
+    return {
+        "best_by": [objective for objective, one in best.items() if one is row],
+        "fastest": prices[0].model_dump(mode="json") if prices else None,
+    }
 
 
 def as_table(estimates: Sequence[Estimated], question: Question) -> str:

@@ -202,10 +202,12 @@ def _simulated_batches() -> str:
         "## Largest batches as simulated, without a fitted constant\n\n"
         f"{table(headers, groups)}\n\n"
         "A batch has the length of the longest example that is expected in one batch, in ten "
-        "batches, or in 1,000 examples, or of the longest of all; no run fragments memory. Sizes "
-        "are in the order of `fitting/paper/data/simulated_largest_batches.csv`. No pair of "
-        "assumptions gives all sizes of both models. For Mixtral the sizes speak against "
-        "checkpointing, which the paper's text states; the best of so many pairs is optimistic."
+        "batches, or in 1,000 examples, or of the longest of all. Drawn batches have lengths of "
+        "their own: that of the longest of their examples, drawn from the paper's histograms; two "
+        "runs of three survive. Sizes are in the order of "
+        "`fitting/paper/data/simulated_largest_batches.csv`. No pair of assumptions gives all "
+        "sizes of both models. For Mixtral the sizes speak against checkpointing, which the "
+        "paper's text states; the best of so many pairs is optimistic."
     )
 
 

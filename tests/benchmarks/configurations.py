@@ -22,7 +22,8 @@ SUFFIXES = (".yaml", ".yml", ".py")
 NOT_ONE_GPU = ("several GPUs", "describes machines")
 NOT_TEXT = ("images",)
 OTHER_TASKS = ("generates", "DiffusionPlugin", "TokenClassification")
-NOT_TRAINING = ("trains nothing",)
+NOT_TRAINING = ("and trains nothing", "without it trains nothing")
+ALL_FROZEN = ("trains nothing, since",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def _refusal(lines: tuple[str, ...]) -> str:
     text = " ".join(lines)
     for kind, marks in (
         ("out of scope: no training", NOT_TRAINING),
+        ("out of scope: the trainer stops, since all is frozen", ALL_FROZEN),
         ("out of scope: several GPUs", NOT_ONE_GPU),
         ("out of scope: not text", NOT_TEXT),
         ("out of scope: neither SFT nor preference", OTHER_TASKS),

@@ -160,7 +160,7 @@ class Lines:
             return (
                 f'{head}{purpose}","batch_size":{size},"lengths":[],"repeat":{repeat},"attempt":1,'
                 f'"outcome":"{outcome}","detail":{detail},{fixed}{measured},"environment":{where},'
-                '"started_at":"2026-11-20T12:00:00+00:00","seconds":31.25}\n'
+                '"started_at":"2026-11-20T12:00:00+00:00","seconds":31.25,"log_version":1}\n'
             )
 
         return line

@@ -1,12 +1,14 @@
 """The paper's largest batches, simulated under several assumptions about its runs.
 
-Writes ``fitting/paper/data/simulated_largest_batches.csv``, after some minutes on two cores.
-Nothing is fitted: usable memory is the catalog's, and lengths are those of the paper's data.
+Writes ``fitting/paper/data/simulated_largest_batches.csv``, after half an hour on two cores.
+Nothing is fitted: usable memory is the catalog's, and lengths are those of the paper's data. A
+batch size survives if two of three runs of it do, which differ only in the lengths that they draw.
 """
 
 import csv
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +19,7 @@ from fitting.paper.published import BLACKMAMBA, DATA, GPUS, MIXTRAL, dataset_len
 from fitting.points.batch_lengths import MULTIPLE, Lengths
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
+from trials.drawn_lengths import MICRO_BATCHES, DrawnBatch, DrawnLengths, next_size
 from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -53,15 +56,58 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "weights in fp32": {"precision": "bf16-mixed"},
     },
 }
-LENGTHS: dict[str, Callable[[Lengths, int], float]] = {
-    "one batch": lambda lengths, batch: lengths.padded(batch),
-    "ten batches": lambda lengths, batch: lengths.padded(10 * batch),
-    "1000 examples": lambda lengths, _: lengths.padded(EXAMPLES),
-    "an epoch": lambda lengths, _: float(lengths.tokens[-1]),
-    "an epoch cut to 256": lambda lengths, _: float(lengths.cut(CUTOFF).tokens[-1]),
-    "median, not padded": lambda lengths, _: lengths.median,
+Tokens = Callable[[Lengths, int, int], Sequence[int]]
+"""Padded tokens per example of each step of a run, for a batch size and a seed."""
+
+
+def _alike(tokens: Callable[[Lengths, int], float]) -> Tokens:
+    """Runs whose steps have one length, whatever the seed."""
+
+    def steps(lengths: Lengths, batch: int, _: int) -> Sequence[int]:
+        return [int(-(-tokens(lengths, batch) // MULTIPLE) * MULTIPLE)] * STEPS
+
+    return steps
+
+
+def _drawn(lengths: Lengths, batch: int, seed: int, count: int) -> tuple[int, ...]:
+    """Lengths of drawn batches, each padded to its longest example, and that of the data's."""
+    pairs = zip(lengths.tokens.astype(int), lengths.examples.astype(int), strict=True)
+    drawn = DrawnLengths(
+        histogram=tuple((int(tokens), int(examples)) for tokens, examples in pairs if examples),
+        examples=int(lengths.examples.sum()),
+        grouped=False,
+        multiple=MULTIPLE,
+        most_tokens=int(lengths.tokens[-1]) + MULTIPLE,
+    )
+    return tuple(drawn_batch.tokens for drawn_batch in drawn.batches(batch, seed, count))
+
+
+def _drawn_examples(lengths: Lengths, batch: int, seed: int) -> Sequence[int]:
+    """Longest batch of 1,000 examples after others of them."""
+    batches = _drawn(lengths, batch, seed, -(-EXAMPLES // batch))[:-1]
+    return (*batches[:MICRO_BATCHES], max(batches))
+
+
+def _drawn_epoch(lengths: Lengths, batch: int, seed: int) -> Sequence[int]:
+    """Batch of the longest example after drawn ones."""
+    return _drawn(lengths, batch, seed, MICRO_BATCHES)
+
+
+SURVIVES: dict[str, Tokens] = {
+    "one batch": _alike(lambda lengths, batch: lengths.padded(batch)),
+    "ten batches": _alike(lambda lengths, batch: lengths.padded(10 * batch)),
+    "1000 examples": _alike(lambda lengths, _: lengths.padded(EXAMPLES)),
+    "an epoch": _alike(lambda lengths, _: float(lengths.tokens[-1])),
+    "an epoch cut to 256": _alike(lambda lengths, _: float(lengths.cut(CUTOFF).tokens[-1])),
+    "median, not padded": _alike(lambda lengths, _: lengths.median),
+    "ten drawn batches": lambda lengths, batch, seed: _drawn(lengths, batch, seed, 10)[:-1],
+    "1000 drawn examples": _drawn_examples,
+    "a drawn epoch": _drawn_epoch,
+    "a drawn epoch cut to 256": lambda lengths, batch, seed: _drawn_epoch(
+        lengths.cut(CUTOFF), batch, seed
+    ),
 }
-"""Tokens per example that a batch size has to survive, by the name of the assumption."""
+"""Steps that a batch size has to survive, by the name of the assumption."""
 
 
 class PaperRuns:
@@ -89,31 +135,45 @@ class PaperRuns:
             traces.prepare(list(requests.values()))
             self._runs[sparsity] = RunOfSteps({n: traces.get(r) for n, r in requests.items()})
 
-    def largest(self, row: Mapping[str, str], tokens: Callable[[Lengths, int], float]) -> int:
-        """Largest batch of a published row's GPU, sparsity and data; 0 where none fits."""
+    def largest(self, row: Mapping[str, str], steps: Tokens) -> int:
+        """Largest batch of a published row's GPU, sparsity and data; 0 where none survives."""
         gpu, lengths = self._gpus.gpu(GPUS[row["gpu"]]), dataset_lengths()[row["dataset"]]
 
-        def fits(batch: int) -> bool:
-            padded = int(-(-tokens(lengths, batch) // MULTIPLE) * MULTIPLE)
-            return self._fits(gpu, float(row["sparsity"]), batch, padded)
+        def ends(batch: int, tokens: Sequence[int]) -> bool:
+            return self._ends(gpu, float(row["sparsity"]), batch, tuple(tokens))
 
-        low, high = 0, 1
-        while fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        def fits(batch: int, seed: int) -> bool:
+            """Whether the run's longest batch fits alone."""
+            return ends(batch, [max(steps(lengths, batch, seed))] * STEPS)
 
-    def _fits(self, gpu: Gpu, sparsity: float, batch: int, tokens: int) -> bool:
+        def survives(batch: int, seed: int) -> bool:
+            return fits(batch, seed) and ends(batch, steps(lengths, batch, seed))
+
+        high = 1
+        while _most(partial(fits, high)):
+            high *= 2
+        survived = {high: False}
+        while (size := next_size(range(1, high), survived)) is not None:
+            survived[size] = _most(partial(survives, size))
+        return max((size for size, survives in survived.items() if survives), default=0)
+
+    @cache  # noqa: B019 - the runs of one recipe, as long as it is looked at
+    def _ends(self, gpu: Gpu, sparsity: float, batch: int, tokens: tuple[int, ...]) -> bool:
+        """Whether a run ends without running out of memory."""
         run, library = self._runs[sparsity], library_bytes(gpu)
         peaks = peaks_on_streams(
-            run.moves(batch, [tokens] * STEPS),
+            run.moves(batch, [DrawnBatch(length, is_padded=False) for length in tokens]),
             np.r_[library // 2, library // 2, run.held.sizes],
             usable_bytes(gpu, self._recipe),
             expandable_segments=False,
         )
         return peaks.failed_at is None
+
+
+def _most(ends: Callable[[int], bool]) -> bool:
+    """Whether two runs of three end, by seed."""
+    first, second = ends(0), ends(1)
+    return first if first == second else ends(2)
 
 
 def main() -> None:
@@ -130,8 +190,8 @@ def main() -> None:
             rows = [row for row in published if row["model"] == model_name]
             for recipe, changes in recipes.items():
                 runs = PaperRuns(model_name, changes, traces)
-                for survives, tokens in LENGTHS.items():
-                    sizes = [runs.largest(row, tokens) for row in rows]
+                for survives, steps in SURVIVES.items():
+                    sizes = [runs.largest(row, steps) for row in rows]
                     for row, size in zip(rows, sizes, strict=True):
                         place = (row["dataset"], row["gpu"], row["sparsity"])
                         writer.writerow((model_name, recipe, survives, *place, size))

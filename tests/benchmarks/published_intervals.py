@@ -2,8 +2,10 @@
 
 Runs of one source share its libraries, so their errors are alike: ``m_i + e_ij``, with a mean of
 the source and a deviation of the run. An interval is for a run of a further source: Student's t
-with S - 1 degrees of freedom of S sources, around the mean of the sources' means, with variance
-``b**2 (1 + 1/S) + w**2``, b and w the standard deviations between and within sources.
+around the mean of the S sources' means, whose variance is V. With w the standard deviation within
+sources and n their harmonic mean size, V holds ``w**2 / n`` of it already, so the variance of a
+further run is ``V (1 + 1/S) + w**2 (1 - 1/n)``. Its degrees of freedom are Satterthwaite's: V has
+S - 1, w those of all runs.
 """
 
 import math
@@ -92,22 +94,28 @@ def _ends(errors: Sequence[Sequence[float]]) -> tuple[float, float]:
     means = np.array([np.mean(one) for one in errors])
     squares = sum(float(np.sum((np.array(one) - np.mean(one)) ** 2)) for one in errors)
     within = squares / (runs - sources) if runs > sources else 0.0
-    variance = float(np.var(means, ddof=1)) * (1 + 1 / sources) + within
-    half = float(stats.t.ppf(LEVEL, sources - 1)) * math.sqrt(variance)
+    parts = (
+        (float(np.var(means, ddof=1)) * (1 + 1 / sources), sources - 1),
+        (within * (1 - float(np.mean([1 / len(one) for one in errors]))), runs - sources),
+    )
+    variance = sum(part for part, _ in parts)
+    of_parts = sum(part**2 / freedom for part, freedom in parts if part > 0)
+    freedom = variance**2 / of_parts if of_parts else sources - 1
+    half = float(stats.t.ppf(LEVEL, freedom)) * math.sqrt(variance)
     return float(means.mean()) - half, float(means.mean()) + half
 
 
-def coverage(errors: Sequence[PublishedError]) -> dict[str, tuple[int, int]]:
-    """Runs of each source within the intervals of the other sources' runs, and all its runs."""
-    covered = {}
-    for source in sorted({one.source for one in errors}):
-        others = [one for one in errors if one.source != source]
-        left_out = [one for one in errors if one.source == source]
-        within = 0
-        for one in left_out:
-            interval = error_interval(others, one.method, one.lengths)
-            within += interval.low <= math.exp(one.error) <= interval.high
-        covered[source] = (within, len(left_out))
+def coverage(
+    errors: Sequence[PublishedError], kind: Callable[[PublishedError], str]
+) -> dict[str, tuple[int, int]]:
+    """Runs of each kind within the intervals of the other sources' runs, and all its runs."""
+    covered = dict.fromkeys(sorted(map(kind, errors)), (0, 0))
+    for one in errors:
+        others = [other for other in errors if other.source != one.source]
+        interval = error_interval(others, one.method, one.lengths)
+        within, runs = covered[kind(one)]
+        is_within = interval.low <= math.exp(one.error) <= interval.high
+        covered[kind(one)] = (within + is_within, runs + 1)
     return covered
 
 
@@ -117,7 +125,7 @@ def published_errors(errors: Sequence[PublishedError]) -> PublishedErrors:
     for one in errors:
         for name, value in axis_values(one.recipe).items():
             compared[name].add(value)
-    within = sum(inside for inside, _ in coverage(errors).values())
+    ((within, _),) = coverage(errors, lambda _: "all").values()
     kinds = [(m, k) for m in get_args(Method) for k in get_args(LengthKind)]
     return PublishedErrors(
         runs=len(errors),

@@ -11,7 +11,7 @@ from old_stacks.stacks import OldStack
 
 from fitting.paper.published import dataset_lengths
 from fitting.points.batch_lengths import Lengths
-from trials.drawn_lengths import DrawnLengths
+from trials.drawn_lengths import DrawnBatch, DrawnLengths
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
 from trials.simulation.varying_lengths import Drawn
@@ -144,10 +144,10 @@ def _sorted_batches(row: Row) -> Drawn:
     shape, mean, longest = dataset_lengths()["math_14k"], 210, int(row["seq_len"])
     lengths = Lengths(np.rint(shape.tokens * mean / shape.mean), shape.examples).cut(longest)
 
-    def drawn(batch_size: int, seed: int) -> list[int]:
+    def drawn(batch_size: int, seed: int) -> list[DrawnBatch]:
         examples = 20 * 4 * batch_size  # as many as are sorted 20 batches at a time
         _, _, *batches = _drawn_lengths(lengths, examples, grouped=True).batches(batch_size, seed)
-        return [longest, longest, *batches[:9]]
+        return [DrawnBatch(longest, is_padded=True)] * 2 + batches[:9]
 
     return drawn
 

@@ -150,9 +150,12 @@ def _print_intervals(comparisons: Sequence[Comparison]) -> None:
         for one in record.intervals
     )
     sys.stdout.write(f"## 90 % intervals\n\n{table(headers, rows)}\n\n")
-    parts = [(name, f"{inside} of {runs}") for name, (inside, runs) in coverage(errors).items()]
-    parts.append(("all", f"{record.covered:.1%} of {record.runs}"))
-    sys.stdout.write(f"{table(('source left out', 'its runs within'), parts)}\n\n")
+    parts = [
+        (name, f"{inside} of {runs}")
+        for kind in (lambda one: one.source, lambda one: one.method, lambda _: "all")
+        for name, (inside, runs) in coverage(errors, kind).items()
+    ]
+    sys.stdout.write(f"{table(('runs', 'within the interval of other sources'), parts)}\n\n")
     if sys.argv[3:]:
         Path(sys.argv[3]).write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from fitting.families.cell_step_time import Batch
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Alternative, Estimated
 from orchestrator.estimating.question import EstimatedJob, Question, obstacle
-from orchestrator.spec.job import PACKED
+from orchestrator.spec.job_tokens import drawn_lengths
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_text
 from trials.recipes.recipe import Recipe
 from trials.records.observation import Outcome
@@ -19,9 +18,10 @@ from trials.records.observation import Outcome
 METHODS = ("lora", "qlora")
 """Methods that are tried where none is given. They do not learn the same."""
 
+MOST_DRAWN = 3  # recipes of a GPU that are estimated with drawn lengths; seconds each
+
 Varied = Callable[[Mapping[str, Any]], Question | None]
 """The question with other options, by name; None where they contradict the given ones."""
-
 
 Estimating = Callable[[Sequence[EstimatedJob]], list[Estimated]]
 
@@ -94,63 +94,89 @@ def jobs_on(
 
 
 def best_recipes(jobs: Sequence[EstimatedJob], estimated_jobs: Estimating) -> list[Estimated]:
-    """Estimate of the best recipe of each GPU.
+    """Estimate of the best recipe of each GPU, with the others that fit as its alternatives.
 
-    Where lengths vary, recipes are compared at the longest, because a run of drawn lengths takes
-    many replays; only the best is estimated with them.
+    Where lengths vary, the best by ``compared_recipes`` is estimated with runs of drawn lengths,
+    and the next one where that does not fit, or costs more than the next one seemed to: in all
+    ``MOST_DRAWN``, the last of which is the one with the largest batch where none fits yet.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    alone = len({gpu.key for _, gpu in jobs}) == len(jobs)
-    compared = jobs if alone else [(_for_comparison(question), gpu) for question, gpu in jobs]
-    best = best_on_each(estimated_jobs(compared)) if jobs else []
-    if all(one is other for (one, _), (other, _) in zip(jobs, compared, strict=True)):
-        return best
+    ranked = compared_recipes(jobs, estimated_jobs)
+    if all(_for_comparison(question) is question for question, _ in jobs):
+        return [_with_runners_up(rows) for rows in ranked.values()]
     whole = {(gpu.key, question.options_text()): (question, gpu) for question, gpu in jobs}
-    return estimated_jobs([whole[row.gpu.key, row.question.options_text()] for row in best])
+    drawn: dict[str, list[Estimated]] = {gpu: [] for gpu in ranked}
+    undecided = list(ranked)
+    while undecided:
+        tried = [_taken(ranked[gpu], drawn[gpu]) for gpu in undecided]
+        for row in estimated_jobs([whole[r.gpu.key, r.question.options_text()] for r in tried]):
+            drawn[row.gpu.key] = sorted([*drawn[row.gpu.key], row], key=_order)
+        undecided = [
+            gpu
+            for gpu in undecided
+            if ranked[gpu]
+            and len(drawn[gpu]) < MOST_DRAWN
+            and _order(drawn[gpu][0]) > _order(ranked[gpu][0])
+        ]
+    return [
+        _with_runners_up([best, *sorted([*others, *ranked[gpu]], key=_order)])
+        for gpu, (best, *others) in drawn.items()
+    ]
+
+
+def _taken(rows: list[Estimated], drawn: Sequence[Estimated]) -> Estimated:
+    """Take the recipe to estimate next with drawn lengths off those of a GPU, the best first."""
+    is_last = len(drawn) == MOST_DRAWN - 1 and not fits(drawn[0])
+    largest = max(range(len(rows)), key=lambda n: rows[n].estimate.max_batch_size)
+    return rows.pop(largest if is_last else 0)
+
+
+def compared_recipes(
+    jobs: Sequence[EstimatedJob], estimated_jobs: Estimating
+) -> dict[str, list[Estimated]]:
+    """Estimates of each GPU by its key, the best first, without runs of drawn lengths.
+
+    Those take many replays. Memory is that of the longest examples alone, a lower bound.
+
+    Raises:
+        TraceError: the model cannot be traced under a recipe.
+    """
+    on: defaultdict[str, list[Estimated]] = defaultdict(list)
+    compared = [(_for_comparison(question), gpu) for question, gpu in jobs]
+    for row in sorted(estimated_jobs(compared) if jobs else [], key=_order):
+        on[row.gpu.key].append(row)
+    return on
 
 
 def _for_comparison(question: Question) -> Question:
-    """The question with examples of the longest length, and without draws of routings.
+    """The question without draws of lengths and routings; itself where it has neither."""
+    is_drawn = drawn_lengths(question.workload, question.seq_len) is not None
+    if not is_drawn and not question.routing_draws:
+        return question
+    return replace(question, routing_draws=0, draws_lengths=False)
 
-    The question itself where it has neither.
+
+def _order(row: Estimated) -> tuple[float, ...]:
+    """Order of a GPU's recipes: those that fit by price, then the others by the least memory.
+
+    A recipe whose only batch may not fit, by the error of the memory, comes after the others.
     """
-    job = question.workload
-    varies = job.lengths is not None and job.padding not in PACKED
-    if varies:
-        job = job.model_copy(update={"lengths": None, "padding": "longest"})
-        batch: Batch = question.batch if isinstance(question.batch, int) else "largest"
-        return replace(question, workload=job, batch=batch, routing_draws=0)
-    return replace(question, routing_draws=0) if question.routing_draws else question
+    if fits(row):
+        is_doubtful = row.estimate.max_batch_size_interval.low < 1
+        return (0, is_doubtful, *by_objective(row))
+    return (1, row.estimate.reserved_gib)
 
 
-def best_on_each(estimated: Iterable[Estimated]) -> list[Estimated]:
-    """The cheapest of each GPU's recipes that fits, with the others that fit as alternatives.
-
-    A recipe whose only batch may not fit, by the error of the memory, comes after the others. Where
-    none fits, the one that needs the least memory stays.
-    """
-    on: defaultdict[str, list[Estimated]] = defaultdict(list)
-    for row in estimated:
-        on[row.gpu.key].append(row)
-    best = []
-    for rows in on.values():
-        fitting = sorted(filter(fits, rows), key=lambda row: (_is_doubtful(row), by_objective(row)))
-        if fitting:
-            best.append(with_alternatives(fitting[0], fitting[1:]))
-        else:
-            best.append(min(rows, key=lambda row: row.estimate.reserved_gib))
-    return best
+def _with_runners_up(rows: Sequence[Estimated]) -> Estimated:
+    best, *others = rows
+    return with_alternatives(best, filter(fits, others))
 
 
 def fits(row: Estimated) -> bool:
     """Whether the batch of an estimate fits."""
     return row.estimate.outcome is Outcome.FITS
-
-
-def _is_doubtful(row: Estimated) -> bool:
-    return row.estimate.max_batch_size_interval.low < 1
 
 
 def with_alternatives(row: Estimated, others: Iterable[Estimated]) -> Estimated:
@@ -179,5 +205,5 @@ def _alternative(row: Estimated, other: Estimated) -> Alternative:
     )
 
 
-ALTERING = {"method", "precision", "optimizer", "seq_len"}
+ALTERING = {"method", "precision", "optimizer", "seq_len", "cutoff"}
 """Options whose change alters what training learns."""

@@ -1,22 +1,27 @@
 """Changes that make a job fit where it does not: the cheapest on each GPU."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import combinations
+from operator import or_
 from typing import Any
 
 from orchestrator.estimating.choosing.recipe_choice import (
     Estimating,
     Varied,
     best_recipes,
+    compared_recipes,
     fits,
     with_alternatives,
 )
 from orchestrator.estimating.estimate_records import Estimated
-from orchestrator.estimating.question import Question, obstacle
+from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH
+from orchestrator.estimating.longest_sequence import MULTIPLE
+from orchestrator.estimating.question import EstimatedJob, Question, obstacle
 from trials.recipes.fields import Method
+from trials.records.optional_packages import importable_extras
 from trials.simulation.simulated_cell import GIB
 
-SHORTEST = 128  # tokens; shorter examples are another job
 SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
     "full": ("lora", "qlora"),
     "lora": ("qlora",),
@@ -28,34 +33,57 @@ Changes = dict[str, Any]
 
 
 def with_remedies(
-    rows: Sequence[Estimated], varied: Varied, estimated_jobs: Estimating
+    rows: Sequence[Estimated], varied: Varied, estimated_jobs: Estimating, shorter_jobs: Estimating
 ) -> list[Estimated]:
     """Add the cheapest change that fits to each estimate that does not fit.
 
     Changes under which training learns the same come first, then those that alter one thing, then
     two, then shorter examples: each where nothing before fits.
 
+    Args:
+        rows: estimates.
+        varied: the question with other options.
+        estimated_jobs: estimates questions with examples as long as they are.
+        shorter_jobs: estimates questions with shorter examples.
+
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
     remedied = {row.gpu.key: row for row in rows}
     weights = {row.gpu.key: _weights_gib(row) for row in rows}  # the least that was tried
-    for changes_of in (_alike, _altered, _altered_twice, _shorter):
+    for altered in (_alike, _offloaded, _altered, _altered_twice, _smallest_offloaded, _shorter):
+        estimating = shorter_jobs if altered is _shorter else estimated_jobs
         misfits = [r for r in remedied.values() if not fits(r) and not r.estimate.alternatives]
-        keeps_weights = changes_of in (_alike, _shorter)
-        jobs = [
-            (question, row.gpu)
-            for row in misfits
-            if not keeps_weights or weights[row.gpu.key] < row.estimate.usable_gib
-            for changes in changes_of(row)
-            if (question := _possible(row, changes, varied)) is not None
-        ]
-        for other in best_recipes(jobs, estimated_jobs):
-            key = other.gpu.key
-            weights[key] = min(weights[key], _weights_gib(other))
-            if fits(other):
-                remedied[key] = with_alternatives(remedied[key], [other])
+        if altered not in {_altered, _altered_twice}:  # the others keep the weights
+            misfits = [r for r in misfits if weights[r.gpu.key] < r.estimate.usable_gib]
+        jobs: list[EstimatedJob] = []
+        most = _jobs(misfits, altered, _all_settings, varied)
+        for key, others in compared_recipes(most, estimating).items():
+            weights[key] = min(weights[key], *map(_weights_gib, others))
+            # What does not fit with all settings does not fit with some of them.
+            if fits(others[0]):
+                tokens = others[0].estimate.seq_len
+                some = _jobs([remedied[key]], altered, _some_settings, varied)
+                jobs += [(question, gpu) for question, gpu in some if question.seq_len == tokens]
+        for other in filter(fits, best_recipes(jobs, estimating)):
+            remedied[other.gpu.key] = with_alternatives(remedied[other.gpu.key], [other])
     return list(remedied.values())
+
+
+def _jobs(
+    rows: Iterable[Estimated],
+    altered: Callable[[Question], Iterable[Changes]],
+    settings: Callable[[Question], Iterable[Changes]],
+    varied: Varied,
+) -> list[EstimatedJob]:
+    """Jobs with each alteration and each of the settings that go with it."""
+    return [
+        (question, row.gpu)
+        for row in rows
+        for alteration in altered(row.question)
+        for some in settings(row.question)
+        if (question := _possible(row, alteration | some, varied)) is not None
+    ]
 
 
 def _weights_gib(row: Estimated) -> float:
@@ -73,54 +101,123 @@ def _possible(row: Estimated, changes: Changes, varied: Varied) -> Question | No
     return None
 
 
-def _alike(row: Estimated) -> Iterator[Changes]:
-    """Changes that save memory, and under which training learns the same."""
-    changes = _frugal(row.question)
-    for count in range(1, len(changes) + 1):
-        yield from map(dict, combinations(changes.items(), count))
-
-
-def _frugal(question: Question) -> Changes:
-    """All changes that save memory, and under which training learns the same."""
-    recipe, changes = question.recipe, Changes()
+def _settings(question: Question) -> Iterator[Changes]:
+    """Settings that save memory for some time, and under which training learns the same."""
+    recipe = question.recipe
     if not recipe.gradient_checkpointing:
-        changes["gradient_checkpointing"] = True
+        yield {"gradient_checkpointing": True}
     if recipe.loss == "full-logits" and recipe.task == "sft":
-        changes["loss"] = "chunked"
-    if recipe.attention == "eager":
-        changes["attention"] = "sdpa"
-    if recipe.has_square_mask:
-        changes["attention"] = "flash_attention_2"
-    if isinstance(question.batch, int) and question.batch > 1 and recipe.effective_batch:
-        changes["batch_size"] = "largest"
-    return changes
+        yield {"loss": "chunked"}
+    if isinstance(question.batch, int) and question.batch > 1:
+        yield {"batch_size": "fastest"} | _same_effective_batch(question, question.batch)
+    if not question.expandable_segments:
+        yield {"expandable_segments": True}
 
 
-def _altered(row: Estimated) -> Iterator[Changes]:
-    """Changes that also alter one thing: the method, frozen weights, or the optimizer's state."""
-    recipe, frugal = row.question.recipe, _frugal(row.question)
+def _kernel(question: Question) -> Changes:
+    """Attention that saves memory and time."""
+    if question.recipe.has_square_mask:
+        return {"attention": "flash_attention_2"}
+    return {"attention": "sdpa"} if question.recipe.attention == "eager" else {}
+
+
+def _same_effective_batch(question: Question, batch_size: int) -> Changes:
+    """Options that keep the examples of an optimizer step with other micro-batches."""
+    recipe = question.recipe
+    if recipe.effective_batch is None:
+        accumulated = {"gradient_accumulation": 1} if recipe.gradient_accumulation > 1 else {}
+        return {"effective_batch": batch_size * recipe.gradient_accumulation} | accumulated
+    if question.assumes_batch and recipe.effective_batch != EFFECTIVE_BATCH:
+        return {"effective_batch": recipe.effective_batch}
+    return {}
+
+
+def _all_settings(question: Question) -> Iterator[Changes]:
+    """All settings together, with and without expandable segments.
+
+    Those divide memory into larger pages, of which a small step may waste more than it saves.
+    """
+    together = reduce(or_, _settings(question), _kernel(question))
+    yield {name: value for name, value in together.items() if name != "expandable_segments"}
+    if "expandable_segments" in together:
+        yield together
+
+
+def _some_settings(question: Question) -> Iterator[Changes]:
+    """Every selection of the settings, the smallest first."""
+    settings = list(_settings(question))
+    for count in range(len(settings) + 1):
+        yield from (reduce(or_, some, _kernel(question)) for some in combinations(settings, count))
+
+
+def lacks_offloading(row: Estimated) -> bool:
+    """Whether activations on the host were not tried, because TRL is not installed."""
+    return (
+        not fits(row)
+        and not any(change.learns_alike for change in row.estimate.alternatives)
+        and _can_offload(row.question)
+        and not _is_offloading_simulated()
+        and _weights_gib(row) < row.estimate.usable_gib
+    )
+
+
+def _can_offload(question: Question) -> bool:
+    """Whether activations of the recipe may move to the host, and do not yet."""
+    recipe = question.recipe
+    return recipe.task == "sft" and not recipe.activation_offloading
+
+
+def _is_offloading_simulated() -> bool:
+    return "trl" in importable_extras()
+
+
+def _alike(question: Question) -> Iterator[Changes]:
+    """No alteration: the settings alone."""
+    del question
+    yield {}
+
+
+def _offloaded(question: Question) -> Iterator[Changes]:
+    """Activations on the host, which takes TRL to simulate, and longer: all layers are traced."""
+    if _can_offload(question) and _is_offloading_simulated():
+        yield {"activation_offloading": True}
+
+
+def _altered(question: Question) -> Iterator[Changes]:
+    """One thing that alters training: the method, frozen weights, or the optimizer's state."""
+    recipe = question.recipe
     for method in SMALLER_METHODS[recipe.method]:
-        yield frugal | {"method": method}
+        yield {"method": method}
     if recipe.method == "full":
-        yield frugal | {"optimizer": "adamw_8bit"}
+        yield {"optimizer": "adamw_8bit"}
     elif recipe.precision in WIDE:
-        yield frugal | {"precision": "bf16-mixed"}
+        yield {"precision": "bf16-mixed"}
 
 
-def _altered_twice(row: Estimated) -> Iterator[Changes]:
-    """Changes that alter the method and what it leaves in fp32."""
-    frugal = _frugal(row.question)
-    for method in SMALLER_METHODS[row.question.recipe.method]:
-        yield frugal | {"method": method, "precision": "bf16-mixed"}
+def _altered_twice(question: Question) -> Iterator[Changes]:
+    """The method, and what it leaves in fp32."""
+    for method in SMALLER_METHODS[question.recipe.method]:
+        yield {"method": method, "precision": "bf16-mixed"}
 
 
-def _shorter(row: Estimated) -> Iterator[Changes]:
-    """Shorter examples, with the smallest recipe."""
-    question = row.question
-    if question.workload.lengths is not None or question.recipe.packing:
+def _smallest(question: Question) -> Changes:
+    """All that alters training but its examples."""
+    *_, smallest = ({}, *_altered(question), *_altered_twice(question))
+    return smallest
+
+
+def _smallest_offloaded(question: Question) -> Iterator[Changes]:
+    """Activations on the host, and all that alters training but its examples."""
+    for offloading in _offloaded(question):
+        yield _smallest(question) | offloading
+
+
+def _shorter(question: Question) -> Iterator[Changes]:
+    """Shorter examples, truncated where the data have their lengths, and the smallest recipe."""
+    if question.recipe.packing:
         return
-    *_, smallest = (_frugal(question), *_altered(row), *_altered_twice(row))
-    seq_len = question.seq_len // 2
-    while seq_len >= SHORTEST:
-        yield smallest | {"seq_len": seq_len}
-        seq_len //= 2
+    name = "seq_len" if question.workload.lengths is None else "cutoff"
+    tokens = question.seq_len // 2
+    while tokens >= MULTIPLE:
+        yield _smallest(question) | {name: tokens // MULTIPLE * MULTIPLE}
+        tokens //= 2

@@ -4,9 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from orchestrator.estimating.choosing.recipe_choice import fits
+from orchestrator.estimating.choosing.remedies import lacks_offloading
 from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
 from orchestrator.markdown_table import table
 from orchestrator.spec.recipe_options import ChosenRecipe, OpenCell
+from trials.records.optional_packages import EXTRAS
 
 ALTERS = "which alters training"
 
@@ -26,7 +28,10 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
         return
     if best.estimate.alternatives:
         listed = "; ".join(map(_runner_up, best.estimate.alternatives))
-        yield f"Runners-up on {best.estimate.gpu}: {listed}."
+        drawn = " (their memory at the longest examples, without drawn lengths)" * bool(
+            best.varying
+        )
+        yield f"Runners-up on {best.estimate.gpu}{drawn}: {listed}."
     others: defaultdict[str, list[tuple[str, Estimate | Alternative]]] = defaultdict(list)
     for row in filter(fits, rows):
         recipes_there: tuple[Estimate | Alternative, ...] = (
@@ -95,6 +100,12 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
         yield f"With {options}{which} the job fits on {', '.join(places)}."
     if hopeless:
         yield f"On {', '.join(hopeless)} the job fits with no change that was tried."
+    untried = [row.estimate.gpu for row in rows if lacks_offloading(row)]
+    if untried:
+        yield (
+            f"--activation-offloading on was not tried on {', '.join(untried)}: TRL simulates it "
+            f"(pip install 'finetune-cost[{EXTRAS['trl']}]'). Training learns the same with it."
+        )
 
 
 def cheapest_remedy(rows: Sequence[Estimated]) -> str:
