@@ -61,6 +61,7 @@ check: setup  ## format, lint, types, layers, commands and links of the document
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
 	$(RUN) tests/readme_commands.py
+	$(RUN) tests/readme_stories.py
 	$(RUN) tests/measured_table.py
 
 MUTMUT := nice -n 15 $(VENV)/bin/mutmut run

@@ -5,12 +5,15 @@ import os
 import re
 import sys
 
+from gpu_catalog.safe_text import printable
+
 BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
 PACKAGES = ("gpu_catalog", "trials", "fitting", "orchestrator")
 
 
 def print_result(text: str) -> None:
     """Print a result, in Markdown; a terminal shows what is bold in it as bold."""
+    text = printable(text)
     if sys.stdout.isatty():
         shown = r"\1" if os.environ.get("TERM") == "dumb" else "\033[1m\\1\033[0m"
         text = BOLD.sub(shown, text)
@@ -19,7 +22,7 @@ def print_result(text: str) -> None:
 
 def remark(text: str) -> None:
     """Print a line beside the results."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
 
 
 class RemarkHandler(logging.Handler):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = re.compile(
     r"(?:(?:^|\$\()finetune-cost|python -m orchestrator)((?: (?:'[^']*'|[^'()])*)?)"
 )
-OTHERS = {".", "cd", "eval", "export", "git", "pip", "ray"}
+OTHERS = {".", "cd", "eval", "export", "git", "pip", "ray", "sky"}
 # What a reader types to prepare a cloud; deploy/README.md alone has it.
 CLOUDS = {"aws", "az", "docker", "done", "for", "gcloud", "kubectl", "sed"}
 ASSIGNMENT = re.compile(r"[A-Za-z_]+=")

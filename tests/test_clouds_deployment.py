@@ -4,11 +4,19 @@ import re
 from pathlib import Path
 
 import pytest
-from builders.clusters import SHIPPED, deployment_of, deployment_on, shipped
+from builders.clusters import (
+    SHIPPED,
+    deployment_of,
+    deployment_on,
+    shipped,
+    spec_on,
+    yaml_documents,
+)
 
 from orchestrator.cli.main import main
-from orchestrator.clouds.deployment import DeployError
+from orchestrator.clouds.deployment import DeployedSweep, DeployError, deployment
 from orchestrator.clouds.deployment_request import DeploymentRequest
+from orchestrator.spec.spec_file import parse_spec
 
 
 def without_minutes(text: str) -> str:
@@ -109,3 +117,16 @@ def test_the_command_writes_the_file_and_prints_the_bill(
     assert capsys.readouterr().out == out.read_text(encoding="utf-8")
     assert main([*arguments, "--out", str(tmp_path / "no" / "aws.yaml")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp", "azure", "local", "kuberay"])
+def test_the_token_of_the_hub_is_named_where_weights_are_pretrained(provider: str) -> None:
+    """As a file that is copied or mounted; no file holds the token itself."""
+    request, (_, text) = DeploymentRequest(provider), spec_on("L4", "H100-SXM", "A100-80GB-PCIe")
+    loads = text.replace("[llama-tiny]", "[qwen2.5-0.5b]\n    weights: pretrained")
+    for written, is_named in ((text, False), (loads, True)):
+        spec = parse_spec(written, "small.yaml")
+        sweep = DeployedSweep(spec, written, "small.yaml", spec.merged_catalog())
+        made = deployment(request, sweep).text
+        assert ("huggingface/token" in made) is is_named
+        assert yaml_documents(made)

@@ -175,7 +175,7 @@ def test_stopping_it_prints_what_is_up(
 ) -> None:
     """Ctrl-C at any point prints the running cluster and the command that ends it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    stop = "kill -INT $PPID; exit 1"
+    stop = "sleep 0.5; kill -INT $PPID; exit 1"  # by then, `Popen` has returned to its caller
     given = {"status": [status, stop]} if at == "status" else {"status": [status], at: stop}
     try:
         ended, *_ = laptop(**given)

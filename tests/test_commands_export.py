@@ -7,6 +7,7 @@ import yaml
 from builders.runs import ONE_CELL, made_run
 
 from orchestrator.cli.main import main
+from orchestrator.configurations.cells import with_cells
 
 OWN = """\
 catalog:
@@ -46,6 +47,42 @@ def test_a_run_with_a_ranking_is_written_as_a_task(
     assert "--num_train_epochs 5 " in task["run"]
 
 
+MINE = """\
+model_name_or_path: llama-tiny
+dtype: float32
+bf16: false
+max_length: 16
+per_device_train_batch_size: 8  # what fits my card
+gradient_accumulation_steps: 5
+num_train_epochs: 5
+"""
+
+
+def test_a_run_of_a_configuration_starts_that_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The micro-batch is the ranking's, a diff shows it, and a price of other epochs is refused."""
+    Path("mine.yml").write_text(MINE, encoding="utf-8")
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace(
+        "- models: [llama-tiny]", "- config: mine.yml"
+    )
+    text = "\n".join(
+        line for line in text.splitlines() if "recipes" not in line and "lens" not in line
+    )
+    made_run(tmp_path / "run", with_cells(text + "\n" + OWN, "made.yaml", tmp_path))
+    arguments = ["export", "run", "--to", "slurm", "--config", "mine.yml"]
+    assert main(["rank", "run", "--epochs", "3", "--batch-size", "40"]) == 0
+    assert main(arguments) == 1
+    assert "epochs" in capsys.readouterr().err
+    assert main(["rank", "run", "--epochs", "5", "--batch-size", "40"]) == 0
+    capsys.readouterr()
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "-per_device_train_batch_size: 8  # what fits my card\n" in out
+    assert "+per_device_train_batch_size: 40  # what fits my card\n" in out
+    assert "\ntrl sft --config " in Path("job.sbatch").read_text(encoding="utf-8")
+
+
 def test_a_ranking_of_several_trainings_needs_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +104,7 @@ def test_a_ranking_of_several_trainings_needs_a_model(
         ["export", "run"],
         ["export", "run", "--to", "slurm", "--format", "ado"],
         ["export", "run", "--format", "ado", "--model", "llama-tiny"],
+        ["export", "run", "--format", "ado", "--config", "mine.yml"],
         ["estimate", "--model", "llama-tiny", "--seq-len", "32", "--export", "x.yaml"],
     ],
 )

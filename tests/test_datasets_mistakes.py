@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from builders import data as made_data
 from builders.dataset_files import FIELDS, SHORT, as_csv, as_jsonl, mistakes_of, written
@@ -74,6 +76,16 @@ def test_all_mistakes_of_a_file_are_reported_by_line(
     assert len(mistakes) == len(lines), mistakes
     for line, begin in zip(mistakes, lines, strict=True):
         assert line.startswith(begin.format(path)), line
+
+
+def test_a_date_that_python_lacks_is_one_line(tmp_path: Path, count: Callable[..., Job]) -> None:
+    """Of a column that is asked for, and while columns are recognised."""
+    path = tmp_path / "dates.parquet"
+    late = pa.array([2**62], type=pa.timestamp("us"))
+    pq.write_table(pa.table({"question": late, "answer": ["b"]}), path)
+    for options in ({"text_fields": FIELDS}, {}):
+        (line,) = mistakes_of(count, path, **options)
+        assert str(path) in line
 
 
 def test_reading_stops_after_a_number_of_mistakes(

@@ -1,5 +1,6 @@
 """Calibration recovers the constants that steps were made with, and their uncertainty."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,15 @@ def test_calibration_recovers_the_constants_that_made_the_steps(points: list[Poi
     assert 0.02 <= calibration.constants.error < 0.15
     assert calibration.constants.error_above is None
     assert "18 measured steps" in calibration.constants.source
+
+
+def test_steps_faster_than_the_gpu_give_constants_that_an_estimate_accepts(
+    points: list[Point],
+) -> None:
+    """A mistake in a table makes a large error, not a file that no command reads."""
+    fast = [replace(point, seconds=point.seconds / 4) for point in points[::3]]
+    constants = calibrate(fast, EfficiencyConstants()).constants
+    assert EfficiencyConstants.model_validate_json(constants.model_dump_json()) == constants
 
 
 def test_few_steps_give_intervals_that_hold_the_true_constants(points: list[Point]) -> None:

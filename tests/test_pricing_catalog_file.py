@@ -348,7 +348,7 @@ def test_a_gpu_that_cannot_be_identified_is_refused(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda _: None, "no such file"),
-        (lambda path: path.mkdir(), "is a folder; name the file in it"),
+        (lambda path: path.mkdir(), "is a folder: name the file in it"),
         (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not UTF-8 text (byte 0): save it as"),
     ],
 )

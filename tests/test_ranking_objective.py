@@ -1,5 +1,7 @@
 """The best offer by cost, by time, or by both."""
 
+import json
+
 import pytest
 from builders.rankings import ranked, two_gpus
 
@@ -9,7 +11,7 @@ from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.exporting.chosen_offers import estimated_training
 from orchestrator.pricing.offer_constraints import Constraints, Objective
 from orchestrator.ranking.ranked_offer import Ranking
-from orchestrator.reporting.estimate_tables import as_table
+from orchestrator.reporting.estimate_tables import as_json, as_table
 from orchestrator.reporting.sections.recommendation import recommendations
 from orchestrator.request import request_of
 
@@ -78,6 +80,11 @@ def test_an_estimate_answers_the_objective() -> None:
     shown = as_table(both.estimated, both.question)
     assert "The cheapest within the budget of $1000" in shown
     assert "fastest" in shown
+    rows = json.loads(as_json(both.estimated, one=False))
+    assert [row["gpu"] for row in rows if "cost" in row["best_by"]] == [rows[0]["gpu"]]
+    (quickest,) = (row for row in rows if "time" in row["best_by"])
+    assert quickest["fastest"]["hours"] == pytest.approx(min(hours))
+    assert f"**{quickest['fastest']['hours']:.3g} h**" in shown
 
 
 def test_the_exported_offer_is_the_best_by_the_objective() -> None:

@@ -91,10 +91,15 @@ def workers(parent: int) -> list[psutil.Process]:
 def test_several_processes_give_the_same_bytes_as_one(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither counts a torn last line or a profile as an observation."""
+    """Neither counts a torn last line, a profile or a second copy of a line as an observation."""
     fits = fit_result(run)
     assert fits.count('"law"') > 20
     assert fits == alone(run, monkeypatch)
+    log = run.path / OBSERVATIONS
+    whole, torn = log.read_bytes().rsplit(b"\n", 1)
+    assert torn
+    log.write_bytes(whole + b"\n" + whole + b"\n" + torn)
+    assert fit_result(run) == alone(run, monkeypatch) == fits
 
 
 @pytest.mark.usefixtures("several")

@@ -14,6 +14,7 @@ from builders.runs import ONE_CELL, TWO_CELLS, made_run, spec_of
 
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.storage.local_storage import OBSERVATIONS
 from orchestrator.storage.run_storage import StoreError
 from trials.records.observation import Observation
 
@@ -92,6 +93,14 @@ def test_observation_of_the_same_key_is_written_once(run: RunFolder) -> None:
         assert not writer.append(observation(1, seconds=9.0))
         assert writer.append(observation(1, attempt=2))
     assert [o.attempt for o in run.observations()] == [1, 2]
+
+
+def test_a_line_that_is_in_the_log_twice_counts_once(run: RunFolder) -> None:
+    """As after a log was appended to itself by hand."""
+    append(run, 1, 2)
+    log = run.path / OBSERVATIONS
+    log.write_bytes(2 * log.read_bytes())
+    assert batches(run) == [1, 2]
 
 
 @pytest.mark.parametrize("kept", [1, 50, -2, -1], ids=["a byte", "half", "brace", "newline"])

@@ -89,8 +89,8 @@ def test_a_device_that_fails_two_cells_is_excluded() -> None:
 def test_cells_of_a_faulty_node_wait_for_its_replacement() -> None:
     """The cluster removes the idle node, and every cell completes on its successor."""
     world = World(DESK, HEAD, node("n1", "desk"))
-    assert world.placed() == DESK[:2]
     for cell in DESK[:2]:
+        assert world.placed() == [cell]
         world.run(cell, SICK[0])
         assert world.scheduler.ended(cell, None) == ECC
     left = world.placed()
@@ -111,13 +111,41 @@ def test_cells_of_a_faulty_node_wait_for_its_replacement() -> None:
 
 def test_a_cell_that_waits_for_another_node_blocks_no_other() -> None:
     """Its own kernels may be at fault: other cells run on the node where it failed."""
-    world = World(DESK, HEAD, node("n1", "desk"))
-    world.placed()
+    world = World(DESK[:2], HEAD, node("n1", "desk"))
+    assert world.placed() == DESK[:1]
     world.run(DESK[0], SICK[0])
     assert world.scheduler.ended(DESK[0], None) == ECC
-    assert world.placed() == [DESK[2]]
+    assert world.placed() == [DESK[1]]
+    world.run(DESK[1], N1, probes=1)
+    world.scheduler.ended(DESK[1], "its worker died")
+    assert world.placed() == [DESK[1]]
     world.run(DESK[1], N1)
     world.scheduler.ended(DESK[1], None)
+    assert world.placed() == [DESK[0]]
+
+
+def test_an_autoscaler_is_asked_for_no_node_beyond_its_limit() -> None:
+    """It would start one of another kind, which takes the place of another GPU's node."""
+    world = World(DESK, HEAD)
+    assert world.placed() == DESK[:1]
+    world.scheduler.update(ClusterResources((HEAD, node("n1", "desk"))))
+    assert world.placed() == []
+    world.run(DESK[0], N1)
+    world.scheduler.ended(DESK[0], None)
+    assert world.placed() == [DESK[1]]
+
+
+def test_a_trial_that_died_begins_before_any_later_one() -> None:
+    """A worker that becomes free would go to a trial that is placed later."""
+    world = World(DESK, node("n1", "desk"), node("n2", "desk"))
+    assert world.placed() == DESK[:3]
+    world.run(DESK[0], N1, probes=1)
+    world.run(DESK[1], N2, probes=1)
+    world.scheduler.ended(DESK[0], "its node is gone")
+    assert world.placed() == DESK[:1]
+    world.scheduler.ended(DESK[1], None)
+    assert world.placed() == []
+    world.run(DESK[0], N2)
     assert world.placed() == [DESK[3]]
 
 

@@ -106,7 +106,7 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     (
         "[llama-tiny]",
         "[./nowhere]",
-        [("4: cells[0].models[0]: model './nowhere': ", "config.json: No such file")],
+        [("4: cells[0].models[0]: model './nowhere': ", "config.json: no such file")],
     ),
     (
         "[cpu]",

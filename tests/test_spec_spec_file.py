@@ -96,7 +96,7 @@ def test_models_folder_may_be_gone_when_the_run_is_read_again(tmp_path: Path) ->
     text = altered("llama-tiny", str(tmp_path))
     run = open_run(tmp_path / "run", text, spec_of(text))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(SpecError, match="No such file"):
+    with pytest.raises(SpecError, match="no such file"):
         spec_of(text)
     (cell,) = run.spec().all_cells()
     assert (cell.model, run.spec().model(cell.model).vocab_size) == (str(tmp_path), 8)

@@ -61,6 +61,11 @@ from orchestrator.spec.sweep_spec import SweepSpec
             "a: &a [" + "1," * 999 + "]\nb: &b [" + "*a," * 999 + "]",
             "1: holds more than 100000 values: list fewer",
         ),
+        (
+            "a0: &a0 {x: 1}\n"
+            + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1},' * 10}]}}\n" for n in range(1, 11)),
+            "7: holds more than 100000 values: list fewer",
+        ),
     ],
 )
 def test_text_that_is_no_specification_is_one_mistake(text: str, line: str) -> None:
@@ -95,13 +100,11 @@ def test_mapping_used_again_by_alias_is_read_as_if_written_again() -> None:
 def test_a_file_that_cannot_be_read_is_one_mistake(tmp_path: Path) -> None:
     """Not there, a folder, a folder that is a file, not UTF-8."""
     (tmp_path / "latin.yaml").write_bytes("name: naïve".encode("latin-1"))
+    absent = "no such file or shipped sweep; shipped sweeps are " + ", ".join(shipped_specs())
     for name, words in (
-        (
-            "none.yaml",
-            "no such file or shipped sweep; shipped sweeps are " + ", ".join(shipped_specs()),
-        ),
-        (".", "is a folder: give the YAML file in it"),
-        ("latin.yaml/x", "cannot be read: Not a directory"),
+        ("none.yaml", absent),
+        (".", "is a folder: name the file in it"),
+        ("latin.yaml/x", absent),
         ("latin.yaml", "not UTF-8 text (byte 8): save it as UTF-8"),
     ):
         path = tmp_path / name

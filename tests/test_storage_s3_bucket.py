@@ -11,6 +11,7 @@ from builders.s3_runs import (
 from fakes.s3_server import KEY, SECRET, TOKEN, S3Server
 
 from orchestrator.cli.main import main
+from orchestrator.storage.s3_bucket import Bucket, OutageError
 from orchestrator.storage.s3_log import S3Timings
 
 
@@ -83,3 +84,15 @@ def test_an_unreachable_bucket_is_retried_for_a_limited_time(
     assert re.search(r", for [1-9]\d* s: ", text)
     [message] = caplog.messages
     assert message.endswith(" 2 s")
+
+
+def test_a_page_in_place_of_a_reply_is_an_outage(server: S3Server) -> None:
+    """A proxy answers with 200: no object counts as read, written or listed."""
+    bucket = Bucket(URL, 1.0)
+    bucket.put("one", b"1")
+    server.answers = (200, "")
+    for request in (lambda: bucket.get("one"), bucket.names, lambda: bucket.put("one", b"2")):
+        with pytest.raises(OutageError, match="proxies"):
+            request()
+    server.answers = None
+    assert server.objects("teams/one/") == {"one": b"1"}

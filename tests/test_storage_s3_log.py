@@ -124,22 +124,29 @@ def test_a_fault_in_an_outage_is_noted_without_waiting_for_the_bucket(
     assert batches(the_run()) == [1]
 
 
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [((503, "ServiceUnavailable"), "ServiceUnavailable"), ((200, ""), "proxies")],
+)
 def test_an_outage_beyond_its_limit_ends_the_sweep_and_loses_nothing(
-    server: S3Server, run: RunFolder, tmp_path: Path
+    server: S3Server, run: RunFolder, tmp_path: Path, answer: tuple[int, str], word: str
 ) -> None:
-    """The error says where the observations are; the same command then sends them."""
+    """The error says where the observations are; the same command then sends them.
+
+    A proxy that answers every request with its page is an outage, too.
+    """
     begun = time.monotonic()
 
     def sweep() -> None:
         with ObservationWriter(run) as writer:
-            server.answers = (503, "ServiceUnavailable")
+            server.answers = answer
             for size in (1, 2):
                 writer.append(observation(size))
 
     text = one_line(sweep)
     (spool,) = spools(tmp_path)
     assert text.startswith(f"{URL}: ")
-    assert "ServiceUnavailable" in text
+    assert word in text
     assert " 2 observations " in text
     assert f" {spool}: " in text
     assert time.monotonic() - begun < 10

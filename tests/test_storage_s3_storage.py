@@ -47,6 +47,15 @@ def test_a_damaged_line_of_observations_is_reported_by_object_and_line() -> None
     assert text.startswith(f"{URL}/{damaged}:1: ")
 
 
+@pytest.mark.usefixtures("server")
+def test_an_object_of_observations_that_is_cut_off_is_an_error() -> None:
+    """Objects are written whole, so a line without an end means that lines are missing."""
+    made_run(URL)
+    cut = "observations/000009-x-000001.jsonl"
+    Bucket(URL, 1.0).put(cut, b'{"key"')
+    assert one_line(the_run().observations).startswith(f"{URL}/{cut}: ")
+
+
 def test_another_sweeps_run_is_refused_and_left_as_it_was(server: S3Server) -> None:
     """A folder with other objects is refused as well."""
     made_run(URL)

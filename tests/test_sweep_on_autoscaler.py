@@ -1,4 +1,4 @@
-"""A sweep on a cluster without nodes: the autoscaler starts one for each GPU's trial."""
+"""A sweep on a cluster without nodes: the autoscaler starts one for each GPU's trials."""
 
 import os
 import re
@@ -19,11 +19,11 @@ STARTED = ("A40", "A100-40GB-SXM", "H100-SXM")
 SPEC = f"""\
 name: autoscaled
 gpus: [{", ".join(STARTED)}, desk, H200-SXM]
-{SMALL_CELL}catalog:
+{SMALL_CELL.replace("[32]", "[16, 32]")}catalog:
   gpus:
     - {{key: desk, kind: cpu, usable_memory_bytes: 16000000, source: test, recorded: 2026-11-20}}
   offers:
-    - {{gpu: A40, provider: pit, region: here, instance: a40, usd_per_hour: 36.0, source: test,
+    - {{gpu: A40, provider: pit, region: here, instance: a40-spot, usd_per_hour: 36.0, source: test,
         recorded: 2026-11-20}}
 """
 
@@ -36,10 +36,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
         cluster.env |= {"PYTHONPATH": path}
         try:
-            types: dict[str, dict[str, float]] = {
-                key.lower(): {"CPU": 1, "GPU": 1, key: 1} for key in STARTED
-            }
-            cluster.start_autoscaling_head(types, "desk")
+            cluster.start_autoscaling_head(STARTED, "desk")
             yield cluster
         finally:
             cluster.stop()
@@ -58,7 +55,7 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     assert re.search(r"^.*desk: .*0\.6 minutes", swept.stderr, re.MULTILINE)
     plan = RunFolder(out).plan()
     assert plan is not None
-    assert [skip.cell.gpu for skip in plan.skipped] == ["H200-SXM", "desk"]
+    assert [skip.cell.gpu for skip in plan.skipped] == [*["H200-SXM"] * 2, *["desk"] * 2]
     observed = observations(out)
     nodes = cluster.node_ids()
     assert len({nodes[key] for key in STARTED}) == 3
@@ -67,6 +64,8 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
         assert largest_batch(of_gpu) is not None
         assert {o.environment.node_id for o in of_gpu if o.environment} == {nodes[key]}
     rented = RunFolder(out).rented().nodes
-    assert rented[nodes["A40"]] == NodeRental(instance="a40")
+    assert {nodes[key]: rented[nodes[key]] for key in STARTED} == {
+        nodes[key]: NodeRental(instance=f"{key.lower()}-spot") for key in STARTED
+    }
     *_, priced = (line for line in swept.stderr.splitlines() if line.startswith("priced as: "))
-    assert re.search(r"A40 pit a40 .*\$36/h", priced)  # not the cheapest there is
+    assert re.search(r"A40 pit a40-spot .*\$36/h", priced)  # not the cheapest there is

@@ -4,9 +4,11 @@ The module of a command is imported when it runs, so that ``--help`` answers at 
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import FrameType
 from typing import NoReturn
 
 from gpu_catalog.errors import UserError
@@ -14,9 +16,21 @@ from orchestrator.cli.parsers.program import build_parser
 from orchestrator.console import log_to_stderr, remark
 from trials.child_process.environment import SAFE_PATH
 
+MOST_MISTAKES = 20
+"""Most lines of mistakes that are printed."""
+_received: list[int] = []
+"""Signals that ended this process. Ray forgets the type of an exception raised in its own code."""
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    """End the command as Ctrl-C does."""
+    _received.append(number)
+    raise KeyboardInterrupt
+
 
 def program() -> NoReturn:
     """The command ``finetune-cost``."""
+    signal.signal(signal.SIGTERM, _terminate)
     os.environ |= SAFE_PATH  # for every process that it starts: Ray's, and those of a pool
     sys.exit(main(sys.argv[1:], is_alone=True))
 
@@ -29,7 +43,8 @@ def main(arguments: Sequence[str], *, is_alone: bool = False) -> int:
         is_alone: whether the process runs nothing else, so that the command may use idle cores.
 
     Returns:
-        0 done, 1 an error that the user can mend (one line on stderr), 2 usage, 130 interrupted.
+        0 done, 1 an error that the user can mend (one line on stderr), 2 usage, 130 interrupted,
+        143 terminated.
     """
     try:
         try:
@@ -51,8 +66,14 @@ def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
         command = getattr(import_module(f"orchestrator.cli.commands.{module}"), function)
         return int(command(options))
     except UserError as error:
-        remark(str(error))
+        first, rest = (lines := str(error).splitlines())[:MOST_MISTAKES], lines[MOST_MISTAKES:]
+        remark("\n".join([*first, *[f"and {len(rest):,} more mistakes"] * bool(rest)]))
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        remark(f"{error.filename}: {error.strerror}")
         return 1
     except KeyboardInterrupt:
         remark("stopped: run the same command again to resume")
-        return 130
+        return 128 + (_received or [signal.SIGINT])[0]

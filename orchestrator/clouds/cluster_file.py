@@ -13,8 +13,13 @@ from orchestrator.planning.cluster_resources import SCALES_TO
 from orchestrator.planning.node_pricing import NodeRental
 
 
-def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str) -> str:
-    """File for Ray's launcher on a cloud: worker types for each GPU, and no worker at first."""
+def cloud_file(
+    provider: str, choice: ChosenNodes, nodes_each: int, header: str, *, pretrained: bool
+) -> str:
+    """File for Ray's launcher on a cloud: worker types for each GPU, and no worker at first.
+
+    ``pretrained`` weights come from the hub, which may ask for a token.
+    """
 
     def labels(node: NodeType) -> dict[str, str]:
         """Labels by which a sweep prices the node."""
@@ -31,6 +36,7 @@ def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str)
         nodes=choice.nodes,
         nodes_each=nodes_each,
         labels=labels,
+        pretrained=pretrained,
         # All types of a GPU declare the least cores of any: Ray compares how full a trial makes a
         # node before priorities, and would start the smaller of two sizes, spot or not.
         cores={
@@ -40,13 +46,18 @@ def cloud_file(provider: str, choice: ChosenNodes, nodes_each: int, header: str)
     )
 
 
-def local_file(keys: Sequence[str], hosts: Sequence[str], header: str) -> str:
+def local_file(keys: Sequence[str], hosts: Sequence[str], header: str, *, pretrained: bool) -> str:
     """File for Ray's launcher on existing hosts, each of which joins with its GPU's key."""
-    return _filled("local", header=header, keys=keys, hosts=hosts)
+    return _filled("local", header=header, keys=keys, hosts=hosts, pretrained=pretrained)
 
 
 def kuberay_file(
-    gpus: Sequence[Gpu], nodes_each: int, header: str, job: tuple[str, str] | None = None
+    gpus: Sequence[Gpu],
+    nodes_each: int,
+    header: str,
+    job: tuple[str, str] | None = None,
+    *,
+    pretrained: bool,
 ) -> str:
     """Manifest for KubeRay: a cluster, or a job that starts its own cluster and takes it down.
 
@@ -55,12 +66,14 @@ def kuberay_file(
         nodes_each: most pods of each group.
         header: comment lines.
         job: name and text of the specification that the job measures; None for a cluster.
+        pretrained: whether weights come from the hub, which may ask for a token.
     """
     return _filled(
         "kuberay",
         header=header,
         gpus=gpus,
         nodes_each=nodes_each,
+        pretrained=pretrained,
         ray_version=metadata.version("ray"),
         job=job and {"name": job[0], "text": textwrap.indent(job[1].rstrip("\n"), "    ")},
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.offer import Offer
+from gpu_catalog.safe_text import printable
 from orchestrator.clouds.cluster_file import cloud_file, kuberay_file, local_file
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, choose, instances
@@ -53,6 +54,11 @@ class DeployedSweep:
     text: str
     name: str
     catalog: Catalog
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether nodes load weights from the hub."""
+        return any(cell.weights == "pretrained" for cell in self.spec.all_cells())
 
 
 def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
@@ -108,7 +114,8 @@ def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[s
         raise DeployError("\n".join([*choice.left_out, line]))
     bill = _cloud_bill(request, choice, sweep)
     header = _header(sweep.name, request, bill, choice.left_out)
-    file = cloud_file(request.provider, choice, request.nodes_each, header)
+    pretrained = sweep.is_pretrained
+    file = cloud_file(request.provider, choice, request.nodes_each, header, pretrained=pretrained)
     return Deployment(file, bill, choice.left_out, _dollars(request, choice.region, catalog))
 
 
@@ -122,13 +129,15 @@ def _without_cloud(
     if not kept:
         raise DeployError("\n".join([*own, f"{sweep.name}: none of its GPUs can be used"]))
     bill = (_local_bill if request.provider == "local" else _kuberay_bill)(sweep, kept)
-    header = _header(sweep.name, request, bill, own)
+    header, pretrained = _header(sweep.name, request, bill, own), sweep.is_pretrained
     if request.provider == "local":
         hosts = request.hosts or ("YOUR_HEAD", *(f"YOUR_{key.upper()}_HOST" for key in kept))
-        return Deployment(local_file(kept, hosts, header), bill, own)
+        return Deployment(local_file(kept, hosts, header, pretrained=pretrained), bill, own)
     job = (sweep.spec.name, sweep.text) if request.job else None
     gpus = [sweep.catalog.gpu(key) for key in kept]
-    return Deployment(kuberay_file(gpus, request.nodes_each, header, job), bill, own)
+    return Deployment(
+        kuberay_file(gpus, request.nodes_each, header, job, pretrained=pretrained), bill, own
+    )
 
 
 def _local_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:
@@ -266,5 +275,7 @@ def _header(
         *(f"  {line}" for line in bill),
         *(["", "Not included:", *(f"  {line}" for line in left_out)] if left_out else []),
     ]
-    wrapped = (textwrap.wrap(line, WIDTH, subsequent_indent="    ") or [""] for line in lines)
+    wrapped = (
+        textwrap.wrap(printable(line), WIDTH, subsequent_indent="    ") or [""] for line in lines
+    )
     return "\n".join(f"# {line}".rstrip() for part in wrapped for line in part)

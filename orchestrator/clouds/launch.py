@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from gpu_catalog.errors import UserError
+from gpu_catalog.user_file import text_of
 from orchestrator.pricing.prices_in_use import NAMES
+from orchestrator.spec.yaml_lines import read_yaml
 from orchestrator.storage.run_storage import S3
 
 logger = logging.getLogger(__name__)
@@ -121,11 +121,10 @@ def _run_sweep(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | N
 
 def _read(cluster: Path) -> dict[str, Any]:
     """Parse the cluster's file."""
-    try:
-        config = yaml.safe_load(cluster.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or "not YAML"
-        raise LaunchError(f"{cluster}: cannot be read ({reason})") from None
+    read = read_yaml(text_of(cluster, LaunchError))
+    if read.problems:
+        raise LaunchError(f"{cluster}:{read.problems[0].line}: {read.problems[0].text}")
+    config = read.data
     if not isinstance(config, dict) or "cluster_name" not in config:
         raise LaunchError(
             f"{cluster}: not a cluster file for 'ray up': make one with 'deploy --provider'. Give "

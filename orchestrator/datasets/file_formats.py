@@ -184,7 +184,7 @@ def _of_parquet(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake
             # All columns if a field is missing: the mistake lists them.
             columns = list(fields) if set(fields) <= set(file.schema_arrow.names) else None
             yield from _of_batches(path, file.iter_batches(AT_ONCE, columns=columns))
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:  # the latter of dates beyond year 9999
         yield _at(path, f"not a Parquet file ({str(error).splitlines()[0]})")
 
 
@@ -195,7 +195,7 @@ def _of_arrow(path: Path) -> Iterator[Example | Mistake]:
     try:
         with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as batches:
             yield from _of_batches(path, batches)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:  # as above
         yield _at(path, f"not an Arrow stream ({str(error).splitlines()[0]})")
 
 

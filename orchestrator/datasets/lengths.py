@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from fitting.points.batch_lengths import Lengths
 from fitting.tables.table_error import TableError
 from gpu_catalog.record import Record, former_names
+from gpu_catalog.safe_text import spreadsheet_cell
 from orchestrator.datasets.approximate_tokens import ApproximateCounter, Vocabulary
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE, DatasetReader, ExamplePosition
 from orchestrator.datasets.file_formats import columns_text
@@ -360,5 +361,6 @@ def histogram_csv(name: str, lengths: DataLengths) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["dataset", "tokens", "examples"])
-    writer.writerows((name, length, count) for length, count in lengths.histogram)
+    cell = spreadsheet_cell(name)
+    writer.writerows((cell, length, count) for length, count in lengths.histogram)
     return buffer.getvalue()

@@ -35,16 +35,18 @@ class MeasurementCost:
     ) -> None:
         self._startup_minutes = startup_minutes
         self._rates = rates
-        self._searches: dict[str, list[float]] = defaultdict(list)
-        self._visits: dict[str, list[float]] = defaultdict(list)
+        visits: dict[str, list[float]] = defaultdict(list)
+        searches: dict[str, list[float]] = defaultdict(list)
         searched: dict[Cell, float] = defaultdict(float)  # seconds
         for o in observations:
             if o.purpose == "ladder" and not o.cell.simulated:
-                self._visits[o.cell.device].append(o.seconds)
+                visits[o.cell.device].append(o.seconds)
             elif not o.cell.simulated:
                 searched[o.cell] += o.seconds
         for cell, seconds in searched.items():
-            self._searches[cell.device].append(seconds)
+            searches[cell.device].append(seconds)
+        self._visits = {device: statistics.median(seconds) for device, seconds in visits.items()}
+        self._searches = {device: statistics.median(s) for device, s in searches.items()}
 
     def is_up(self, device: str) -> bool:
         """Whether something was measured on that GPU, so that its node is running."""
@@ -60,11 +62,11 @@ class MeasurementCost:
 
     def visit_seconds(self, device: str) -> float:
         """Seconds of one timed batch."""
-        return statistics.median(self._visits.get(device, [PROBE_SECONDS]))
+        return self._visits.get(device, PROBE_SECONDS)
 
     def search_seconds(self, device: str) -> float:
         """Seconds of all probes that find a cell's largest batch."""
-        return statistics.median(self._searches.get(device, [SEARCH_PROBES * PROBE_SECONDS]))
+        return self._searches.get(device, SEARCH_PROBES * PROBE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, CatalogError
 from gpu_catalog.offer import Identity, Offer
 from gpu_catalog.suggestions import did_you_mean
+from gpu_catalog.user_file import text_of
 from orchestrator.spec.sweep_spec import CatalogRows
 from orchestrator.spec.validation_messages import problems_of, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem, read_yaml
@@ -43,7 +44,7 @@ def read_catalog_file(path: Path, catalog: Catalog) -> CatalogRows:
     Raises:
         CatalogError: one line for each mistake: file, line, mistake, remedy.
     """
-    located = _toml(path) if path.suffix.casefold() == ".toml" else read_yaml(_text(path))
+    located = _located(path)
     if path.suffix.casefold() == ".csv" or not isinstance(located.data, dict | None):
         said = "" if isinstance(located.data, dict | None) else f", not {shown(located.data)}"
         text = f"must be a mapping of keys to values{said}: list gpus, offers or both"
@@ -59,30 +60,20 @@ def read_price_file(path: Path, catalog: Catalog) -> tuple[Offer, ...]:
     """
     if path.suffix.casefold() not in {".yaml", ".yml", ".toml"}:
         return _checked(path, _csv(path), catalog, is_csv=True).offers
-    located = _toml(path) if path.suffix.casefold() == ".toml" else read_yaml(_text(path))
+    located = _located(path)
     if isinstance(located.data, list):  # a list of offers
         lines = {("offers", *location): line for location, line in located.lines.items()}
         located = LocatedYaml({"offers": located.data}, lines, located.problems)
     return _checked(path, located, catalog).offers
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise CatalogError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise CatalogError(f"{path}: is a folder; name the file in it") from None
-    except UnicodeDecodeError as error:
-        reason = f"not UTF-8 text (byte {error.start}): save it as UTF-8"
-        raise CatalogError(f"{path}: {reason}") from None
-    except OSError as error:
-        raise CatalogError(f"{path}: cannot be read: {error.strerror}") from None
+def _located(path: Path) -> LocatedYaml:
+    text = text_of(path, CatalogError)
+    return _toml(text) if path.suffix.casefold() == ".toml" else read_yaml(text)
 
 
-def _toml(path: Path) -> LocatedYaml:
-    """Parse a TOML file, with the lines of tables and of keys that start a line."""
-    text = _text(path)
+def _toml(text: str) -> LocatedYaml:
+    """Parse TOML, with the lines of tables and of keys that start a line."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -90,6 +81,8 @@ def _toml(path: Path) -> LocatedYaml:
         wrong = int(place.group(1)) if place else text.count("\n") + 1
         said = TOML_PLACE.sub("", str(error))
         return LocatedYaml(None, {}, (Problem(wrong, f"not TOML: {said[0].lower()}{said[1:]}"),))
+    except RecursionError:
+        return LocatedYaml(None, {}, (Problem(1, "not TOML: is nested too deep"),))
     lines: dict[Location, int] = {}
     counts: dict[str, int] = {}
     here: Location = ()
@@ -106,7 +99,7 @@ def _toml(path: Path) -> LocatedYaml:
 
 def _csv(path: Path) -> LocatedYaml:
     """Parse the rows of a CSV as offers; an empty field is absent."""
-    text = _text(path)
+    text = text_of(path, CatalogError)
     head = text.partition("\n")[0]
     delimiter = next((sign for sign in ",;\t" if sign in head), ",")
     table = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from fitting.families.cell_step_time import StepTimeOrigin
 from fitting.laws.forms import Form
 from gpu_catalog.record import Record
+from gpu_catalog.safe_text import spreadsheet_cell
 from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints
 from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.spec.job import Job
@@ -154,5 +155,6 @@ def ranking_csv(ranking: Ranking) -> str:
     for row in ranking.offers:
         of_cell = vars(row.cell) | {"recipe": row.cell.recipe.key, "sparsity": row.cell.sparsity}
         values = [*(of_cell[name] for name in parts), *(getattr(row, name) for name in fields)]
+        values = [spreadsheet_cell(value) for value in values]
         writer.writerow([*values, ranking.workload.examples, row.epochs])
     return buffer.getvalue()

@@ -4,6 +4,8 @@ import contextlib
 import logging
 import os
 import re
+import signal
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -51,6 +53,7 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
             ray.init(
@@ -62,13 +65,19 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
             )
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        line = str(error).strip().splitlines()[0]
+    except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
+        line = (str(error).strip() or repr(error)).splitlines()[0]
         named = "a Ray on this machine" if address is None else f"RAY_ADDRESS={address}"
         raise ClusterError(
             f"{named} cannot be used: {line}: check the address and its token, or unset "
             "RAY_ADDRESS to use this machine alone"
         ) from None
+    except SystemExit:  # of Ray's own handler of SIGTERM
+        signal.signal(signal.SIGTERM, on_sigterm)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield cluster_now(ask_for_packages=ask_for_packages)
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from gpu_catalog.safe_text import inner_path
 from orchestrator.storage.run_storage import RunPath, StoreError
 from trials.records.cell import Cell
 from trials.records.observation import Observation
@@ -118,7 +119,7 @@ def _tensorboard(folder: Path, cells: Mapping[str, Cell]) -> Any:
         def log_trial_start(self, trial: Any) -> None:
             # Tune's own folder is a temporary one.
             cell = _cell_of(trial, cells)
-            self._trial_writer[trial] = self._summary_writer_cls(str(folder / cell.key))
+            self._trial_writer[trial] = self._summary_writer_cls(str(folder / inner_path(cell.key)))
             self._trial_result[trial] = {}
             trial.evaluated_params = parameters(cell)  # its table of hyperparameters
 

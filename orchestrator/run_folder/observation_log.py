@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.spec.validation_messages import dotted
 from orchestrator.storage.local_storage import lines_of
 from orchestrator.storage.run_storage import RunPath, StoreError
-from trials.records.observation import Observation
+from trials.records.observation import LOG_VERSION, Observation
 from trials.records.profile import Profiled, is_profile
 
 L = TypeVar("L", Observation, Profiled)
@@ -50,10 +50,18 @@ def read_lines(
             yield read(line)
         except ValidationError as error:
             before = sum(1 for _ in lines_of(file, 0, start)) if isinstance(file, Path) else 0
-            raise StoreError(
-                f"{file}:{before + number}: not an observation ({mistake(error)}): "
-                "restore the line or delete it"
-            ) from None
+            raise StoreError(f"{file}:{before + number}: {unreadable(error)}") from None
+
+
+def unreadable(error: ValidationError) -> str:
+    """Reason why a line is no observation, and the remedy."""
+    details = error.errors(include_url=False)
+    if any(d["loc"] == ("log_version",) for d in details):
+        return f"written by a newer version (a log of more than version {LOG_VERSION}): update"
+    if all(d["type"] == "extra_forbidden" for d in details):
+        names = ", ".join(sorted({dotted(d["loc"]) for d in details}))
+        return f"{names}: unknown here, so that a newer version wrote it: update"
+    return f"not an observation ({mistake(error)}): restore the line or delete it"
 
 
 def mistake(error: ValidationError) -> str:

@@ -46,7 +46,7 @@ def fits_of(folder: RunFolder) -> Fits:
         return fit_observations(folder.each_observation())
     try:
         with _process_pool(processes) as map_:
-            return fit_laws(joined(map_(_read, parts)), map_)
+            return fit_laws(joined(map_(_read, parts)).without_repeats(), map_)
     except (BrokenProcessPool, BrokenPipeError):  # the second on start
         raise StoreError(
             f"{folder.path}: a process that read or fitted its observations was killed: free some "

@@ -168,14 +168,12 @@ class RunFolder:
         return [*self.observations(), *self.profiles()]
 
     def _logged(self, read: Callable[[bytes], L], *, profiles: bool) -> Iterator[L]:
-        keys: set[str] = set()  # several files may hold the same probe
+        keys: set[str] = set()  # two objects may hold the same probe, a log joined by hand, too
         for file, lines in self.storage.observations():
             for record in read_lines(file, lines, read, profiles=profiles):
-                if self.storage.has_several_files:
-                    if record.key in keys:
-                        continue
+                if record.key not in keys:
                     keys.add(record.key)
-                yield record
+                    yield record
 
     def is_running(self) -> bool:
         """Whether a driver writes to it now."""

@@ -14,6 +14,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from gpu_catalog.safe_text import printable
 from trials.records.cell import Cell
 from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
 from trials.records.profile import Logged, Profiled
@@ -173,7 +174,7 @@ class Progress:
 
     def remark(self, text: str) -> None:
         """Show a line that concerns more than one trial."""
-        self._console.print(text)
+        self._console.print(printable(text))
 
     def summary(self) -> str:
         """Trials done, died, running and waiting, time left and dollars spent, on one line."""
@@ -200,12 +201,15 @@ class Progress:
 
     def _line(self, cell: Cell, text: str) -> None:
         if self._live is None:
-            self._console.print(f"[{self.summary()}] {cell.key}: {text}")
+            self._console.print(printable(f"[{self.summary()}] {cell.key}: {text}"))
 
     def _table(self) -> Group:
         table = Table("trial", "state", "found so far", box=None, pad_edge=False)
         colours = {"waiting": "dim", "running": "bold", "died": "red"}
         for key, trial in self._trials.items():
-            table.add_row(key, trial.state, trial.result(), style=colours.get(trial.state, ""))
+            table.add_row(
+                *map(printable, (key, trial.state, trial.result())),
+                style=colours.get(trial.state, ""),
+            )
         # A terminal that is lower than the table shows its beginning.
         return Group(Text(self.summary()), table)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gpu_catalog.catalog import Catalog
+from orchestrator.configurations.cells import spec_text
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.planning.cluster_resources import this_machine
 from orchestrator.planning.node_pricing import NodePrices
@@ -29,7 +30,7 @@ from orchestrator.running.session import SweepSession
 from orchestrator.running.simulate import simulate
 from orchestrator.scheduling.adaptive import AdaptiveStrategy
 from orchestrator.scheduling.strategy import Conclusion, ExhaustiveStrategy, Strategy
-from orchestrator.spec.spec_file import SpecError, named_spec_text, parse_spec
+from orchestrator.spec.spec_file import SpecError, parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from orchestrator.storage.run_storage import RunPath, output_path
 from trials.simulation.timing_model import EfficiencyConstants
@@ -112,7 +113,7 @@ def sweep_request(options: SweepOptions, today: dt.date) -> SweepRequest:
         text = folder.spec_text()
     else:
         prices = options.prices.in_use()
-        text, name = named_spec_text(options.spec)
+        text, name = spec_text(options.spec)
         spec = parse_spec(text, name, base=prices.catalog)
     path, catalog = output_path(options.out, spec.name), prices.over(spec.merged_catalog())
     spec = with_chosen_recipes(spec, RunFolder(path), catalog, constants, today)

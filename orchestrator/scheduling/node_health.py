@@ -1,7 +1,7 @@
 """Nodes of the cluster as the scheduler trusts them: up, excluded, avoided by single cells."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.scheduling.node_queue import GpuQueue, NodeAddress
@@ -67,10 +67,27 @@ class NodeHealth:
         failed_on = self._failures.get(cell, {})
         return tuple(sorted({*self.excluded, *failed_on, *self.cluster.leaving}))
 
-    def capacity(self, gpu: str, queue: GpuQueue) -> int:
-        """Trials of a GPU that fit on its nodes: those that are up, or all that can be started."""
+    def room(self, gpu: str, queue: GpuQueue, died: Container[Cell]) -> int:
+        """Number of trials of a GPU to place now.
+
+        Args:
+            gpu: key of the GPU.
+            queue: its queue.
+            died: cells whose trials have died before.
+        """
+        waiting = [cell for cell, trial in queue.placed.items() if not trial.is_running]
+        elsewhere = [cell for cell in waiting if self.has_failed(cell)]
+        if any(cell in died and cell not in elsewhere for cell in waiting):
+            return 0  # Tune would give a free worker to a later trial first
+        up, can_start = self._trusted(queue), self.cluster.starting(gpu)
+        # A trial that waits for another node leaves the one where it failed to the others.
+        spare = 1 if not can_start or (elsewhere and up > 0) else 0
+        return max(up, can_start) + spare - len(queue.placed)
+
+    def _trusted(self, queue: GpuQueue) -> int:
+        """Trials of a queue that fit on the nodes that are up, neither excluded nor leaving."""
         out = {*self.excluded, *self.cluster.leaving}
-        return max(self.cluster.holding(queue.resources, out), self.cluster.starting(gpu))
+        return self.cluster.holding(queue.resources, out)
 
     def has_another(self, cell: Cell, queue: GpuQueue) -> bool:
         """Whether a cell can run on a node that it does not avoid, or on one still to start."""

@@ -80,13 +80,14 @@ class Scheduler:
     def next(self) -> Placement | None:
         """The next trial to place; None when enough trials wait for nodes, or none is left.
 
-        One trial more than the nodes can hold is placed: it begins as soon as one ends. Placing
-        the others late lets their searches use what was measured in the meantime.
+        One trial more than running nodes can hold is placed: it begins as soon as one ends. Placing
+        the others late lets their searches use what was measured in the meantime. An autoscaler
+        would start a node for that one, so where it can start nodes, none is placed beyond them.
         """
         if self._is_spent():
             return None
         for gpu, queue in self._queues.items():
-            room = self._nodes.capacity(gpu, queue) + 1 - len(queue.placed)
+            room = self._nodes.room(gpu, queue, died=self._deaths)
             while queue.cells and room > 0 and not queue.is_closed:
                 cell = queue.cells.popleft()
                 task = self._task(cell)

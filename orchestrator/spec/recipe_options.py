@@ -77,6 +77,8 @@ def written_out(raw: object) -> object:
     name = raw if isinstance(raw, str) else raw.get("named") if isinstance(raw, dict) else None
     if name is None or not isinstance(changes, dict):
         return raw
+    if not isinstance(name, str):
+        raise ValueError(f"named is {name!r}: give the name of one recipe")  # noqa: TRY004 - for pydantic
     if name not in NAMED_RECIPES:
         near = near_or_all(str(name), NAMED_RECIPES)
         raise ValueError(f"unknown recipe {name!r}{near}; or write out the recipe's fields")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,22 @@ from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
 from trials.recipes.recipe import Recipe, hidden_contradictions
 from trials.records.compatibility import adds_router_loss, impossible_on_model
 from trials.records.model import Model
+
+MOST_CELLS = 100_000
+"""Most cells of a sweep; each takes memory, and a trial at least a second."""
+
+
+def excess_cells(located: LocatedYaml) -> Iterator[Problem]:
+    """Block whose axes make more cells than a sweep may have, with those before it."""
+    data, count = located.data, 0
+    for index, block in enumerate(items(data, "cells")):
+        axes = [items(block, a) for a in ("models", "recipes", "active_experts", "seq_lens")]
+        hosts = [items(data, "gpus"), items(block, "simulated_on")]
+        count += math.prod(len(values) or 1 for values in (*axes, *hosts))
+        if count > MOST_CELLS:
+            text = f"{count:,} cells up to here: a sweep has at most {MOST_CELLS:,}"
+            yield problem_at(("cells", index), text, located)
+            return
 
 
 def own_keys(data: object) -> set[str]:
@@ -193,5 +210,5 @@ def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
         _whole_numbers(block, "active_experts") if listed else [model.active_experts]
     )
     seq_lens = _whole_numbers(block, "seq_lens")
-    weights = block.get("weights", "random") if isinstance(block, dict) else "random"
+    weights = str(block.get("weights", "random")) if isinstance(block, dict) else "random"
     yield from set(itertools.product([model.name], [weights], recipes, active, seq_lens))

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.suggestions import did_you_mean, near_matches
+from gpu_catalog.user_file import text_of
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job import PACKED, Job
@@ -17,6 +18,7 @@ from orchestrator.spec.spec_checks import (
     as_if_problems,
     auto_problems,
     cell_problems,
+    excess_cells,
     items,
     models_of,
     own_keys,
@@ -51,16 +53,11 @@ def read_spec_text(path: Path) -> str:
     Raises:
         SpecError: the file cannot be read; one line says why.
     """
-    try:
-        return decoded(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        names = list(shipped_specs())
-        near = did_you_mean(str(path), names) or f"; shipped sweeps are {', '.join(names)}"
-        raise SpecError(f"{path}: no such file or shipped sweep{near}") from None
-    except IsADirectoryError:
-        raise SpecError(f"{path}: is a folder: give the YAML file in it") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    if path.exists():
+        return text_of(path, SpecError)
+    names = list(shipped_specs())
+    near = did_you_mean(str(path), names) or f"; shipped sweeps are {', '.join(names)}"
+    raise SpecError(f"{path}: no such file or shipped sweep{near}")
 
 
 def named_spec_text(name: Path | None) -> tuple[str, str]:
@@ -111,10 +108,11 @@ def parse_spec(
         SpecError: the file has mistakes; one line for each: file, line, key, mistake, remedy.
     """
     located = with_recipe_defaults(read_yaml(text))
-    problems = list(located.problems)
+    too_many = list(excess_cells(located))
+    problems = [*located.problems, *too_many]
     if located.data is None and not problems:
         problems.append(Problem(1, "is empty: a sweep needs name, gpus, cells and workload"))
-    elif located.data is not None:
+    elif not too_many and located.data is not None:
         catalog, catalog_problems = _own_catalog(located, base or load_catalog())
         problems += catalog_problems
         models = dict(models or {})

@@ -14,7 +14,7 @@ from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.spec.job import Job, Seconds
 from orchestrator.spec.recipe_options import AutoRecipe, ChosenRecipe, OpenCell, recipe_or_auto
-from orchestrator.spec.trainer_defaults import RecipeDefaults
+from orchestrator.spec.trainer_defaults import RecipeDefaults, trl_defaults
 from trials.recipes.fields import PositiveInt, Switch
 from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.recipes.recipe import Recipe
@@ -202,9 +202,10 @@ class SweepSpec(Record):
 
     @property
     def has_plain_recipes(self) -> bool:
-        """Whether recipes are written out without a choice of their defaults."""
+        """Whether recipes leave out fields, without a choice of their defaults."""
         recipes = {r for block in self.cells for r in block.recipes if isinstance(r, Recipe)}
-        return self.recipe_defaults is None and not recipes <= set(NAMED_RECIPES.values())
+        written = recipes - set(NAMED_RECIPES.values())
+        return self.recipe_defaults is None and any(map(_leaves_out, written))
 
     def _blocks(self) -> Iterator[tuple[Gpu, Gpu | None, CellBlock]]:
         """Each block with a GPU that runs it, and the smaller GPU that this one stands in for."""
@@ -280,6 +281,12 @@ class _Place:
             active_experts=self.active_experts,
             seq_len=self.seq_len,
         )
+
+
+def _leaves_out(recipe: Recipe) -> bool:
+    """Whether a recipe leaves out a field that TRL's trainer has a default for."""
+    defaults = trl_defaults(recipe.method, task=recipe.task, precision=recipe.precision)
+    return not defaults.keys() <= recipe.model_fields_set
 
 
 def can_stand_in(host: Gpu, small: Gpu) -> bool:

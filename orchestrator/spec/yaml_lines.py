@@ -97,14 +97,22 @@ class _Loader(yaml.SafeLoader):
             names.add(key.value)
         return node
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge mappings under ``<<``; a few merges of merges stand for more than memory holds."""
+        super().flatten_mapping(node)
+        self._bound(node, len(node.value))
+
+    def _bound(self, node: yaml.Node, parts: int) -> None:
+        if parts > MOST_PARTS:
+            raise _UnreadableError(node, f"holds more than {MOST_PARTS} values: list fewer")
+
     def read(self, node: yaml.Node, location: Location) -> Any:
         """Plain data of a node; keeps the line of each of its parts."""
         self.lines.setdefault(location, _line(node))
         if len(location) > MOST_LEVELS:
             # An alias to a part that holds it has no end.
             raise _UnreadableError(node, f"is nested more than {MOST_LEVELS} deep")
-        if len(self.lines) > MOST_PARTS:
-            raise _UnreadableError(node, f"holds more than {MOST_PARTS} values: list fewer")
+        self._bound(node, len(self.lines))
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*location, i)) for i, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):

@@ -23,8 +23,6 @@ class LocalStorage:
         file: file of the observations.
     """
 
-    has_several_files = False  # of observations, which may repeat a probe
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self.file = path / OBSERVATIONS

@@ -153,14 +153,19 @@ class Bucket:
             reply = self._request("get_object", Key=self._key(name))
         except _MissingError:
             return None
+        modified = reply.get("LastModified")
+        if modified is None:
+            raise self._no_service()
         headers = reply["ResponseMetadata"]["HTTPHeaders"]
         # The service's clock wrote the modification time, so its clock gives the age.
         date = email.utils.parsedate_tz(headers.get("date", ""))
         now = time.time() if date is None else email.utils.mktime_tz(date)
-        return StoredObject(reply["Body"], now - reply["LastModified"].timestamp())
+        return StoredObject(reply["Body"], now - modified.timestamp())
 
     def put(self, name: str, content: bytes, *, new: bool = False) -> bool:
-        """Write an object atomically.
+        """Write an object atomically, and read it back unless it is new.
+
+        A proxy may answer any request with a page of its own, so the reply alone proves nothing.
 
         Args:
             name: name below the address.
@@ -169,6 +174,9 @@ class Bucket:
 
         Returns:
             Whether the object was written.
+
+        Raises:
+            OutageError: the bucket does not have the content afterwards.
         """
         condition = {"IfNoneMatch": "*"} if new else {}
         check = b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
@@ -177,6 +185,9 @@ class Bucket:
             self._request("put_object", Key=key, Body=content, ContentMD5=check, **condition)
         except _ThereAlreadyError:
             return False
+        stored = None if new else self.get(name)
+        if not new and (stored is None or stored.content != content):
+            raise self._no_service()
         return True
 
     def delete(self, name: str) -> None:
@@ -190,11 +201,19 @@ class Bucket:
         more: dict[str, str] = {}
         while True:
             page = self._request("list_objects_v2", Prefix=prefix, Delimiter="/", **more)
+            if "Name" not in page:
+                raise self._no_service()
             keys += [entry["Key"] for entry in page.get("Contents", [])]
             keys += [entry["Prefix"] for entry in page.get("CommonPrefixes", [])]
             if not page.get("IsTruncated"):
                 return sorted(name.removeprefix(prefix) for name in keys if name != prefix)
             more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _no_service(self) -> OutageError:
+        return OutageError(
+            f"{self.url}: the reply is not that of an S3 service (check AWS_ENDPOINT_URL, "
+            "and proxies on the way)"
+        )
 
     def _key(self, name: str) -> str:
         return f"{self.url.key}/{name}".lstrip("/")

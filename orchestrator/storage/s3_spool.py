@@ -106,7 +106,8 @@ class Spool:
                         key = logged(line).key
                     except ValidationError:
                         raise StoreError(
-                            f"{path}:{number}: not an observation: restore the line or delete it"
+                            f"{path}:{number}: not an observation that this version reads: "
+                            "update, or restore the line"
                         ) from None
                     if key not in keys and key not in recovered:
                         append(line)

@@ -19,8 +19,6 @@ _DEFAULT = S3Timings()
 class S3Storage:
     """Folder in a bucket of Amazon's or of another S3 service."""
 
-    has_several_files = True
-
     def __init__(self, url: S3Url, timings: S3Timings = _DEFAULT) -> None:
         self._url = url
         self._timings = timings
@@ -87,6 +85,10 @@ class S3Storage:
             if content is None:
                 raise StoreError(
                     f"{self._url / name}: was deleted while the run was read: run the command again"
+                )
+            if not content.endswith(b"\n"):  # objects are written whole
+                raise StoreError(
+                    f"{self._url / name}: is cut off: restore it from a copy, or delete it"
                 )
             if self._cached_bytes + len(content) <= MOST_CACHED_BYTES:
                 self._cache[name] = content

@@ -16,6 +16,8 @@ import psutil
 
 from fakes.ray_sweeps import environment
 
+FAKE_HEAD = "f" * 51 + "00000"  # the head's id in Ray's fake provider
+
 
 def free_port() -> int:
     """A port that nothing listens on."""
@@ -51,13 +53,14 @@ class Cluster:
             *arguments,
         )
 
-    def start_autoscaling_head(self, node_types: dict[str, dict[str, float]], *never: str) -> None:
+    def start_autoscaling_head(self, keys: Sequence[str], *never: str) -> None:
         """Start a head whose autoscaler starts nodes on this machine on demand.
 
-        It uses Ray's fake provider. The head declares what it scales to, as in `deploy/`.
+        It uses Ray's fake provider. Each GPU has a spot and an on-demand type, and the cluster one
+        node for each GPU; the head declares what it scales to, as in `deploy/`.
 
         Args:
-            node_types: resources by node type.
+            keys: GPUs whose nodes it can start.
             never: resources that the head declares and cannot start.
         """
         address = subprocess.run(
@@ -68,22 +71,32 @@ class Cluster:
             check=True,
         ).stdout.split()[-1]
         types = {
-            name: {
-                "resources": has,
-                "labels": {"finetune-cost/instance": name},
+            f"{key.lower()}-{market}": {
+                "resources": {"CPU": 1, "GPU": 1, key: 1},
+                "labels": {"finetune-cost/instance": f"{key.lower()}-{market}"},
                 "node_config": {},
                 "min_workers": 0,
                 "max_workers": 1,
+                "priority": 10 if market == "spot" else 0,
             }
-            for name, has in node_types.items()
+            for key in keys
+            for market in ("spot", "on-demand")
         }
         head = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}
         config = {
             "cluster_name": "autoscaling",
-            "max_workers": len(types),
+            "max_workers": len(keys),
             "idle_timeout_minutes": 5,
             "upscaling_speed": 10.0,
-            "provider": {"type": "fake_multinode", "gcs_address": f"{address}:{self.gcs}"},
+            "provider": {
+                "type": "external",  # as such it needs no default configuration, which wheels lack
+                "module": "ray.autoscaler._private.fake_multi_node.node_provider."
+                "FakeMultiNodeProvider",
+                "launch_multiple": True,
+                "disable_node_updaters": True,
+                "head_node_id": FAKE_HEAD,
+                "gcs_address": f"{address}:{self.gcs}",
+            },
             "available_node_types": types | {"ray.head.default": head},
             "head_node_type": "ray.head.default",
             "auth": {},
@@ -102,14 +115,14 @@ class Cluster:
         }
         path = self.home / "autoscaling.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        scales_to = {
-            f"scales-to-{key}": 1
-            for has in node_types.values()
-            for key in has
-            if key not in ("CPU", "GPU")
-        } | {f"scales-to-{key}": 1 for key in never}
+        scales_to = {f"scales-to-{key}": 1 for key in (*keys, *never)}
+        # As ray.cluster_utils.AutoscalingCluster does; `ray up` and KubeRay run version 2.
+        before = dict(self.env)
         self.env |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        self.env |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD}
+        self.env |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD}
         self.start_head(f"--autoscaling-config={path}", f"--resources={json.dumps(scales_to)}")
+        self.env = before
 
     def start_node(self, *carried: str) -> None:
         """Start a node that has one of each of these resources."""

@@ -34,7 +34,8 @@ class S3Server:
 
     Attributes:
         url: its address.
-        answers: status and error code that every request gets instead of its reply.
+        answers: status and error code that every request gets instead of its reply; with status
+            200 it gets a page, as of a proxy that wants a log-in.
         fails_every: one in this many requests fails with SlowDown.
         requests: method and path of all requests.
     """
@@ -72,6 +73,9 @@ def s3_server() -> Iterator[S3Server]:
         status, code = (503, "SlowDown") if fails else served.answers or (0, "")
         if status:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            if status == 200:
+                start_response("200 OK", [("Content-Type", "text/html")])
+                return [b"<html>Log in.</html>"]
             # As services do, it repeats what it was sent.
             sent = f"{KEY} {urllib.parse.quote(SECRET)} {SECRET} {TOKEN}"
             start_response(f"{status} No", [("Content-Type", "application/xml")])

@@ -10,20 +10,21 @@ from orchestrator.clouds.deployment_request import DeploymentRequest
 from orchestrator.clouds.join_check import node_resources
 from orchestrator.clouds.launch import LaunchError, files_left_behind, launch
 from orchestrator.clouds.preemption_notice import wait_for_notice
+from orchestrator.configurations.cells import spec_text, with_cells
 from orchestrator.console import print_result, remark
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import names_in, request_of
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.recipe_choices import with_chosen_recipes
-from orchestrator.spec.spec_file import named_spec_text, parse_spec, read_spec_text
+from orchestrator.spec.spec_file import parse_spec, read_spec_text
 from orchestrator.storage.run_storage import output_path, run_path
 
 
 def run_deploy(options: argparse.Namespace) -> int:
     """Write the cluster file of a specification, and print its cost."""
     prices = request_of(PriceOptions, vars(options)).in_use()
-    text, _ = named_spec_text(options.spec)
+    text, _ = spec_text(options.spec)
     spec = parse_spec(text, str(options.spec), base=prices.catalog)
     catalog = prices.over(spec.merged_catalog())
     folder, constants = RunFolder(output_path(None, spec.name)), known_constants(None)
@@ -60,7 +61,8 @@ def run_launch(options: argparse.Namespace) -> int:
     words = ["sweep", options.spec.name, *options.more]
     # A mistake of usage ends the command here, before the cluster is started.
     swept = build_parser().parse_args(words)
-    text, folder = read_spec_text(options.spec), options.spec.absolute().parent
+    folder = options.spec.absolute().parent
+    text = with_cells(read_spec_text(options.spec), str(options.spec), folder)
     files = [("catalog", swept.catalog), *(("prices", name) for name in swept.prices or ())]
     mistakes = ["--dry-run: starts no cluster: take 'sweep --dry-run'"] if swept.dry_run else []
     mistakes += files_left_behind([*files, ("constants", swept.constants)], folder)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpu_catalog.errors import UserError
-from orchestrator.cli.commands.export import check_export, export
+from orchestrator.cli.commands.export import check_export, configured, export
 from orchestrator.cli.options.clock import today
 from orchestrator.console import print_result, remark
 
@@ -24,9 +24,10 @@ UNKNOWN = 2
 def run_estimate(options: argparse.Namespace) -> int:
     """Print the estimates; the exit code is 1 when no GPU can be estimated."""
     if options.config is not None and options.explain_config:
+        from orchestrator.configurations.local_data import with_local_data
         from orchestrator.configurations.read_file import read_configuration
 
-        print_result(read_configuration(options.config).explanation())
+        print_result(with_local_data(read_configuration(options.config)).explanation())
         return 0
     with _request_ahead(options) as (request, ahead):
         from orchestrator.estimating.estimate_job import estimate_job
@@ -36,7 +37,13 @@ def run_estimate(options: argparse.Namespace) -> int:
     if options.export is not None:
         from orchestrator.exporting.chosen_offers import estimated_training
 
-        text = export(estimated_training(estimates, request), options.to, options.export)
+        training = estimated_training(estimates, request)
+        if options.config is not None:
+            length = options.seq_len if isinstance(options.seq_len, int) else options.cutoff
+            if options.seq_len == "max":
+                length = training.seq_len
+            training = configured(training, options.config, length)
+        text = export(training, options.to, options.export)
         (remark if options.json else print_result)(text)
     return 0 if estimates.estimated else 1
 
@@ -118,13 +125,15 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
 def _with_config(options: argparse.Namespace) -> dict[str, Any]:
     """Options with those of the trainer's configuration."""
     from orchestrator.configurations.estimate_options import with_configuration
+    from orchestrator.configurations.local_data import with_local_data
     from orchestrator.configurations.read_file import read_configuration
 
     configuration = read_configuration(options.config)
     configuration.check()
+    has_lengths = options.dataset or options.length_histogram
+    if not has_lengths and (options.seq_len is None or isinstance(options.seq_len, int)):
+        configuration = with_local_data(configuration)
     given, remarks = with_configuration(configuration, vars(options))
-    if given.get("export") is not None:
-        remarks.append(f"--export writes TRL's command of this recipe, not {options.config}")
     for text in remarks:
         remark(text)
     return given

@@ -1,6 +1,7 @@
 """Commands ``export`` and ``mcp``: files and answers for other programs."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ def run_export(options: argparse.Namespace) -> int:
 
     if (options.to is None) == (options.format is None):
         raise ExportError("export: give --to or --format, one of them")
-    if options.model is not None and options.to is None:
-        raise ExportError("--model goes with --to")
+    for name in ("model", "config"):
+        if getattr(options, name) is not None and options.to is None:
+            raise ExportError(f"--{name} goes with --to")
     folder = RunFolder.existing(options.run)
     if options.format is not None:
         from orchestrator.reporting.ado_export import export_ado
@@ -33,8 +35,34 @@ def run_export(options: argparse.Namespace) -> int:
     if ranking is None:
         raise ExportError(f"{folder.path}: it has no ranking: run rank {folder.path}")
     training = ranked_training(ranking, folder.spec(), options.model)
+    if options.config is not None:
+        training = configured(training, options.config, training.seq_len)
     print_result(export(training, options.to, options.out))
     return 0
+
+
+def configured(training: "TrainingJob", path: Path, seq_len: int | None) -> "TrainingJob":
+    """A training by the user's configuration; by TRL's command where that is a Python file.
+
+    Args:
+        training: the training.
+        path: the configuration.
+        seq_len: tokens that rows are limited to; None for those that the file states.
+
+    Raises:
+        UserError: the configuration cannot be read, or is of another training; a line for each
+            reason.
+    """
+    from orchestrator.configurations.read_file import read_configuration
+    from orchestrator.exporting.patched_configuration import patched
+
+    configuration = read_configuration(path)
+    configuration.check()
+    if path.suffix == ".py":
+        remark(f"The file has TRL's command of this recipe, because {path} is not YAML")
+        return training
+    own = patched(configuration, training, seq_len or configuration.tokens)
+    return dataclasses.replace(training, configuration=own)
 
 
 def check_export(options: argparse.Namespace) -> None:
@@ -66,7 +94,11 @@ def export(training: "TrainingJob", target: "Target", path: Path | None) -> str:
     path = path or Path(DEFAULT_FILES[target])
     for line in file.left_out:
         remark(line)
-    return write_task(file, path)
+    text = write_task(file, path)
+    if training.configuration is None:
+        return text
+    diff = training.configuration.diff
+    return f"{text}\n{diff or f'{training.configuration.name} is in it as it is'}"
 
 
 def run_mcp(options: argparse.Namespace) -> int:

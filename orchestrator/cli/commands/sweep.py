@@ -8,6 +8,7 @@ from pathlib import Path
 from fitting.families.fit_family import fit_families
 from gpu_catalog.catalog import Catalog
 from orchestrator.cli.options.clock import now, today
+from orchestrator.configurations.cells import spec_text
 from orchestrator.console import print_result, remark
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.markdown_table import table
@@ -42,7 +43,7 @@ from orchestrator.running.driver import needs_extras, refuse_skipped
 from orchestrator.running.recipe_choices import with_chosen_recipes
 from orchestrator.running.sweep import SweepOutcome, SweepRequest
 from orchestrator.scheduling.strategy import to_measure
-from orchestrator.spec.spec_file import named_spec_text, parse_spec
+from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from orchestrator.storage.run_storage import RunPath, output_path
 from trials.records.observation import Observation
@@ -137,7 +138,7 @@ def run_plan(options: argparse.Namespace) -> int:
         catalog = prices.over(spec.merged_catalog())
     else:
         prices = price_options.in_use()
-        text, name = named_spec_text(path)
+        text, name = spec_text(path)
         spec = parse_spec(text, name, base=prices.catalog)
         folder = RunFolder(output_path(None, spec.name))
         catalog = prices.over(spec.merged_catalog())

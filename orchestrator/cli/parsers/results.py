@@ -106,6 +106,8 @@ run RUN                  the run folder
                          write the cheapest offer of the ranking and its recipe as a task file,
                          which starts the training by TRL
 --model NAME             with --to: the model to train, of several in the ranking
+--config FILE            with --to: train by this configuration, with the micro-batch and the
+                         accumulation of the ranking, and by its own trainer
 --format {ado}           write the observations for ado: IBM's ado and LLMFineTuningBench; further
                          columns hold the basis (measured or simulated), sparsity, recipe, weights,
                          software and stack

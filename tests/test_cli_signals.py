@@ -1,0 +1,55 @@
+"""Signals that end a command."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from builders.runs import ONE_CELL
+
+from orchestrator.storage.local_storage import OBSERVATIONS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_at_work"),
+    [
+        (
+            (*("estimate", "--model", "llama-tiny", "--gpu", "A40"), "--seq-len", "24"),
+            lambda children, _: children,
+        ),
+        pytest.param(
+            ("sweep", "one.yaml", "--out", "run"),
+            lambda _, folder: [f for f in folder.glob(f"run/{OBSERVATIONS}") if f.stat().st_size],
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["estimate", "sweep"],
+)
+def test_sigterm_ends_a_command_and_its_processes_in_a_line(
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    is_at_work: Callable[[list[psutil.Process], Path], object],
+) -> None:
+    """As Ctrl-C does, with the exit code of a shell for SIGTERM."""
+    (tmp_path / "one.yaml").write_text(ONE_CELL, encoding="utf-8")
+    command = psutil.Popen(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while command.poll() is None and not is_at_work(command.children(), tmp_path):
+        time.sleep(0.01)
+    begun = command.children(recursive=True)
+    command.terminate()
+    _, complaint = command.communicate(timeout=60)
+    assert command.returncode == 143
+    assert complaint.splitlines()[-1].startswith("stopped: ")
+    assert "Traceback" not in complaint
+    assert psutil.wait_procs(begun, timeout=30)[1] == []

@@ -1,0 +1,86 @@
+"""Damaged runs: a line whose numbers are impossible is one line of an error, never a traceback."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.runs import made_run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.cli.main import main
+
+EXTREMES = st.sampled_from(
+    [None, 0, -1, 1, 10**9, 10**30, -(10**30), 1e-300, 1e300, 1e-9, 1e9, True, "", "x", [], {}]
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Path of every part of a JSON value."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from places(part, (*path, key))
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from places(part, (*path, index))
+
+
+def altered(line: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """A line with another value at a path."""
+    whole = copy.deepcopy(line)
+    part: Any = whole
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return whole
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A finished run's log, and its lines."""
+    run = made_run(tmp_path_factory.mktemp("damaged") / "run")
+    log = run.path / "observations.jsonl"
+    return log, [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_line_with_another_value_is_read_or_one_line(
+    lines: tuple[Path, list[dict[str, Any]]],
+    data: st.DataObject,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each command ends with 0, or with 1 and a line."""
+    log, whole = lines
+    number = data.draw(st.integers(0, len(whole) - 1))
+    path = data.draw(st.sampled_from(list(places(whole[number]))))
+    damaged = [*whole]
+    damaged[number] = altered(whole[number], path, data.draw(EXTREMES))
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in damaged), encoding="utf-8")
+    command = data.draw(st.sampled_from(["status", "fit", "rank", "report", "plan"]))
+    ended = main([command, str(log.parent)])
+    assert ended in {0, 1}
+    lines_of_error = capsys.readouterr().err.splitlines()
+    assert not ended or len(lines_of_error) == 1
+
+
+@pytest.mark.parametrize("addition", [{"log_version": 2, "new": 1}, {"new": 1}])
+def test_a_line_of_a_newer_version_is_not_to_be_deleted(
+    lines: tuple[Path, list[dict[str, Any]]],
+    addition: dict[str, int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The error asks for an update."""
+    log, whole = lines
+    log.write_text(f"{json.dumps(whole[0] | addition)}\n", encoding="utf-8")
+    assert main(["status", str(log.parent)]) == 1
+    error = capsys.readouterr().err
+    assert "newer" in error
+    assert "delete" not in error

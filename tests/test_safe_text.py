@@ -1,0 +1,77 @@
+"""Text from outside reaches no terminal, comment, spreadsheet or folder as a command."""
+
+import csv
+import io
+from pathlib import Path, PurePosixPath
+
+import pytest
+import yaml
+from builders.runs import ONE_CELL
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_catalog.safe_text import inner_path, printable, spreadsheet_cell
+from orchestrator.cli.main import main
+from orchestrator.console import print_result, remark
+
+PRICES = """\
+offers:
+- {gpu: L4, provider: aws, instance: g6.xlarge, region: us-east-1, market: spot,
+   usd_per_hour: 0.001, note: "x\\N\\L\\Pevil: 1\\e[2J"}
+- {gpu: L4, provider: "o\\L\\Pevil: 1\\N\\e[2J", instance: b, region: c, usd_per_hour: 0.0001}
+"""
+
+
+@given(st.text())
+def test_printable_text_keeps_its_lines(text: str) -> None:
+    """Only newlines end a line; all that is printable stays."""
+    shown = printable(text)
+    assert shown.splitlines() == shown.removesuffix("\n").split("\n") or not text.strip("\n")
+    assert "\x1b" not in shown
+    assert printable(shown) == shown
+    if text.isprintable():
+        assert shown == text
+
+
+def test_a_terminal_gets_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    """In results and in remarks."""
+    print_result("a\x1b[2Jb")
+    remark("a\x9bb")
+    assert capsys.readouterr() == ("a\\u001b[2Jb\n", "a\\u009bb\n")
+
+
+def test_a_cluster_file_has_the_keys_of_its_template_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of providers that end a line stay in the comment."""
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(ONE_CELL.replace("[cpu]", "[L4]"), encoding="utf-8")
+    Path("prices.yaml").write_text(PRICES, encoding="utf-8")
+    options = ["deploy", "small.yaml", "--provider", "local", "--prices", "prices.yaml"]
+    assert main(options) == 0
+    text = capsys.readouterr().out
+    assert "evil" in text
+    assert "evil" not in yaml.safe_load(text)
+    assert "\x1b" not in text
+
+
+@given(st.text())
+def test_an_inner_path_stays_in_its_folder(name: str) -> None:
+    """Whatever the name of a model."""
+    path = inner_path(f"cpu/{name}/full")
+    assert not path.is_absolute()
+    assert not {"..", "."} & set(path.parts)
+
+
+def test_an_ordinary_name_is_its_own_path() -> None:
+    """Organisations of the hub are folders."""
+    name = "A40/meta-llama/Llama-3.1-8B/lora-r16+head/dense/seq512"
+    assert inner_path(name) == PurePosixPath(name)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+a", "-a", "@a", "\ta"])
+def test_a_formula_is_text_in_a_spreadsheet(text: str) -> None:
+    """Numbers stay numbers."""
+    buffer = io.StringIO()
+    csv.writer(buffer).writerow(map(spreadsheet_cell, [text, -1.5, "a-b", None]))
+    assert next(csv.reader([buffer.getvalue()])) == [f"'{text}", "-1.5", "a-b", ""]

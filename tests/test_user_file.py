@@ -1,0 +1,84 @@
+"""Files that a user names: each that cannot be read is one line."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_catalog.errors import UserError
+from gpu_catalog.user_file import text_of
+from orchestrator.cli.main import main
+
+DEEP = "[" * 5000 + "]" * 5000
+CONFIG = (
+    '{"model_type": "llama", "vocab_size": 128, "hidden_size": 64, "num_attention_heads": 4, %s}'
+)
+ESTIMATE = ("estimate", "--seq-len", "24", "--gpu", "A40", "--model")
+SWEEP = """\
+name: a
+gpus: [cpu]
+cells: [{models: [llama-tiny], recipes: [{method: full}], seq_lens: [16]}]
+workload: {examples: 8, epochs: 1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "content"),
+    [
+        (("catalog", "gpus", "--catalog", "a.toml"), "a.toml", f"a = {DEEP}"),
+        (("catalog", "gpus", "--catalog", "/dev/zero"), None, None),
+        (("estimate", "--config", "/dev/zero"), None, None),
+        (("estimate", "--config", "a.yaml"), "a.yaml", f"base_model: {DEEP}"),
+        ((*ESTIMATE, "./a.json"), "a.json", DEEP),
+        ((*ESTIMATE, "./a.json"), "a.json", CONFIG % '"num_key_value_heads": 1.5'),
+        ((*ESTIMATE, "./a.json"), "a.json", CONFIG % '"sliding_window": "a"'),
+        ((*ESTIMATE, "llama-tiny", "--prices", "p" * 300), None, None),
+        ((*ESTIMATE, "llama-tiny", "--length-histogram", "/dev/zero"), None, None),
+        (("plan", "p" * 300), None, None),
+        (("plan", "a.yaml"), "a.yaml", SWEEP.replace("method: full", "named: [full]")),
+        (("plan", "a.yaml"), "a.yaml", SWEEP.replace("seq_lens", "weights: [random], seq_lens")),
+        (("plan", "a.yaml"), "a.yaml", SWEEP.replace("[{method: full}]", DEEP)),
+        (("plan", "a.yaml"), "a.yaml", SWEEP.replace("[16]", str(list(range(100_001))))),
+    ],
+)
+def test_a_hostile_file_or_name_is_one_line(
+    arguments: tuple[str, ...],
+    name: str | None,
+    content: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing starts, and no traceback is printed."""
+    if name is not None and content is not None:
+        Path(name).write_text(content, encoding="utf-8")
+    assert main(arguments) in {1, 2}
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert len(output.err) < 600
+
+
+def test_the_first_mistakes_are_printed_and_the_others_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The API's error has all of them."""
+    file = tmp_path / "a.yaml"
+    file.write_text(SWEEP.replace("[16]", f"[{', '.join('0' * 30)}]"), encoding="utf-8")
+    assert main(["plan", str(file)]) == 1
+    *first, last = capsys.readouterr().err.splitlines()
+    assert len(first) == 20
+    assert "39" in last
+
+
+def test_the_text_of_a_file_has_no_byte_order_mark(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, and files beyond the limit, are errors with the file's name."""
+    file = tmp_path / "a"
+    file.write_bytes(b"\xef\xbb\xbfab")
+    assert text_of(file, UserError, most_bytes=5) == "ab"
+    for content in (b"\xff", b"abcdef"):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=str(file)):
+            text_of(file, UserError, most_bytes=5)
