@@ -107,6 +107,17 @@ def classes(configuration: Configuration) -> dict[str, str]:
         (LORA | {"peft_use_dora": True}, {"dora": True}),
         (LORA | {"load_in_8bit": True}, {"method": "qlora", "quantisation": "int8"}),
         (QLORA, {"method": "qlora", "quantisation": "nf4", "double_quantisation": True}),
+        (BASE, {"experts": "grouped"}),
+        (QLORA, {"experts": "grouped", "quantised_experts": None}),
+        (
+            QLORA
+            | {
+                "quantize_moe_experts": True,
+                "lora_target_linear": False,
+                "lora_target_modules": ["q_proj"],
+            },
+            {"experts": "grouped", "quantised_experts": True, "lora_targets": ("q_proj",)},
+        ),
         (
             QLORA | {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}},
             {"double_quantisation": False, "kbit_preparation": False},
@@ -155,6 +166,9 @@ def test_keys_set_the_options_of_the_estimate(
         (BASE | {"micro_batch_size": "auto"}, "micro_batch_size"),
         (BASE | {"sequence_len": "long"}, "sequence length"),
         (LORA | {"lora_r": None}, "lora_r"),
+        (BASE | {"quantize_moe_experts": True}, "quantize_moe_experts"),
+        (LORA | {"quantize_moe_experts": True}, "quantize_moe_experts"),
+        (QLORA | {"quantize_moe_experts": True}, "quantize_moe_experts"),
         (LORA | {"lora_r": "eight"}, "together"),
         (LORA | {"sample_packing": True, "rl": "dpo"}, "together"),
         (LORA | {"lora_target_linear": False, "lora_target_modules": "(("}, "lora_target_modules"),
@@ -256,7 +270,7 @@ def test_an_estimate_of_a_file_names_its_recipe(tmp_path: Path) -> None:
     recipe = recipe_of(request.recipe)
     assert recipe.key == (
         "lora-r16-alpha8-dropout0.05-all-linear-bf16-mixed-checkpointed-flash_attention_2-"
-        "effective8-clip1"
+        "grouped-effective8-clip1"
     )
     assert "axolotl" in recipe_text(request.recipe, recipe)
 

@@ -218,8 +218,17 @@ def test_grpo_leaves_vllm_its_share_and_has_no_reference_unless_one_is_given() -
             "int8 .* bf16-mixed",
         ),
         (
-            {"method": "qlora", "lora_rank": 8, "experts": "grouped"},
-            "experts grouped cannot be quantised",
+            {"method": "qlora", "lora_rank": 8, "experts": "looped", "quantised_experts": True},
+            "quantised_experts .* experts: grouped",
+        ),
+        (
+            {
+                "method": "qlora",
+                "lora_rank": 8,
+                "lora_targets": ("experts",),
+                "quantised_experts": True,
+            },
+            "quantised_experts .* adapters on the experts",
         ),
         (
             {
@@ -273,6 +282,10 @@ def test_grpo_leaves_vllm_its_share_and_has_no_reference_unless_one_is_given() -
         ),
         ({"method": "full", "adapter_dtype": "fp32"}, "adapter_dtype fp32 .* method full"),
         ({"method": "full", "kbit_preparation": True}, "kbit_preparation .* qlora"),
+        (
+            {"method": "lora", "lora_rank": 8, "quantised_experts": True},
+            "quantised_experts .* qlora",
+        ),
         (
             {"method": "full", "effective_batch": 16, "gradient_accumulation": 4},
             "effective_batch 16 .* gradient_accumulation 4",

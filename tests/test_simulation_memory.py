@@ -105,6 +105,10 @@ CELLS = [
     (OLMOE, recipe("full", gradient_checkpointing=True)),
     (MIXTRAL, recipe("qlora", quantisation="int8")),
     (QWEN, recipe("qlora")),
+    (QWEN, recipe("qlora", experts="grouped", lora_targets=("all-linear",))),
+    (MIXTRAL, recipe("qlora", precision="bf16", quantised_experts=True)),
+    (QWEN, recipe("qlora", quantised_experts=True, gradient_checkpointing=True)),
+    (OLMOE, recipe("qlora", precision="bf16", quantised_experts=True, quantisation="int8")),
     (BLACKMAMBA, recipe("full")),
     (BLACKMAMBA, recipe("lora", lora_targets=("experts", "router"), gradient_checkpointing=True)),
 ]

@@ -13,7 +13,10 @@ from trials.recipes.recipe import Recipe
 
 DATA = ("dataset", "length_histogram")
 OF_DATA = ("dataset", "chat", "text_fields", "most")
-QUANTISATION = ("quantisation", "double_quantisation", "kbit_preparation")
+QUANTISATION = (
+    *("quantisation", "double_quantisation", "kbit_preparation"),
+    "quantised_experts",
+)
 REPLACED = {
     "gradient_accumulation": ("effective_batch",),
     "model_config": ("model",),

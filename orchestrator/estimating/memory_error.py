@@ -21,6 +21,7 @@ AXES = (
     "mamba",
     "quantisation",
     "kbit_preparation",
+    "quantised_experts",
     "dora",
     "packing",
     "gradient_checkpointing",

@@ -25,7 +25,9 @@ WHOLE_BATCH = "batch_size"
 DELIMITERS = frozenset({"CONFIGURATION", "JOB"})
 """Lines that end the file, or the script with it, in a task of bash."""
 OF_BATCHES = frozenset({"gradient_accumulation", "effective_batch", "examples_per_row"})
-FILLED_IN = frozenset({"lora_targets", "attention", "experts", "mamba", "router_loss"})
+FILLED_IN = frozenset(
+    {"lora_targets", "attention", "experts", "quantised_experts", "mamba", "router_loss"}
+)
 """Fields that depend on the model where the configuration does not state them."""
 
 

@@ -166,6 +166,7 @@ def _refused_fields(recipe: Recipe) -> list[str]:
         ),
         "experts looped: transformers keeps the experts of a layer in one parameter: use experts: "
         "grouped with lora_targets: [attention]": recipe.experts == "looped",
+        "quantised_experts: TRL has no such option: leave it out": recipe.quantised_experts,
         "reference separate: TRL's command has none beside adapters: use adapter-off": (
             recipe.reference == "separate" and recipe.method != "full"
         ),

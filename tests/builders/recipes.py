@@ -36,6 +36,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
         "gradient_checkpointing": draw(st.booleans()),
         "optimizer": draw(st.sampled_from(["adamw", "adamw_foreach", "adamw_8bit", "sgd"])),
         "kbit_preparation": draw(st.booleans()),
+        "quantised_experts": draw(st.booleans()),
         "packing": draw(st.booleans()),
         "gradient_accumulation": draw(st.sampled_from([1, 4])),
         "offload_optimizer": draw(st.booleans()),

@@ -22,7 +22,8 @@ class TargetError(ValueError):
 
 def adapts_router(recipe: Recipe) -> bool:
     """Whether a recipe adapts routers, which then must be linear layers."""
-    return not {"router", "all-linear"}.isdisjoint(recipe.lora_targets or ())
+    targets = set(recipe.lora_targets or ())
+    return "router" in targets or ("all-linear" in targets and recipe.experts != "grouped")
 
 
 def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:

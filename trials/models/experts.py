@@ -245,7 +245,8 @@ def is_router(module: nn.Module) -> bool:
 def is_fused(module: nn.Module) -> bool:
     """Whether a module holds experts as fused three-dimensional parameters."""
     down = module._parameters.get("down_proj")  # noqa: SLF001 - as above
-    return down is not None and down.dim() == 3
+    has_quantised = "down_proj" in getattr(module, "parametrizations", ())
+    return has_quantised or (down is not None and down.dim() == 3)
 
 
 def linear_with(

@@ -33,6 +33,7 @@ class _Matrices:
         count: number of matrices.
         quantised: whether QLoRA quantises them.
         is_outer: whether the layer is the head or an embedding.
+        is_bare: whether transformers has them as parameters of a router or of experts.
     """
 
     name: str
@@ -41,6 +42,16 @@ class _Matrices:
     count: int = 1
     quantised: bool = True
     is_outer: bool = False
+    is_bare: bool = False
+
+    def is_adapted(self, recipe: Recipe) -> bool:
+        """Whether they get adapters; ``all-linear`` adapts bare ones only where they are split."""
+        stays_bare = self.is_bare and recipe.experts == "grouped"
+        return not excludes(recipe, self.name) and any(
+            is_meant(target, self.name, is_outer=self.is_outer)
+            for target in recipe.lora_targets or ()
+            if not (stays_bare and target == "all-linear")
+        )
 
     def adapter_parameters(self, recipe: Recipe) -> int:
         """Parameters of the adapters on all of them.
@@ -60,12 +71,7 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
         trainable = sum(p.numel() for p in stock.parameters() if p.requires_grad)
         return ParameterCounts(total=total, trainable=trainable, four_bit=0)
     matrices = list(_matrices(stock, recipe))
-    adapters = sum(
-        m.adapter_parameters(recipe)
-        for m in matrices
-        if any(is_meant(t, m.name, is_outer=m.is_outer) for t in recipe.lora_targets or ())
-        and not excludes(recipe, m.name)
-    )
+    adapters = sum(m.adapter_parameters(recipe) for m in matrices if m.is_adapted(recipe))
     quantised = sum(m.inputs * m.outputs * m.count for m in matrices if m.quantised)
     copies = sum(
         parameter.numel()
@@ -85,7 +91,8 @@ def _matrices(stock: nn.Module, recipe: Recipe) -> Iterator[_Matrices]:
     for name, module in stock.named_modules():
         if is_router(module):
             outputs, inputs = module.weight.shape
-            yield _Matrices(f"{name}.{ROUTER_LINEAR}", inputs, outputs, quantised=False)
+            name = f"{name}.{ROUTER_LINEAR}"  # noqa: PLW2901 - as a recipe names it
+            yield _Matrices(name, inputs, outputs, quantised=False, is_bare=True)
         elif isinstance(module, (nn.Embedding, Conv1D)):  # both hold the transposed matrix
             is_outer = isinstance(module, nn.Embedding)
             inputs, outputs = module.weight.shape
@@ -96,17 +103,18 @@ def _matrices(stock: nn.Module, recipe: Recipe) -> Iterator[_Matrices]:
             yield _Matrices(name, inputs, outputs, quantised=not is_outer, is_outer=is_outer)
         elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
             if recipe.experts == "grouped":
-                yield from _fused_matrices(name, module)
+                yield from _fused_matrices(name, module, quantised=recipe.quantised_experts)
             else:
                 yield from _expert_matrices(name, module)
 
 
-def _fused_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:
+def _fused_matrices(name: str, experts: nn.Module, *, quantised: bool) -> Iterator[_Matrices]:
     """Matrices of all experts in two parameters: those before and after the activation."""
     for parameter in experts.parameters(recurse=False):
         if parameter.dim() == 3:
             count, inputs, outputs = parameter.shape
-            yield _Matrices(f"{name}.up_linear", inputs, outputs, count)
+            name_of_all = f"{name}.up_linear"
+            yield _Matrices(name_of_all, inputs, outputs, count, quantised, is_bare=True)
 
 
 def _expert_matrices(name: str, experts: nn.Module) -> Iterator[_Matrices]:

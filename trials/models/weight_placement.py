@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from trials.models.experts import is_router, linear_with
+from trials.models.experts import is_fused, is_router, linear_with
 from trials.recipes.fields import SCORE, Dtype
 from trials.recipes.recipe import Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Inputs from which on LLM.int8 multiplies a column in 16 bits (BitsAndBytesConfig's default).
 OUTLIER_THRESHOLD = 6.0
+QuantisedValues = Callable[[torch.Tensor, Recipe], tuple[torch.Tensor, Any]]
+"""Quantised values of a weight under a recipe, and bitsandbytes' constants of them."""
 
 
 class QuantisationError(ValueError):
@@ -40,23 +43,31 @@ def place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
                 part.to(device)
             if recipe.method == "qlora":
                 _quantise_linears(part, recipe, keep=head, quantise=_quantise)
+            if recipe.quantised_experts:
+                quantise_experts(part, recipe, _quantised_values)
     if recipe.method == "qlora":
         _declare_quantised(model, recipe)
 
 
 def quantise_laid_out(
-    model: nn.Module, recipe: Recipe, quantise: Callable[[Any, nn.Linear, Recipe], None]
+    model: nn.Module,
+    recipe: Recipe,
+    quantise: Callable[[Any, nn.Linear, Recipe], None],
+    values: QuantisedValues,
 ) -> None:
-    """Replace the linear layers of a model without weights by quantised ones without weights.
+    """Quantise a model without weights: its weights are then quantised ones, without values.
 
     Args:
         model: model on the meta device.
         recipe: a QLoRA recipe.
         quantise: gives a bitsandbytes layer, the first argument, a substitute for the quantised
             weights of the linear layer.
+        values: substitute for the quantised values of fused experts, and their constants.
     """
     head = output_layer(model)
     _quantise_linears(model, recipe, keep=head, quantise=quantise)
+    if recipe.quantised_experts:
+        quantise_experts(model, recipe, values)
     _declare_quantised(model, recipe)
 
 
@@ -222,6 +233,64 @@ def _quantise(layer: Any, plain: nn.Linear, recipe: Recipe) -> None:
     layer.to(device)
 
 
+class EightBitParametrization(nn.Module):
+    """Dequantises int8 values (experts, outputs, inputs) by their rows, in fp32, as axolotl does.
+
+    Args:
+        scales: (experts x outputs,) scales of the rows.
+    """
+
+    def __init__(self, scales: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scales", scales)
+
+    @torch.no_grad()
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the weights (experts, outputs, inputs)."""
+        import bitsandbytes as bnb  # noqa: PLC0415 - as above
+
+        rows = values.reshape(-1, values.shape[-1])
+        weights: torch.Tensor = bnb.functional.int8_vectorwise_dequant(rows, self.scales)
+        return weights.reshape(values.shape)
+
+
+def quantise_experts(part: nn.Module, recipe: Recipe, values: QuantisedValues) -> None:
+    """Quantise the fused matrices of experts, each of which is dequantised where it is read.
+
+    This is what bitsandbytes' ``replace_parameter_4bit`` and axolotl's ``quantize_moe_experts``
+    (axolotl/monkeypatch/moe_quant.py) make of them.
+    """
+    from bitsandbytes.nn import parametrize as bnb  # noqa: PLC0415 - as above
+
+    for module in [module for module in part.modules() if is_fused(module)]:
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.dim() != 3:
+                continue
+            quantised, constants = values(weight.detach(), recipe)
+            stored: Any = nn.Parameter(quantised, requires_grad=False)
+            if recipe.quantisation == "int8":
+                rule: nn.Module = EightBitParametrization(constants)
+            else:
+                rule = bnb.Bnb4bitParametrization(constants)
+                stored.quant_state = constants  # where those of linear layers have it
+            setattr(module, name, stored)
+            parametrize.register_parametrization(module, name, rule, unsafe=True)
+            # They keep a matrix from being dequantised twice in a pass.
+            bnb._register_parametrization_hooks(module, name)  # noqa: SLF001 - it has no other name
+
+
+def _quantised_values(weight: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, Any]:
+    import bitsandbytes as bnb  # noqa: PLC0415 - as above
+
+    if recipe.quantisation == "int8":
+        rows = weight.to(torch.float16).flatten(0, -2)  # on a CPU it takes no more dimensions
+        values, scales, _ = bnb.functional.int8_vectorwise_quant(rows)
+        return values.reshape(weight.shape), scales
+    return bnb.functional.quantize_4bit(  # type: ignore[no-any-return]
+        weight, compress_statistics=recipe.double_quantisation, quant_type=recipe.quantisation
+    )
+
+
 def format_of(parameter: torch.Tensor) -> str | None:
     """Format of a quantised parameter, as ``Recipe.quantisation`` names it; None for another."""
     state = getattr(parameter, "quant_state", None)
@@ -232,14 +301,15 @@ def format_of(parameter: torch.Tensor) -> str | None:
 
 def quantisation_constants(model: nn.Module) -> Iterator[torch.Tensor]:
     """Constants of the quantised weights of a model, which are neither parameters nor buffers."""
-    for layer in model.modules():
-        module: Any = layer
-        weight: Any = module._parameters.get("weight")  # noqa: SLF001 - getattr would ask wrappers
-        state = getattr(weight, "quant_state", None)
+    for parameter in model.parameters():
+        state: Any = getattr(parameter, "quant_state", None)
         if state is not None:
             yield from (state.absmax, state.code)
             if state.nested:
                 yield from (state.offset, state.state2.absmax, state.state2.code)
-        elif weight is not None and format_of(weight) == "int8":
+    for layer in model.modules():
+        module: Any = layer
+        weight: Any = module._parameters.get("weight")  # noqa: SLF001 - getattr would ask wrappers
+        if weight is not None and format_of(weight) == "int8":
             # The first forward pass moves the scales of the rows from the weight to the layer.
             yield weight.SCB if weight.SCB is not None else module.state.SCB

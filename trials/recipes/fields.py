@@ -127,7 +127,8 @@ class RecipeFields(Record):
             like that of rsLoRA, takes neither memory nor time.
         lora_dropout: fraction of an adapter's inputs that is dropped in training; by default 0.
         lora_targets: linear layers with adapters: ``attention``, ``experts``, ``router``,
-            ``all-linear`` (all but the head), or names of layers, which may be the head and
+            ``all-linear`` (all but the head; of a model with grouped experts, all but these and
+            their routers, too), or names of layers, which may be the head and
             embeddings (``lm_head``, ``embed_tokens``). By default experts and router, as in arXiv
             2408.04693; ``attention`` if the experts are grouped, and ``all-linear``
             for a model without experts.
@@ -146,6 +147,9 @@ class RecipeFields(Record):
             (QLoRA, arXiv 2305.14314); only for ``nf4`` and ``fp4``, by default true.
         kbit_preparation: whether norms, embeddings and head of a quantised model are cast to fp32,
             as PEFT's ``prepare_model_for_kbit_training`` does; only for ``qlora``.
+        quantised_experts: whether the fused matrices of ``experts: grouped`` are quantised, too,
+            and dequantised, all of a layer at once, in each of its passes (axolotl's
+            ``quantize_moe_experts``); only for ``qlora``, without adapters on the experts.
         precision: ``fp32`` and ``bf16`` hold weights, adapters, activations and optimizer state in
             that dtype. ``bf16-mixed`` holds frozen weights in bf16 and trained ones in fp32, and
             runs under autocast to bf16; ``fp32-mixed-load`` also holds frozen weights in fp32.
@@ -158,8 +162,9 @@ class RecipeFields(Record):
         attention: attention kernel; by default ``sdpa``. Leave it out for models without attention.
         experts: ``looped`` has one linear layer per expert and projection; ``grouped`` uses
             transformers' grouped matrix product, with adapters on experts by PEFT's
-            ``target_parameters``. By default looped if adapters or 4-bit weights
-            need it, else grouped. Leave it out for models without experts.
+            ``target_parameters``, and quantises experts only by ``quantised_experts``. By default
+            looped if adapters or 4-bit weights need it, else grouped. Leave it out for models
+            without experts.
         mamba: kernels of the selective scan: ``mamba-ssm``, the default on CUDA, or ``reference``,
             plain PyTorch. Leave it out for models without Mamba layers.
         optimizer: ``adamw`` is PyTorch's fused AdamW, ``adamw_foreach`` and ``adamw_loop`` are its
@@ -222,6 +227,7 @@ class RecipeFields(Record):
     quantisation: Quantisation | None = None
     double_quantisation: Switch | None = None
     kbit_preparation: Switch = False
+    quantised_experts: Switch = False
     precision: Precision = "bf16"
     gradient_checkpointing: Switch = False
     activation_offloading: Switch = False

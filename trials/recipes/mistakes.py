@@ -32,6 +32,7 @@ def misplaced(recipe: RecipeFields) -> list[str]:
         "quantisation": recipe.quantisation is not None,
         "double_quantisation": recipe.double_quantisation is not None,
         "kbit_preparation": recipe.kbit_preparation,
+        "quantised_experts": recipe.quantised_experts,
     }
     wrong += [
         f"{name} does not apply to method {method}: remove it, or use method qlora"
@@ -65,11 +66,6 @@ def misplaced(recipe: RecipeFields) -> list[str]:
 def incompatible(recipe: RecipeFields) -> list[str]:
     """Errors of pairs of fields that no device supports."""
     wrong = []
-    if recipe.method == "qlora" and recipe.experts == "grouped":
-        wrong.append(
-            "experts grouped cannot be quantised: the grouped product has no kernel for it; "
-            "use experts: looped"
-        )
     if recipe.attention == "flash_attention_2" and recipe.compute_dtype == "fp32":
         wrong.append("attention flash_attention_2 does not support fp32: use bf16 or fp16")
     if recipe.effective_batch is not None and recipe.gradient_accumulation > 1:
@@ -97,6 +93,16 @@ def incompatible(recipe: RecipeFields) -> list[str]:
 
 def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
     wrong = []
+    if recipe.quantised_experts and recipe.experts == "looped":
+        wrong.append(
+            "quantised_experts does not go with experts looped, whose linear layers method qlora "
+            "quantises anyway: use experts: grouped"
+        )
+    if recipe.quantised_experts and "experts" in (recipe.lora_targets or ()):
+        wrong.append(
+            "quantised_experts does not go with adapters on the experts, which are not simulated "
+            "on their quantised matrices: use other lora_targets, or experts: looped"
+        )
     if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
         wrong += [
             f"{name} does not go with adapters on grouped experts, which PEFT folds into their "

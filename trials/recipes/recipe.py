@@ -102,6 +102,7 @@ class Recipe(RecipeFields):
             self.quantisation if self.quantisation != "nf4" else None,
             "singly-quantised" if self.double_quantisation is False else None,
             "kbit-prepared" if self.kbit_preparation else None,
+            "quantised-experts" if self.quantised_experts else None,
             self.precision,
             "checkpointed" if self.gradient_checkpointing else None,
             "activations-offloaded" if self.activation_offloading else None,

@@ -31,7 +31,8 @@ def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
     targets = recipe.lora_targets
     if recipe.method != "full" and targets is None:
         targets = _default_targets(recipe, model)
-    looped = recipe.method == "qlora" or bool(set(targets or ()) - {"attention", "router"})
+    splits = recipe.method == "qlora" or bool(set(targets or ()) - {"attention", "router"})
+    looped = splits and not recipe.quantised_experts
     experts = recipe.experts or ("looped" if looped else "grouped")
     mamba = recipe.mamba or ("mamba-ssm" if gpu.kind == "cuda" else "reference")
     return Recipe.model_validate(
@@ -40,6 +41,7 @@ def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
             "lora_targets": targets,
             "attention": (recipe.attention or "sdpa") if model.has_attention else None,
             "experts": experts if model.experts is not None else None,
+            "quantised_experts": recipe.quantised_experts and model.experts is not None,
             "mamba": mamba if model.has_mamba else None,
             "router_loss": adds_router_loss(recipe, model),
         }
@@ -50,7 +52,8 @@ def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
     if model.experts is None:
         return ("all-linear",)
     # The grouped product leaves no linear layers for adapters.
-    return ("attention",) if recipe.experts == "grouped" else ("experts", "router")
+    is_grouped = recipe.experts == "grouped" or recipe.quantised_experts
+    return ("attention",) if is_grouped else ("experts", "router")
 
 
 def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
@@ -115,11 +118,6 @@ def _impossible_on_mamba(recipe: Recipe, model: Model) -> str | None:
 
 def _impossible_targets(recipe: Recipe, model: Model) -> str | None:
     targets = set(recipe.lora_targets or ())
-    if model.experts is not None and "all-linear" in targets and recipe.experts == "grouped":
-        return (
-            f"lora_targets all-linear: the experts of {model.name} are linear layers only when "
-            "looped: use experts: looped, or lora_targets: [attention, router]"
-        )
     if model.experts is None and targets & {"experts", "router"}:
         return (
             f"lora_targets {', '.join(recipe.lora_targets or ())}: {model.name} has no experts: "

@@ -158,6 +158,9 @@ RECIPE = """
                          (default: nf4)
 --double-quantisation {on,off}
                          quantise the quantisation constants of 4-bit weights (default: on)
+--quantised-experts {on,off}
+                         quantise the fused matrices of a mixture's experts, too, as axolotl's
+                         quantize_moe_experts does (default: off)
 --kbit-preparation {on,off}
                          cast the norms, embeddings and head of a quantised model to fp32, as PEFT's
                          prepare_model_for_kbit_training does (default: off)

@@ -90,7 +90,10 @@ def _method(config: Config, reading: Reading) -> None:
         reading.refuse("adapter", adapter, "not simulated: use lora or qlora")
         return
     if adapter is None:
-        reading.options["method"] = "full"
+        reading.options |= {"method": "full", "experts": "grouped"}
+        if config.get("quantize_moe_experts"):
+            name = "quantize_moe_experts"
+            reading.refuse(name, config[name], "axolotl refuses it without an adapter")
         if four or eight:
             name = "load_in_4bit" if four else "load_in_8bit"
             reading.refuse(
@@ -119,7 +122,26 @@ def _method(config: Config, reading: Reading) -> None:
         options["kbit_preparation"] = False
         if not eight:
             options["double_quantisation"] = more.get("bnb_4bit_use_double_quant", True)
+    _experts(config, reading)
     _adapters(config, reading)
+
+
+def _experts(config: Config, reading: Reading) -> None:
+    """Experts as transformers has them: fused, quantised only by axolotl's own option."""
+    options, quantises = reading.options, config.get("quantize_moe_experts")
+    options["experts"] = "grouped"
+    if not quantises:
+        return
+    options["quantised_experts"] = True
+    text = None
+    if options["method"] != "qlora":  # schemas/config.py:1951
+        text = "axolotl needs load_in_4bit or load_in_8bit with it"
+    elif config.get("lora_target_linear"):
+        text = "axolotl refuses it with lora_target_linear: name the layers"
+    elif config.get("bnb_config_kwargs"):
+        text = "with bnb_config_kwargs, which axolotl does not apply to experts, not simulated"
+    if text:
+        reading.refuse("quantize_moe_experts", quantises, text)
 
 
 def _frozen(config: Config, reading: Reading) -> None:

@@ -52,6 +52,7 @@ KEYS: dict[str, Key] = {
     "adapter": shared("method"),
     "load_in_4bit": shared("method, quantisation"),
     "load_in_8bit": shared("method, quantisation"),
+    "quantize_moe_experts": shared("experts, quantised_experts"),
     "bnb_config_kwargs": shared("quantisation, double_quantisation"),
     "lora_r": shared("lora_rank"),
     "lora_alpha": shared("lora_alpha"),
@@ -222,7 +223,7 @@ KEYS: dict[str, Key] = {
         peft_layers_pattern peft_layer_replication peft_trainable_token_indices
         lora_rank_pattern gptq qat quantization fp8 fp8_* embeddings_skip_upcast
         fp32_norm_classes tiled_mlp tiled_mlp_* layer_offloading selective_checkpointing
-        quantize_moe_experts use_scattermoe use_sonicmoe use_onebitllms
+        use_scattermoe use_sonicmoe use_onebitllms
         llama4_linearized_experts experts_implementation lisa_n_layers process_reward_model
         trainer_cls s2_attention liger_cross_entropy chunked_cross_entropy use_pose relora
         relora_* batch_flattening optim_target_modules qgalore_* dion_* ple_cpu_offload

@@ -277,6 +277,7 @@ def _method(recipe: Recipe) -> str:
         + (f" in {recipe.quantisation}" if recipe.quantisation in {"fp4", "int8"} else "")
         + (" with constants not quantised" if recipe.double_quantisation is False else "")
         + (" with norms and head in fp32" if recipe.kbit_preparation else "")
+        + (" with quantised experts" if recipe.quantised_experts else "")
     )
 
 

@@ -196,13 +196,15 @@ def _lay_out(model: nn.Module, recipe: Recipe) -> None:
     if recipe.method == "qlora":
         if recipe.dora:
             _dequantise_fakes()
-        quantise_laid_out(model, recipe, _quantised)
+        quantise_laid_out(model, recipe, _quantised, _quantised_values)
 
 
 def _quantised(linear: Any, plain: nn.Linear, recipe: Recipe) -> None:
     """Give a bitsandbytes layer the tensors that quantisation would leave, on the meta device."""
     weight = (
-        _eight_bit(linear, plain) if recipe.quantisation == "int8" else _four_bit(plain, recipe)
+        _eight_bit(linear, plain)
+        if recipe.quantisation == "int8"
+        else _four_bit(plain.weight, recipe)
     )
     del linear.weight
     linear.register_parameter("weight", weight)
@@ -218,13 +220,22 @@ def _eight_bit(linear: Any, plain: nn.Linear) -> nn.Parameter:
     return weight  # type: ignore[no-any-return]
 
 
-def _four_bit(plain: nn.Linear, recipe: Recipe) -> nn.Parameter:
+def _quantised_values(weight: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, Any]:
+    """Tensors that quantisation of fused experts would leave, on the meta device."""
+    if recipe.quantisation == "int8":
+        rows = weight.shape[:-1].numel()
+        return weight.to(torch.int8), torch.empty(rows, dtype=torch.float32, device="meta")
+    packed: Any = _four_bit(weight, recipe)
+    return packed.data, packed.quant_state
+
+
+def _four_bit(plain: torch.Tensor, recipe: Recipe) -> nn.Parameter:
     from bitsandbytes.functional import QuantState  # noqa: PLC0415 - seconds to import
 
     def single(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device="meta")
 
-    elements = plain.weight.numel()
+    elements = plain.numel()
     packed = torch.empty((elements + 1) // 2, 1, dtype=torch.uint8, device="meta")
     weight: Any = Params4bit(packed, requires_grad=False)
     blocks = -(-elements // BLOCK)
@@ -241,11 +252,11 @@ def _four_bit(plain: nn.Linear, recipe: Recipe) -> nn.Parameter:
         nested = {"offset": single(), "state2": outer}
     weight.quant_state = QuantState(
         absmax=constants,
-        shape=plain.weight.shape,
+        shape=plain.shape,
         code=single(16),
         blocksize=BLOCK,
         quant_type=recipe.quantisation,
-        dtype=plain.weight.dtype,
+        dtype=plain.dtype,
         **nested,
     )
     # PEFT reads these attributes.
@@ -269,22 +280,29 @@ def _fake_all(model: nn.Module, mode: FakeTensorMode) -> None:
         for held in (module._parameters, module._buffers):  # noqa: SLF001 - setattr would register anew
             for name, tensor in held.items():
                 held[name] = fake(tensor)  # type: ignore[assignment]
+    for parameter in model.parameters():
+        _fake_constants(getattr(parameter, "quant_state", None), fake)
     for layer in model.modules():
-        _fake_constants(layer, fake)
+        _fake_scales(layer, fake)
 
 
-def _fake_constants(
-    module: Any, fake: Callable[[torch.Tensor | None], torch.Tensor | None]
-) -> None:
-    """Replace the constants of a module's quantised weights, if it has any."""
+Faking = Callable[[torch.Tensor | None], torch.Tensor | None]
+
+
+def _fake_constants(state: Any, fake: Faking) -> None:
+    """Replace the constants of a 4-bit weight; None for another weight."""
+    if state is None:
+        return
+    state.absmax, state.code = fake(state.absmax), fake(state.code)
+    if state.nested:
+        state.offset, outer = fake(state.offset), state.state2
+        outer.absmax, outer.code = fake(outer.absmax), fake(outer.code)
+
+
+def _fake_scales(module: Any, fake: Faking) -> None:
+    """Replace the scales of a layer with int8 weights."""
     weight = module._parameters.get("weight")  # noqa: SLF001 - getattr would ask wrappers
-    state = getattr(weight, "quant_state", None)
-    if state is not None:
-        state.absmax, state.code = fake(state.absmax), fake(state.code)
-        if state.nested:
-            state.offset, outer = fake(state.offset), state.state2
-            outer.absmax, outer.code = fake(outer.absmax), fake(outer.code)
-    elif weight is not None and format_of(weight) == "int8":
+    if weight is not None and format_of(weight) == "int8":
         module.state.CB, module.state.SCB = weight.data, fake(module.state.SCB)
 
 
