@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trials.models.build import KernelError
-from trials.models.fused_head import IGNORED, MODULES, fuse_head, loss_in_use
+from trials.models.fused_head import IGNORED, LIKELIEST, MODULES, fuse_head, loss_in_use
 from trials.recipes.fields import Loss
 
 TOKENS = torch.arange(12).reshape(2, 6)
@@ -126,3 +126,24 @@ def test_the_loss_in_use_is_read_from_its_graph() -> None:
     fuse_head(model, "chunked")
     assert loss_in_use(model(input_ids=TOKENS, labels=LABELS, fused_lm_head=True).loss) == "chunked"
     assert loss_in_use(None) == "unknown"
+
+
+@pytest.mark.parametrize("loss", ["dft", "eaft"])
+def test_weighted_losses_are_their_equations(loss: Loss) -> None:
+    """A token counts by its probability, or by the entropy of the likeliest tokens over three."""
+    model = llama()
+    logits = model(input_ids=TOKENS).logits[:, :-1].detach()
+    log_probs = logits.log_softmax(-1)
+    has_loss = LABELS[:, 1:] != IGNORED
+    of_labels = log_probs.gather(2, LABELS[:, 1:].clamp(min=0)[..., None])[..., 0][has_loss]
+    if loss == "dft":
+        weights = of_labels.exp()
+    else:
+        likeliest = logits[has_loss].topk(LIKELIEST).values.log_softmax(-1)
+        weights = -(likeliest.exp() * likeliest).sum(-1) / 3
+    fuse_head(model, loss)
+    value = model(input_ids=TOKENS, labels=LABELS, fused_lm_head=True).loss
+    assert value.item() == pytest.approx((-of_labels * weights).mean().item())
+    assert loss_in_use(value) == loss
+    value.backward()
+    assert model.get_output_embeddings().weight.grad.abs().sum() > 0

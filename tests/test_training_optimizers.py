@@ -58,6 +58,7 @@ STATE = {
     "adamw_8bit": {torch.uint8, torch.float32},
     "adafactor": {torch.float32},
     "sgd": set(),
+    "muon": {torch.float32},
 }
 
 

@@ -1,7 +1,7 @@
 """Options of TRL's command line that are a recipe, and recipes that it cannot express."""
 
 from orchestrator.exporting.training import ExportError, TrainingJob
-from trials.recipes.fields import Attention, Dtype, Optimizer, Task
+from trials.recipes.fields import WEIGHTED, Attention, Dtype, Optimizer, Task
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 
@@ -153,7 +153,7 @@ def _refused_fields(recipe: Recipe) -> list[str]:
             recipe.task not in COMMANDS
         ),
         f"loss {recipe.loss}: TRL 1.16 computes the loss in chunks: use loss: chunked": (
-            recipe.loss in ("liger", "cce")
+            recipe.loss in ("liger", "cce", *WEIGHTED)
         ),
         f"optimizer {recipe.optimizer}: transformers' Trainer has none: use adamw_foreach": (
             recipe.optimizer not in OPTIMIZERS

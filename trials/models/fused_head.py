@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils import ModelOutput
 
 from trials.models.build import KernelError
-from trials.recipes.fields import Loss, Task
+from trials.recipes.fields import WEIGHTED, Loss, Task
 
+LIKELIEST = 20  # tokens whose entropy approximates that of all, for eaft
 IGNORED = -100  # label of a token without a loss, as in transformers
 MODULES: dict[Loss, str] = {
     "chunked": "trl.trainer.utils",
@@ -32,6 +34,7 @@ LOSS_NODES: dict[str, Loss] = {
     "LigerFusedLinearCrossEntropyFunctionBackward": "liger",
     "LinearCrossEntropyFunctionBackward": "cce",
 }
+LOSS = "loss"  # key of a graph's own note of its loss, where no function of it names the loss
 # Fields of configurations whose models scale their logits.
 SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 # What TRL's trainers have their fused head compute for each token, the last for a reference.
@@ -63,6 +66,8 @@ class HeadOutput(ModelOutput):  # type: ignore[misc]
     aux_loss: torch.Tensor | None = None
 
 
+Weight = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Weights of chosen tokens, from their losses (n,), all logits (tokens, vocabulary) and indices."""
 HeadLoss = Callable[[torch.Tensor, nn.Linear, torch.Tensor, float | None], HeadOutput]
 """Output from hidden states (batch, length, width), the head, labels (batch, length) and the cap on
 the logits."""
@@ -84,13 +89,16 @@ def fuse_head(
     """
     if loss is None or loss == "full-logits":
         return
-    library: Any = importlib.import_module(MODULES[loss])
     base = base_of(model)
+    if loss in WEIGHTED:
+        weight_tokens(base, loss)
+        return
     check_adapters(base, loss)
     if loss == "chunked":
-        library.add_fused_lm_head(base, outputs=outputs)
+        importlib.import_module(MODULES[loss]).add_fused_lm_head(base, outputs=outputs)
         return
     check_head(base, loss)
+    library = importlib.import_module(MODULES[loss])
     patch_head(base, functools.partial(_liger_loss if loss == "liger" else _cce_loss, library))
 
 
@@ -157,6 +165,67 @@ def patch_head(model: Any, head_loss: HeadLoss) -> None:
     model.forward = forward
 
 
+def weight_tokens(model: Any, loss: Loss) -> None:
+    """Let a model without adapters compute a loss that weights tokens, from its own logits."""
+    own, weight = model.forward, WEIGHTS[loss]
+
+    @functools.wraps(own)
+    def forward(*args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        if not fused_lm_head:
+            return own(*args, **kwargs)
+        labels = kwargs.pop("labels")
+        output = own(*args, **kwargs)
+        if torch.is_autocast_enabled(labels.device.type):
+            output.logits = output.logits.float()  # as accelerate returns them
+        output.loss = _weighted_loss(output.logits.float(), labels, weight)
+        output.loss.grad_fn.metadata[LOSS] = loss
+        return output
+
+    model.forward = forward
+
+
+def _weighted_loss(logits: torch.Tensor, labels: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Mean over the tokens with a loss of their weighted losses, in nats.
+
+    After ``_dft_cross_entropy`` and ``_eaft_cross_entropy`` of LLaMA-Factory 0.9
+    (llamafactory/train/trainer_utils.py).
+
+    Args:
+        logits: (batch, length, vocabulary), in fp32.
+        labels: (batch, length) token ids, -100 for tokens without a loss.
+        weight: weights of tokens by their losses and logits.
+    """
+    shifted = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous().view(-1)
+    logits = logits.view(-1, logits.size(-1))
+    losses = functional.cross_entropy(logits, shifted, ignore_index=IGNORED, reduction="none")
+    has_loss = shifted != IGNORED
+    # Their number without reading it from the device; where fewer have a loss, the last token,
+    # which has none, stands for the others.
+    most = labels.shape[0] * (labels.shape[1] - 1)
+    chosen = has_loss.nonzero_static(size=most).squeeze(1)
+    losses = losses[chosen]
+    with torch.no_grad():
+        weights = weight(losses, logits, chosen)
+    return (losses * weights).sum() / has_loss.sum()
+
+
+def _probabilities(
+    losses: torch.Tensor, _logits: torch.Tensor, _chosen: torch.Tensor
+) -> torch.Tensor:
+    return torch.exp(-losses)
+
+
+def _entropies(_losses: torch.Tensor, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    logits = logits[chosen].detach()
+    likeliest, _ = torch.topk(logits, k=min(LIKELIEST, logits.shape[-1]), dim=-1)
+    log_probs = likeliest - torch.logsumexp(likeliest, dim=-1, keepdim=True)
+    entropies = -(torch.exp(log_probs) * log_probs).sum(dim=-1)
+    return torch.pow(entropies / 3.0, 1.0)
+
+
+WEIGHTS: dict[Loss, Weight] = {"dft": _probabilities, "eaft": _entropies}
+
+
 def _liger_loss(
     library: Any, hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor, softcap: float | None
 ) -> HeadOutput:
@@ -189,10 +258,12 @@ def loss_in_use(loss: torch.Tensor | None) -> str:
     waiting = [] if loss is None else [loss.grad_fn]
     visited = set()
     while waiting:
-        node = waiting.pop(0)
+        node: Any = waiting.pop(0)
         if node is None or node in visited:
             continue
         visited.add(node)
+        if LOSS in node.metadata:
+            return str(node.metadata[LOSS])
         if node.name() in LOSS_NODES:
             return LOSS_NODES[node.name()]
         waiting += [following for following, _ in node.next_functions]

@@ -25,8 +25,9 @@ Optimizer = Literal[
     "torchao_adamw_4bit",
     "adafactor",
     "sgd",
+    "muon",
 ]
-Loss = Literal["full-logits", "chunked", "liger", "cce"]
+Loss = Literal["full-logits", "chunked", "liger", "cce", "dft", "eaft"]
 Task = Literal["sft", "dpo", "kto", "orpo", "reward", "grpo"]
 Reference = Literal["adapter-off", "separate", "precomputed"]
 Compile = Literal["model", "layers"]
@@ -56,6 +57,8 @@ TASK_LOSSES: dict[Task, Loss | None] = {
     "grpo": "chunked",
 }
 """The way to the loss that TRL's trainer of a task has; None for a model without logits."""
+WEIGHTED: tuple[Loss, ...] = ("dft", "eaft")
+"""Losses of LLaMA-Factory that weight each token."""
 WITH_ALL_LOGITS: tuple[Task, ...] = ("dpo", "kto")
 """Tasks that LLaMA-Factory's own trainers run from the logits of all tokens."""
 REFERRING: tuple[Task, ...] = ("dpo", "kto")
@@ -170,7 +173,8 @@ class RecipeFields(Record):
         optimizer: ``adamw`` is PyTorch's fused AdamW, ``adamw_foreach`` and ``adamw_loop`` are its
             other implementations; ``adamw_8bit`` and the paged ones are bitsandbytes', those of
             ``torchao`` the Trainer's ``adamw_torch_8bit`` and ``adamw_torch_4bit``, which
-            torch.compile compiles: their first step takes long.
+            torch.compile compiles: their first step takes long. ``muon`` is LLaMA-Factory's Muon,
+            with AdamW for embeddings, head and vectors.
         offload_optimizer: whether the host holds the optimizer state, in fp32, with a copy of the
             trained weights, and computes the update (ZeRO-Offload, by DeepSpeed). It needs g++.
         gradient_accumulation: micro-batches per optimizer step.
@@ -184,7 +188,9 @@ class RecipeFields(Record):
             Trainer does, or each of its ``layers``. It needs a CUDA GPU.
         loss: ``full-logits`` is the loss of transformers, from the logits of all tokens.
             ``chunked`` is TRL's fused head, which computes logits in tiles; ``liger`` is
-            liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy. None for
+            liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy. ``dft``
+            and ``eaft`` are LLaMA-Factory's losses that weight each token by its probability, or
+            by the entropy of the 20 likeliest tokens, from the logits of all tokens. None for
             the task ``reward``, whose model has no logits. For ``dpo`` and ``kto``,
             ``full-logits`` is the loss of LLaMA-Factory's trainers.
         router_loss: whether the loss includes the load-balancing loss of the routers, with the

@@ -4,6 +4,7 @@ from trials.recipes.fields import (
     REFERRING,
     TARGET_GROUPS,
     TASK_LOSSES,
+    WEIGHTED,
     WITH_ALL_LOGITS,
     WITH_DROPOUT,
     RecipeFields,
@@ -80,6 +81,8 @@ def incompatible(recipe: RecipeFields) -> list[str]:
         )
     if recipe.loss == "cce" and recipe.compute_dtype == "fp32":
         wrong.append("loss cce does not support fp32: use bf16 or fp16, or loss: liger")
+    if recipe.router_loss is True and recipe.loss in WEIGHTED:
+        wrong.append(f"router_loss: LLaMA-Factory's loss {recipe.loss} has none: remove it")
     if recipe.offload_optimizer:
         wrong += _incompatible_with_offloading(recipe)
     return [

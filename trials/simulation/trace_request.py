@@ -207,7 +207,7 @@ def approximations(
         ),
         "liger_kernels are traced by declared buffers and transfers": recipe.liger_kernels,
         f"loss {recipe.loss} is traced by declared buffers and products": recipe.loss
-        not in {"full-logits", None},
+        not in {"full-logits", "dft", "eaft", None},
         "bitsandbytes is traced as a product with dequantised weights": recipe.quantisation
         in {"nf4", "fp4"},
         "LLM.int8 is traced without outliers in its inputs, its products at the rate of fp16": (

@@ -19,6 +19,7 @@ OPTIMIZER_CLASSES: dict[Optimizer, str] = {
     "torchao_adamw_4bit": "torchao.optim.adam.AdamW4bit",
     "adafactor": "torch.optim.Adafactor",
     "sgd": "torch.optim.sgd.SGD",
+    "muon": "trials.training.optimizers.muon.Muon",
 }
 OFFLOADED_OPTIMIZER_CLASS = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
 LIGER_LAYERS = ("rms_norm", "rope", "swiglu")

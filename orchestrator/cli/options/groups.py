@@ -117,15 +117,16 @@ RECIPE = """
 --effective-batch N      examples per optimizer step: micro-batches of the batch size accumulate to
                          it (estimate assumes 16 unless --gradient-accumulation is given)
 --optimizer NAME         adamw (fused), adamw_foreach, adamw_loop, adamw_8bit, paged_adamw_8bit,
-                         paged_adamw_32bit, torchao_adamw_8bit, torchao_adamw_4bit, adafactor or sgd
-                         (default: adamw)
+                         paged_adamw_32bit, torchao_adamw_8bit, torchao_adamw_4bit, adafactor, sgd
+                         or muon (default: adamw)
 --max-grad-norm N|none   norm that gradients are clipped to (default: 1)
 --offload-optimizer {on,off}
                          hold the optimizer's state and compute its update on the host, by DeepSpeed
                          (default: off)
---loss {full-logits,chunked,liger,cce}
+--loss {full-logits,chunked,liger,cce,dft,eaft}
                          loss from the logits of all tokens, or by TRL, liger-kernel or
-                         cut-cross-entropy, which hold a part of them (default: LOSS)
+                         cut-cross-entropy, which hold a part of them; dft, eaft: by LLaMA-Factory,
+                         which weights tokens (default: LOSS)
 --router-loss {on,off,auto}
                          add the load-balancing loss of a mixture of experts; auto: where TRL's
                          trainer does (default: auto)

@@ -56,6 +56,9 @@ KEYS: dict[str, Key] = (
         "disable_gradient_checkpointing": shared("gradient_checkpointing"),
         "enable_liger_kernel": shared("liger_kernels, loss"),
         "moe_aux_loss_coef": shared("router_loss"),
+        "use_muon": shared("optimizer"),
+        "use_dft_loss": shared("loss"),
+        "use_eaft_loss": shared("loss"),
         "stage": shared("task"),
         "pref_loss": shared("reference"),
         "finetuning_type": shared("method"),
@@ -135,9 +138,9 @@ KEYS: dict[str, Key] = (
         (
             refused(NOT_SIMULATED),
             """
-            use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro use_unsloth
-            use_unsloth_gc shift_attn mixture_of_depths use_kt use_hyper_parallel fp8 use_dft_loss
-            use_asft_loss use_eaft_loss upcast_layernorm upcast_lmhead_output rope_scaling
+            use_galore use_apollo use_badam use_adam_mini use_llama_pro use_unsloth
+            use_unsloth_gc shift_attn mixture_of_depths use_kt use_hyper_parallel fp8 use_asft_loss
+            upcast_layernorm upcast_lmhead_output rope_scaling
             freeze_language_model freeze_extra_modules ref_model ref_model_*
             """,
         ),
@@ -169,13 +172,14 @@ def derive(config: Config, reading: Reading) -> None:
     is_liger = bool(config.get("enable_liger_kernel"))
     options["liger_kernels"] = is_liger
     options["loss"] = "liger" if is_liger and options["task"] == "sft" else "full-logits"
+    _weighted_loss(config, reading)
     _preference(config, reading)
     # model/model_utils/checkpointing.py:162
     options["gradient_checkpointing"] = not config.get("disable_gradient_checkpointing")
     options["activation_offloading"] = False
     norm = config.get("max_grad_norm", 1.0)
     options["max_grad_norm"] = norm or "none"
-    options.setdefault("optimizer", "adamw")  # transformers: adamw_torch_fused
+    _optimizer(config, reading)
     options.setdefault("attention", "sdpa")
     options["sequence_len"] = config.get("cutoff_len", 2048)  # hparams/data_args.py:46
     options["pad_to_multiple"] = 8  # of every collator, as train/sft/workflow.py
@@ -187,6 +191,25 @@ def derive(config: Config, reading: Reading) -> None:
         epochs=("num_train_epochs", config.get("num_train_epochs", 3)),
         steps=("max_steps", config.get("max_steps")),
     )
+
+
+def _weighted_loss(config: Config, reading: Reading) -> None:
+    """Loss in place of the model's own (train/sft/trainer.py:107), of which the first counts."""
+    keys = [name for name in ("use_dft_loss", "use_eaft_loss") if config.get(name)]
+    if reading.options["task"] != "sft" or config.get("stage") == "pt":
+        for name in keys:
+            reading.mark(name, config[name], "irrelevant", "read only in the stage sft")
+    elif keys:
+        reading.options["loss"] = keys[0].removeprefix("use_").removesuffix("_loss")
+
+
+def _optimizer(config: Config, reading: Reading) -> None:
+    """Optimizer in place of transformers' (train/trainer_utils.py:528)."""
+    if config.get("use_muon") and config.get("loraplus_lr_ratio") is None:
+        reading.options["optimizer"] = "muon"
+        if "optim" in config:
+            reading.mark("optim", config["optim"], "irrelevant", "use_muon replaces it")
+    reading.options.setdefault("optimizer", "adamw")  # transformers: adamw_torch_fused
 
 
 def _preference(config: Config, reading: Reading) -> None:

@@ -37,6 +37,8 @@ LOSSES: dict[Loss, str] = {
     "chunked": "loss in chunks by TRL",
     "liger": "loss by liger-kernel",
     "cce": "loss by cut-cross-entropy",
+    "dft": "loss weighted by probabilities",
+    "eaft": "loss weighted by entropies",
 }
 REFERENCES: dict[Reference, str] = {
     "adapter-off": "adapters off as reference",

@@ -304,7 +304,7 @@ class _Step:
 
     def _run(self, loops: RouterLoops) -> None:
         tracer = self._tracer
-        groups = parameter_groups(self._cell.model, self._trainable)
+        groups = parameter_groups(self._cell.model, self._trainable, self._cell.recipe.optimizer)
         stepper = self._cell.stepper([self._untraced.among(group) for group in groups])
         with tracer:
             batch = [self._cell.batch(self._batch_size)]

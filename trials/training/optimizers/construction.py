@@ -11,6 +11,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 
 from trials.recipes.fields import Optimizer
 from trials.recipes.recipe import Recipe
+from trials.training.optimizers.muon import Muon, muon_groups
 from trials.training.optimizers.offloaded_stepper import OffloadedStepper
 from trials.training.optimizers.stepper import (
     LEARNING_RATE,
@@ -54,17 +55,23 @@ def make_stepper(
             f"optimizer {recipe.optimizer} needs a CUDA GPU, bitsandbytes pages nothing on a "
             f"{device.type}: use {recipe.optimizer.removeprefix('paged_').removesuffix('_32bit')}"
         )
-    optimizer = make_optimizer(parameter_groups(model, trainable), recipe, device.type)
+    groups = parameter_groups(model, trainable, recipe.optimizer)
+    optimizer = make_optimizer(groups, recipe, device.type)
     stepper = DeviceStepper(model, optimizer, recipe, device)
     stepper.offloading = offloading
     return stepper
 
 
-def parameter_groups(model: nn.Module, trainable: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+def parameter_groups(
+    model: nn.Module, trainable: list[nn.Parameter], optimizer: Optimizer
+) -> list[list[nn.Parameter]]:
     """Groups that transformers' Trainer updates one by one: with weight decay, and without.
 
-    The decay is 0 in both by default. Foreach AdamW takes its temporaries for one group.
+    The decay is 0 in both by default. Foreach AdamW takes its temporaries for one group. Muon has
+    groups of its own.
     """
+    if optimizer == "muon":
+        return muon_groups(model, trainable)
     names = set(get_parameter_names(model, [nn.LayerNorm], WITHOUT_DECAY))
     decayed = {id(p) for name, p in model.named_parameters() if name in names}
     groups = (
@@ -96,6 +103,7 @@ def make_optimizer(
         "adamw_loop": partial(adamw, foreach=False),
         "adafactor": torch.optim.Adafactor,
         "sgd": partial(torch.optim.SGD, foreach=together),
+        "muon": Muon,
         "adamw_8bit": partial(_bitsandbytes, "AdamW8bit"),
         "paged_adamw_8bit": partial(_bitsandbytes, "PagedAdamW8bit"),
         "paged_adamw_32bit": partial(_bitsandbytes, "PagedAdamW32bit"),

@@ -23,7 +23,7 @@ from trials.models.fused_head import (
     fuse_head,
     patch_head,
 )
-from trials.recipes.fields import Loss
+from trials.recipes.fields import WEIGHTED, Loss
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import (
     RATES,
@@ -53,7 +53,7 @@ def give_head(
         ImportError: for the CPU, the package of the loss is not installed.
         KernelError: the loss does not support the model's head.
     """
-    if target == "cpu":
+    if target == "cpu" or loss in WEIGHTED:
         fuse_head(model, loss, outputs)
         return
     if loss is None or loss == "full-logits":
