@@ -22,6 +22,7 @@ FACTORY: dict[str, Any] = {
     "bf16": True,
 }
 FULL = FACTORY | {"finetuning_type": "full"}
+OFT = FACTORY | {"finetuning_type": "oft"}
 CHECKPOINTING = "activation_checkpointing_kwargs"
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-4}
 PEFT = SFT | {"use_peft": True}
@@ -54,6 +55,12 @@ def read(values: dict[str, Any]) -> Configuration:
         (FACTORY | {"moe_aux_loss_coef": 0.1}, {"router_loss": True}),
         (FACTORY | {"optim": "paged_adamw_8bit"}, {"optimizer": "paged_adamw_8bit"}),
         (FULL, {"method": "full", "precision": "bf16-mixed", "lora_rank": None}),
+        (OFT, {"method": "lora", "oft_block_size": 32, "lora_targets": ("all-linear",)}),
+        (OFT, {"precision": "bf16-mixed", "lora_rank": None, "lora_alpha": None}),
+        (
+            OFT | {"quantization_bit": 4, "oft_block_size": 64, "lora_dropout": 0.1},
+            {"method": "qlora", "oft_block_size": 64, "lora_dropout": None},
+        ),
         (FULL | {"use_muon": True, "optim": "adafactor"}, {"optimizer": "muon"}),
         (FACTORY | {"use_muon": True, "loraplus_lr_ratio": 16.0}, {"optimizer": "adamw"}),
         (FULL | {"use_eaft_loss": True, "enable_liger_kernel": True}, {"loss": "eaft"}),
@@ -112,7 +119,9 @@ def test_keys_set_the_options_of_the_estimate(
         (FACTORY | {"stage": "dpo", "ref_model": "a/b"}, "ref_model"),
         (FACTORY | {"stage": "dpo", "neat_packing": True}, "neat_packing"),
         (FACTORY | {"do_train": False}, "do_train"),
-        (FACTORY | {"finetuning_type": "oft"}, "finetuning_type"),
+        (FACTORY | {"finetuning_type": "freeze"}, "finetuning_type"),
+        (OFT | {"oft_rank": 4}, "oft_rank"),
+        (OFT | {"module_dropout": 0.1}, "module_dropout"),
         (FACTORY | {"deepspeed": "z3.json"}, "deepspeed"),
         (FACTORY | {"use_apollo": True}, "use_apollo"),
         (FACTORY | {"image_max_pixels": 5}, "image_max_pixels"),

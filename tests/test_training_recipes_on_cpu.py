@@ -4,6 +4,7 @@ import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
 
+from trials.recipes.fields import Method
 from trials.recipes.recipe import Recipe
 from trials.records.built import Built
 from trials.records.cell import Cell
@@ -31,6 +32,11 @@ def built(cell: Cell) -> tuple[Built, list[str]]:
     return facts, departures(cell.recipe, facts, tuning.implied())
 
 
+def rotations(method: Method, **fields: object) -> Recipe:
+    """Recipe of OFT."""
+    return recipe(method, lora_rank=None, oft_block_size=8, precision="bf16-mixed", **fields)
+
+
 AXES = [
     (LLAMA, recipe("full")),
     (LLAMA, recipe("full", precision="bf16")),
@@ -40,6 +46,8 @@ AXES = [
     (LLAMA, recipe("qlora", double_quantisation=False)),
     (LLAMA, recipe("lora", lora_alpha=3, lora_dropout=0.1, lora_targets=("attention",))),
     (LLAMA, recipe("lora", lora_targets=("q_proj", "mlp.up_proj"))),
+    *((LLAMA, rotations(method)) for method in ("lora", "qlora")),
+    (MIXTRAL, rotations("qlora", task="reward", modules_to_save=("embed_tokens",))),
     (LLAMA, recipe("lora", modules_to_save=("embed_tokens", "lm_head"))),
     (LLAMA, recipe("lora", modules_to_save=("norm", "k_proj"), loss="chunked")),
     (LLAMA, recipe("qlora", modules_to_save=("lm_head",), kbit_preparation=True)),

@@ -166,6 +166,9 @@ def _refused_fields(recipe: Recipe) -> list[str]:
         ),
         "experts looped: transformers keeps the experts of a layer in one parameter: use experts: "
         "grouped with lora_targets: [attention]": recipe.experts == "looped",
+        "oft_block_size: TRL's command line has LoRA alone: use lora_rank": (
+            recipe.oft_block_size is not None
+        ),
         "quantised_experts: TRL has no such option: leave it out": recipe.quantised_experts,
         "reference separate: TRL's command has none beside adapters: use adapter-off": (
             recipe.reference == "separate" and recipe.method != "full"

@@ -140,7 +140,8 @@ def is_auto(raw: object) -> bool:
 
 
 def _with_rank(stated: dict[str, Any]) -> dict[str, Any]:
-    return stated if stated["method"] == "full" else {"lora_rank": LORA_RANK} | stated
+    has_own = stated["method"] == "full" or stated.get("oft_block_size") is not None
+    return stated if has_own else {"lora_rank": LORA_RANK} | stated
 
 
 def recipe_of(

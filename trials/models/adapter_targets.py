@@ -1,6 +1,7 @@
 """Layers that adapters go on, and modules trained in full, by the names in a recipe."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -56,9 +57,26 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
         if "all-linear" in layers_of_target and set(names) < set(linears):
             raise TargetError(f"lora_targets {target}: all-linear includes it: leave it out")
     targets = {name for names in layers_of_target.values() for name in names}
+    if recipe.oft_block_size is not None:
+        _check_blocks(model, targets, recipe.oft_block_size)
     last_parts = {name.rpartition(".")[2] for name in targets}
     matches = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in last_parts}
     return sorted(last_parts if matches == targets else targets)
+
+
+def _check_blocks(model: nn.Module, names: set[str], block: int) -> None:
+    """Check that rotations of a size fit layers; for others PEFT takes a size of its own."""
+    for name in sorted(names):
+        layer: Any = model.get_submodule(name)
+        if not isinstance(layer, nn.Linear):
+            raise TargetError(
+                f"oft_block_size: {name} ({type(layer).__name__}) is no linear layer: adapt others"
+            )
+        if layer.in_features % block:
+            raise TargetError(
+                f"oft_block_size {block} does not divide the {layer.in_features} inputs of {name}: "
+                "use a divisor"
+            )
 
 
 def expert_parameters(model: nn.Module, recipe: Recipe) -> list[str]:

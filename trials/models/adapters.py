@@ -24,23 +24,10 @@ def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
     Raises:
         TargetError: the model lacks a module of the recipe.
     """
-    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - seconds, and only adapters need it
+    from peft import get_peft_model  # noqa: PLC0415 - seconds, and only adapters need it
 
-    assert recipe.lora_rank is not None
     check_saved_modules(model, recipe)
-    config = LoraConfig(
-        r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=recipe.lora_dropout,
-        target_modules=lora_targets(model, recipe),
-        target_parameters=expert_parameters(model, recipe) or None,
-        use_dora=recipe.dora,
-        modules_to_save=recipe.modules_to_save and list(recipe.modules_to_save),
-        # PEFT warns where this does not agree with the class of the layers.
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        # For SEQ_CLS, PEFT trains a copy of the score.
-        task_type="SEQ_CLS" if recipe.task == "reward" else "CAUSAL_LM",
-    )
+    config = _configuration(model, recipe)
     # By the model's type PEFT would take some of these names for parameters of fused experts, and
     # drop them. Here they are final: looped experts are linear layers, and the parameters of fused
     # ones are named.
@@ -57,6 +44,31 @@ def adapt(model: nn.Module, recipe: Recipe) -> nn.Module:
         if parameter.requires_grad:
             parameter.data = parameter.data.to(_dtype(name, parameter, recipe))
     return adapted
+
+
+def _configuration(model: nn.Module, recipe: Recipe) -> Any:
+    """Configuration of PEFT for the adapters of a recipe."""
+    from peft import LoraConfig, OFTConfig  # noqa: PLC0415 - as above
+
+    common: dict[str, Any] = {
+        "target_modules": lora_targets(model, recipe),
+        "modules_to_save": recipe.modules_to_save and list(recipe.modules_to_save),
+        # PEFT warns where this does not agree with the class of the layers.
+        "fan_in_fan_out": any(isinstance(module, Conv1D) for module in model.modules()),
+        # For SEQ_CLS, PEFT trains a copy of the score.
+        "task_type": "SEQ_CLS" if recipe.task == "reward" else "CAUSAL_LM",
+    }
+    if recipe.oft_block_size is not None:
+        return OFTConfig(r=0, oft_block_size=recipe.oft_block_size, **common)
+    assert recipe.lora_rank is not None
+    return LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_parameters=expert_parameters(model, recipe) or None,
+        use_dora=recipe.dora,
+        **common,
+    )
 
 
 def _dtype(name: str, parameter: nn.Parameter, recipe: Recipe) -> torch.dtype:

@@ -205,7 +205,7 @@ def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], 
     place(model)
     if recipe.kbit_preparation:
         _cast_up(model)
-    if recipe.lora_rank is not None:
+    if recipe.has_adapters:
         model = adapt(model, recipe)
     if recipe.gradient_checkpointing:
         _checkpoint(model)  # last, as trainers do: it hooks the embedding, adapted or not

@@ -114,7 +114,8 @@ def check_adapters(model: Any, loss: Loss) -> None:
     Raises:
         KernelError: one is; TRL refuses it as well.
     """
-    if hasattr(model.get_output_embeddings(), "lora_A"):
+    head = model.get_output_embeddings()
+    if hasattr(head, "lora_A") or hasattr(head, "oft_R"):
         raise KernelError(
             f"loss {loss}: it takes the weights of the head past their adapter: use loss: "
             "full-logits, or modules_to_save in place of the adapter"

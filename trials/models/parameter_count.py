@@ -56,8 +56,11 @@ class _Matrices:
     def adapter_parameters(self, recipe: Recipe) -> int:
         """Parameters of the adapters on all of them.
 
-        A is (rank, inputs), B (outputs, rank); DoRA adds a magnitude for each output.
+        A is (rank, inputs), B (outputs, rank); DoRA adds a magnitude for each output. A rotation
+        of n inputs has n (n - 1) / 2.
         """
+        if recipe.oft_block_size is not None:
+            return self.count * self.inputs * (recipe.oft_block_size - 1) // 2
         assert recipe.lora_rank is not None
         magnitudes = self.outputs if recipe.dora else 0
         return self.count * (recipe.lora_rank * (self.inputs + self.outputs) + magnitudes)
@@ -66,7 +69,7 @@ class _Matrices:
 def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
     """Parameter counts of a model under a recipe, in logical elements."""
     total = sum(parameter.numel() for parameter in stock.parameters())  # tied ones once
-    if recipe.lora_rank is None:
+    if not recipe.has_adapters:
         # Some families freeze parameters of their own, such as the biases that balance experts.
         trainable = sum(p.numel() for p in stock.parameters() if p.requires_grad)
         return ParameterCounts(total=total, trainable=trainable, four_bit=0)

@@ -11,6 +11,7 @@ def reference_recipe(recipe: Recipe) -> Recipe:
     """Recipe of the separate reference: the model's, without adapters, as it is loaded."""
     without = {
         "lora_rank": None,
+        "oft_block_size": None,
         "lora_targets": None,
         "modules_to_save": None,
         "adapter_dtype": None,

@@ -103,16 +103,23 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
             filled["quantisation"] = "nf4"
         if filled["quantisation"] != "int8" and filled.get("double_quantisation") is None:
             filled["double_quantisation"] = True
-    rank = filled.get("lora_rank")
-    if filled.get("method") in ("lora", "qlora") and type(rank) is int and rank > 0:
+    if filled.get("method") in ("lora", "qlora"):
+        _fill_in_adapters(filled)
+    return filled
+
+
+def _fill_in_adapters(filled: dict[str, Any]) -> None:
+    rank, block = filled.get("lora_rank"), filled.get("oft_block_size")
+    if type(rank) is int and rank > 0:
         if filled.get("lora_alpha") is None:
             filled["lora_alpha"] = 2 * rank
         if filled.get("lora_dropout") is None:
             filled["lora_dropout"] = 0.0
-        precision = filled.get("precision", "bf16")
-        if filled.get("adapter_dtype") is None and precision in get_args(Precision):
-            filled["adapter_dtype"] = DTYPES[precision][1]
-    return filled
+    elif type(block) is not int:
+        return
+    precision = filled.get("precision", "bf16")
+    if filled.get("adapter_dtype") is None and precision in get_args(Precision):
+        filled["adapter_dtype"] = DTYPES[precision][1]
 
 
 class RecipeFields(Record):
@@ -125,7 +132,11 @@ class RecipeFields(Record):
     Attributes:
         method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
             adapters on frozen quantised weights.
-        lora_rank: rank of the adapters; required for ``lora`` and ``qlora``.
+        lora_rank: rank of the adapters; required for ``lora`` and ``qlora`` without
+            ``oft_block_size``.
+        oft_block_size: side of the blocks of rotations that adapt the inputs of a layer (orthogonal
+            fine-tuning, OFT, arXiv 2306.07280, by PEFT) in place of LoRA's matrices; it divides
+            the width of each adapted layer's inputs.
         lora_alpha: adapters are scaled by alpha / rank; by default twice the rank. The scale,
             like that of rsLoRA, takes neither memory nor time.
         lora_dropout: fraction of an adapter's inputs that is dropped in training; by default 0.
@@ -224,6 +235,7 @@ class RecipeFields(Record):
 
     method: Method
     lora_rank: PositiveInt | None = None
+    oft_block_size: PositiveInt | None = None
     lora_alpha: PositiveInt | None = None
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
@@ -265,6 +277,11 @@ class RecipeFields(Record):
     def sequences(self) -> int:
         """Sequences of an example: two of a pair, else one."""
         return 2 if self.task in PAIRED else 1
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether layers have adapters; the reference of a model with adapters has none."""
+        return self.lora_rank is not None or self.oft_block_size is not None
 
     @property
     def copied_modules(self) -> tuple[str, ...]:

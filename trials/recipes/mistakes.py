@@ -11,7 +11,7 @@ from trials.recipes.fields import (
 )
 
 ADAPTER_FIELDS = (
-    *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
+    *("lora_rank", "oft_block_size", "lora_alpha", "lora_dropout", "lora_targets"),
     *("modules_to_save", "adapter_dtype", "dora"),
 )
 
@@ -27,7 +27,7 @@ def misplaced(recipe: RecipeFields) -> list[str]:
             for name in ADAPTER_FIELDS
             if getattr(recipe, name) not in (None, False)
         ]
-    elif recipe.lora_rank is None:
+    elif not recipe.has_adapters:
         wrong.append(f"method {method} needs lora_rank, for example lora_rank: 16")
     quantised_fields = {
         "quantisation": recipe.quantisation is not None,
@@ -94,8 +94,22 @@ def incompatible(recipe: RecipeFields) -> list[str]:
     ]
 
 
+def _incompatible_with_rotations(recipe: RecipeFields) -> list[str]:
+    if recipe.oft_block_size is None:
+        return []
+    wrong = [
+        f"oft_block_size {recipe.oft_block_size} and {name} exclude each other: leave one of them "
+        "out"
+        for name in ("lora_rank", "lora_alpha", "lora_dropout", "dora")
+        if getattr(recipe, name) not in (None, False)
+    ]
+    if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
+        wrong.append("oft_block_size does not go with grouped experts: use experts: looped")
+    return wrong
+
+
 def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
-    wrong = []
+    wrong = _incompatible_with_rotations(recipe)
     if recipe.quantised_experts and recipe.experts == "looped":
         wrong.append(
             "quantised_experts does not go with experts looped, whose linear layers method qlora "

@@ -93,6 +93,7 @@ class Recipe(RecipeFields):
             self.task if self.task != "sft" else None,
             f"{self.reference}-reference" if self.reference is not None else None,
             None if rank is None else f"r{rank}",
+            None if self.oft_block_size is None else f"oft{self.oft_block_size}",
             f"alpha{self.lora_alpha}" if rank is not None and self.lora_alpha != 2 * rank else None,
             f"dropout{self.lora_dropout:g}" if self.lora_dropout else None,
             "+".join(self.lora_targets) if self.lora_targets else None,

@@ -102,7 +102,7 @@ class StepCensus:
             parameters=_parameters(self._model),
             dtypes=_dtypes(self._model),
             quantisation=_formats(self._model),
-            adapters=sum(1 for module in self._model.modules() if hasattr(module, "lora_A")),
+            adapters=sum(map(_has_adapter, self._model.modules())),
             attention=str(config._attn_implementation) if facts.has_attention else None,  # noqa: SLF001 - no other name
             experts=experts_in_use(self._model),
             mamba=mamba_in_use(self._kernels) if facts.has_mamba else None,
@@ -158,6 +158,10 @@ class StepCensus:
                 self._recomputed.add(layer)
 
         return note
+
+
+def _has_adapter(module: nn.Module) -> bool:
+    return hasattr(module, "lora_A") or hasattr(module, "oft_R")
 
 
 def _separates(mask: torch.Tensor) -> bool:

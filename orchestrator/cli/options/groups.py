@@ -145,6 +145,8 @@ RECIPE = """
 --compile {model,layers}
                          let torch.compile compile the model or each layer (default: neither)
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
+--oft-block-size N       adapt layers by rotations of blocks of so many inputs (OFT) in place of
+                         LoRA's matrices
 --lora-alpha N           scale of the adapters times their rank (default: twice the rank)
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)
 --lora-targets A,B       modules with adapters: attention, experts, router, all-linear (all but the
@@ -203,6 +205,7 @@ def add_recipe(
         lora_alpha=positive,
         lora_dropout=not_negative,
         lora_rank=positive,
+        oft_block_size=positive,
         max_grad_norm=norm,
     )
 

@@ -55,6 +55,10 @@ KEYS: dict[str, Key] = (
         "pure_bf16": shared("precision"),
         "disable_gradient_checkpointing": shared("gradient_checkpointing"),
         "enable_liger_kernel": shared("liger_kernels, loss"),
+        "oft_block_size": shared("oft_block_size"),
+        "oft_rank": shared("oft_block_size"),
+        "oft_target": shared("lora_targets"),
+        "module_dropout": shared("oft_block_size"),
         "moe_aux_loss_coef": shared("router_loss"),
         "use_muon": shared("optimizer"),
         "use_dft_loss": shared("loss"),
@@ -148,8 +152,8 @@ KEYS: dict[str, Key] = (
         (
             irrelevant("read only with a method that is refused"),
             """
-            galore_* apollo_* badam_* asft_alpha eaft_alpha fp8_* kt_* oft_* freeze_trainable_*
-            module_dropout hyper_parallel_args
+            galore_* apollo_* badam_* asft_alpha eaft_alpha fp8_* kt_* freeze_trainable_*
+            hyper_parallel_args
             """,
         ),
     )
@@ -248,17 +252,13 @@ def _method(config: Config, reading: Reading) -> None:
         for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_dora"):
             options.pop({"use_dora": "dora"}.get(name, name), None)
         return
-    if kind != "lora":
-        reading.refuse("finetuning_type", kind, "not simulated: use lora or full")
+    if kind not in ("lora", "oft"):
+        reading.refuse("finetuning_type", kind, "not simulated: use lora, oft or full")
         return
     options["method"] = "qlora" if bits else "lora"
     if bits:
         _quantisation(config, reading)
-    rank = config.get("lora_rank", 8)  # hparams/finetuning_args.py:77
-    options["lora_rank"] = rank
-    alpha = config.get("lora_alpha")
-    options["lora_alpha"] = 2 * rank if alpha is None and isinstance(rank, int) else alpha
-    options["lora_dropout"] = float(config.get("lora_dropout") or 0)
+    (_rotations if kind == "oft" else _rank)(config, reading)
     target = config.get("lora_target", "all")
     if target == "all":
         options["lora_targets"] = ("all-linear",)
@@ -268,6 +268,29 @@ def _method(config: Config, reading: Reading) -> None:
     if config.get("additional_target"):
         more = str(config["additional_target"]).split(",")
         options["modules_to_save"] = tuple(name.strip() for name in more)
+
+
+def _rank(config: Config, reading: Reading) -> None:
+    options, rank = reading.options, config.get("lora_rank", 8)  # hparams/finetuning_args.py:77
+    options["lora_rank"] = rank
+    alpha = config.get("lora_alpha")
+    options["lora_alpha"] = 2 * rank if alpha is None and isinstance(rank, int) else alpha
+    options["lora_dropout"] = float(config.get("lora_dropout") or 0)
+
+
+def _rotations(config: Config, reading: Reading) -> None:
+    """Options of OFT, whose layers LLaMA-Factory 0.9 takes from lora_target (model/adapter.py)."""
+    reading.options["oft_block_size"] = config.get("oft_block_size", 32)
+    for name in ("lora_rank", "lora_alpha", "lora_dropout", "use_dora"):
+        reading.options.pop({"use_dora": "dora"}.get(name, name), None)
+        if name in config:
+            reading.mark(name, config[name], "irrelevant", "of LoRA, which oft replaces")
+    for name in ("oft_rank", "module_dropout"):
+        if config.get(name):
+            reading.refuse(name, config[name], "not simulated: leave it out")
+    if config.get("oft_target", "all") != "all":
+        text = "ignored: LLaMA-Factory 0.9 takes the layers from lora_target"
+        reading.mark("oft_target", config["oft_target"], "assumed", text)
 
 
 def _quantisation(config: Config, reading: Reading) -> None:

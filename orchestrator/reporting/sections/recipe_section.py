@@ -267,9 +267,13 @@ def _task(recipe: Recipe) -> str:
 def _method(recipe: Recipe) -> str:
     if recipe.method == "full":
         return "full weights"
-    has_usual_alpha = recipe.lora_alpha == 2 * (recipe.lora_rank or 0)
+    has_usual_alpha = recipe.lora_alpha in (None, 2 * (recipe.lora_rank or 0))
+    size = f"LoRA rank {recipe.lora_rank}"
+    if recipe.oft_block_size is not None:
+        size = f"OFT in blocks of {recipe.oft_block_size}"
     return (
-        f"{'LoRA' if recipe.method == 'lora' else 'QLoRA'} rank {recipe.lora_rank}"
+        ("" if recipe.method == "lora" else "Q")
+        + size
         + ("" if has_usual_alpha else f" alpha {recipe.lora_alpha}")
         + (f" dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else "")
         + (f" on {'+'.join(recipe.lora_targets)}" if recipe.lora_targets else "")

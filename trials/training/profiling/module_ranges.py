@@ -138,7 +138,7 @@ def _layer(module: nn.Module, name: str, *, is_block: bool) -> Layer | None:
 
 def _product(path: str, module: nn.Module, inside: Layer) -> str:
     name = path.rpartition(".")[2]
-    if name in {"lora_A", "lora_B"} or ".lora_" in path:
+    if name in {"lora_A", "lora_B", "oft_R"} or ".lora_" in path or ".oft_" in path:
         # Their containers are never called, only the modules in them.
         return "" if isinstance(module, nn.ModuleDict) else "adapter"
     if inside not in ("experts", "mlp"):
