@@ -12,8 +12,8 @@ from fitting.laws.fit_result import Fit, Prediction
 from fitting.memory_prediction import predict_largest_batch, predict_peak
 from fitting.points.fit_points import GIB, Peaks, peaks
 from fitting.points.observation_columns import columns_of
-from trials.records.cell import Cell
-from trials.records.observation import MEMORY_MISSES, Basis, Observation, by_cell, largest_batch
+from trials.records.cell import Cell, by_cell
+from trials.records.observation import MEMORY_MISSES, Basis, Observation, largest_batch
 from trials.search import LikelyLargest
 
 LEAST_ERROR = 0.06  # of an estimate that a search begins with, however narrow its interval

@@ -1,6 +1,7 @@
 """Names of the rows in the report's charts, and the tables behind them."""
 
 import dataclasses
+from datetime import UTC, datetime
 
 from builders.curves import DENSE, epochs
 from builders.observations import recipe, tiny_cell
@@ -8,8 +9,12 @@ from builders.profiles import profiled
 from builders.runs import ONE_CELL, results
 
 from fitting.learning_curves import curves
+from orchestrator.reporting.html_report import html_report
+from orchestrator.reporting.page.law_tables import largest_table
 from orchestrator.reporting.page.run_tables import Named, chart_names
 from orchestrator.reporting.page.study_tables import curve_names, loads_table, profiles_table
+
+FAMILIES = "llama-tiny, qwen3-moe-tiny"
 
 
 def test_chart_names_hold_the_parts_in_which_rows_differ() -> None:
@@ -46,6 +51,28 @@ def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:
     recipes = {row[loads.columns.index("recipe")] for row in loads.rows}
     assert recipes == {profile.cell.recipe.key for profile in run.profiled}
     assert {row[loads.columns.index("name")] for row in loads.rows} == set(shares)
+
+
+def test_a_page_of_a_large_run_keeps_whole_models_and_recipes() -> None:
+    """Its laws and largest batches are those of the whole run, which keeps its ranking."""
+    whole = results(ONE_CELL.replace("[16]", "[16, 32]").replace("llama-tiny", FAMILIES))
+    assert whole.abridged(4) is whole
+    part = whole.abridged(1)
+    assert [(cell.model, cell.seq_len) for cell in part.cells] == [
+        ("llama-tiny", 16),
+        ("llama-tiny", 32),
+    ]
+    assert {o.cell for o in part.observed} == set(part.cells)
+    assert part.ranking is whole.ranking
+    names = {family.name.model for family in part.fits.families}
+    assert names == {"llama-tiny"} < {family.name.model for family in whole.fits.families}
+    limits = {row[0]: row[2:] for row in largest_table(whole).rows}
+    assert [row[2:] for row in largest_table(part).rows] == [
+        limits[whole.place(c)] for c in part.cells
+    ]
+    page = html_report(whole, datetime(2026, 11, 23, tzinfo=UTC))
+    assert "of 4 cells:" in page
+    assert "This page shows" not in page
 
 
 def test_curve_names_hold_the_parts_in_which_curves_differ() -> None:

@@ -57,6 +57,15 @@ def test_equal_cells_environments_and_built_models_are_shared() -> None:
     assert one.measurement.built is other.measurement.built
 
 
+def test_readings_can_be_left_out() -> None:
+    """Only they are missing then, and records share the sets of their fields."""
+    reader = LineReader(readings=False)
+    one, other = (reader.observation(LINES[0]) for _ in range(2))
+    bare = {"warmup_seconds": (), "energy_joules": None, "before": None, "after": None}
+    assert one == KINDS[0].model_copy(update={"measurement": TIMED.model_copy(update=bare)})
+    assert one.model_fields_set is other.model_fields_set
+
+
 def test_a_line_in_another_format_is_read() -> None:
     """Another program's spaces and key order, or an older version's missing field, are allowed."""
     reader, fields = LineReader(), json.loads(LINES[0])

@@ -15,14 +15,13 @@ from fitting.families.records import FamilyFit
 from fitting.laws.forms import Form
 from fitting.numerics.uncertainty import NORMAL_90, TimeUncertainty, simulated_uncertainty
 from fitting.points.fit_points import series_name
-from trials.records.cell import Cell
+from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
     Basis,
     Measurement,
     Observation,
     Outcome,
     Shorter,
-    by_cell,
     trainable_batch,
     without_superseded,
 )

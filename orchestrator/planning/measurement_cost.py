@@ -13,8 +13,8 @@ from orchestrator.planning.spending import startup_seconds
 from orchestrator.spec.job import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.batch_ladder import batch_ladder
-from trials.records.cell import Cell
-from trials.records.observation import Observation, by_cell, trainable_batch
+from trials.records.cell import Cell, by_cell
+from trials.records.observation import Observation, trainable_batch
 
 # Assumed where nothing was measured:
 SEARCH_PROBES = 5  # probes that find the largest batch of a cell

@@ -12,10 +12,10 @@ from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job_tokens import drawn_lengths, job_of
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.drawn_lengths import DrawnLengths
-from trials.records.cell import Cell
+from trials.records.cell import Cell, by_cell
 from trials.records.compatibility import incompatibility
 from trials.records.model import Model
-from trials.records.observation import Observation, by_cell
+from trials.records.observation import Observation
 from trials.simulation.trace_request import not_simulated
 from trials.simulation.varying_lengths import shorter_traces
 from trials.trial import TrialTask, next_probe

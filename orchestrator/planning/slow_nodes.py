@@ -2,16 +2,20 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from fitting.numerics.arrays import FloatArray
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome, without_superseded
 
 SLOW = 4.0  # ratio of step times; throttled clocks and busy neighbours cause less
 # Largest ratio of the tokens of two batches to compare: the fixed cost of a step then weighs alike.
 ALIKE = 1.5
+MOST_COMPARED = 1000  # batches on other nodes that each batch is compared with
 
 
 class _Node(NamedTuple):
@@ -69,23 +73,20 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
             cell = o.cell
             key = (cell.device, cell.model, cell.weights, cell.recipe, cell.active_experts)
             groups[key].append(timed)
-    ratios: dict[_Node, list[float]] = defaultdict(list)
+    ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
     cells: dict[_Node, dict[Cell, None]] = defaultdict(dict)
     for group in groups.values():
         if len({one.node.node_id for one in group}) == 1:
             continue
-        for one in group:
-            cells[one.node][one.cell] = None
-            ratios[one.node] += [
-                other.tokens_per_second / one.tokens_per_second
-                for other in group
-                if other.node.node_id != one.node.node_id and _are_alike(one, other)
-            ]
-    times = {node: statistics.median(values) for node, values in ratios.items() if values}
+        for node, own, others in _compared(group):
+            cells[node] |= dict.fromkeys(own)
+            ratios[node].append(others)
+    medians = {node: np.concatenate(values) for node, values in ratios.items()}
+    times = {node: float(np.median(values)) for node, values in medians.items() if len(values)}
     slow = [node for node in times if times[node] >= SLOW]
     stand = _standing_on(slow, observations) if slow else {}
     return [
-        SlowNode(*node, times[node], len(ratios[node]), tuple(cells[node]), stand[node])
+        SlowNode(*node, times[node], len(medians[node]), tuple(cells[node]), stand[node])
         for node in slow
     ]
 
@@ -115,6 +116,22 @@ def _timed(o: Observation) -> _Timed | None:
     return _Timed(o.cell, node, tokens, tokens / statistics.median(steps))
 
 
-def _are_alike(one: _Timed, other: _Timed) -> bool:
-    few, many = sorted((one.tokens, other.tokens))
-    return many <= ALIKE * few
+def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], FloatArray]]:
+    """Cells of each node, and the ratios of other nodes' speeds to its own at similar batches."""
+    tokens = np.array([one.tokens for one in group], np.float64)
+    speed = np.array([one.tokens_per_second for one in group], np.float64)
+    nodes = {one.node.node_id: one.node for one in group}
+    of_node = {node_id: np.array([o.node.node_id == node_id for o in group]) for node_id in nodes}
+    # A median of so many needs no more: every n-th of the others, in the order of their tokens.
+    order = np.argsort(tokens, kind="stable")
+    for node_id, is_own in of_node.items():
+        own, others = np.flatnonzero(is_own), order[~is_own[order]]
+        others = others[:: max(1, len(others) // MOST_COMPARED)]
+        few = np.minimum.outer(tokens[own], tokens[others])
+        many = np.maximum.outer(tokens[own], tokens[others])
+        ratios = np.divide.outer(speed[others], speed[own]).T
+        yield (
+            nodes[node_id],
+            [group[place].cell for place in own.tolist()],
+            ratios[many <= ALIKE * few],
+        )

@@ -54,12 +54,14 @@ from orchestrator.reporting.page.study_tables import learning_table, loads_table
 from orchestrator.run_folder.run_results import RunResults
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
+MOST_CELLS = 500  # each takes some 8 kB of the page
 # Rules of the Markdown that reports use: no links, no images, no HTML.
 RULES = ("table", "list", "emphasis", "heading", "backticks")
 
 
-def html_report(results: RunResults, made: datetime) -> str:
-    """Render the page of a run."""
+def html_report(whole: RunResults, made: datetime) -> str:
+    """Render the page of a run, with about ``MOST_CELLS`` cells of a larger one."""
+    results = whole.abridged(MOST_CELLS)
     jobs = page_jobs(results)
     tables = {
         "cells": cells_table(results, jobs),
@@ -75,8 +77,9 @@ def html_report(results: RunResults, made: datetime) -> str:
         "learning": learning_table(results),
     }
     ranking, spent = results.ranking, results.meter.usd
-    winners = [row for row in ranking.offers if row.rank == 1]
-    bases = Counter(o.basis.value for o in results.observed)
+    shown = set(results.cells)
+    winners = [row for row in ranking.offers if row.rank == 1 and row.cell in shown]
+    bases = Counter(o.basis.value for o in whole.observed)
     sections = [section.partition("\n") for section in detail_sections(results)]
     return page(
         "report.html",
@@ -94,7 +97,9 @@ def html_report(results: RunResults, made: datetime) -> str:
         spent=f"{spent:.3g}" if spent else None,
         has_profiles=bool(tables["profiles"].rows),
         has_learned=bool(tables["learning"].rows),
-        measured=any(not o.cell.simulated for o in results.observed),
+        measured=any(not o.cell.simulated for o in whole.observed),
+        observations=len(whole.observed),
+        cells=len(whole.cells),
         left_out=keys_by_reason(ranking.excluded),
         details=[(title.removeprefix("## "), body) for title, _, body in sections],
         made=f"{made:%Y-%m-%d %H:%M} UTC",

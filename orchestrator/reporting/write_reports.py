@@ -25,9 +25,12 @@ def write_derived_files(
 
 
 def write_report(
-    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan, now: dt.datetime
+    folder: RunFolder, spec: SweepSpec, catalog: Catalog, plan: Plan | None, now: dt.datetime
 ) -> tuple[Fits, Ranking]:
-    """Write the reports of the specification's own job; return their fits and ranking."""
+    """Write the reports of the specification's own job; return their fits and ranking.
+
+    ``plan`` is as of ``results_of``.
+    """
     results = results_of(folder, spec, catalog, now.date(), plan)
     folder.write(REPORT, markdown(results))
     folder.write(PAGE, html_report(results, now))

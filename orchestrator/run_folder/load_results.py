@@ -1,5 +1,6 @@
 """Plan, prices, costs and results of a run, by the files in its folder."""
 
+from collections.abc import Sequence
 from datetime import date
 
 from fitting.learning_curves import curves
@@ -14,6 +15,7 @@ from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.observation import Observation
 
 
 def results_of(
@@ -28,11 +30,12 @@ def results_of(
         today: date for the drift of prices.
         plan: plan that a driver has left; None for the plan by the files.
     """
+    observations = folder.observations()
     return RunResults(
         spec,
         catalog,
-        plan or plan_of(folder, spec),
-        folder.observations(),
+        plan or plan_of(folder, spec, observations),
+        observations,
         profiled=folder.profiles(),
         learned=curves(learned_in(folder)),
         faults=folder.faults(),
@@ -47,9 +50,9 @@ def run_and_prices(folder: RunFolder, options: PriceOptions) -> tuple[PricesInUs
     return prices, folder.spec(prices.catalog)
 
 
-def plan_of(folder: RunFolder, spec: SweepSpec) -> Plan:
+def plan_of(folder: RunFolder, spec: SweepSpec, observations: Sequence[Observation]) -> Plan:
     """Plan of the latest driver, brought up to date by the observations."""
-    plan = make_plan(spec, spec.merged_catalog(), this_machine(), folder.observations())
+    plan = make_plan(spec, spec.merged_catalog(), this_machine(), observations)
     of_driver = folder.plan()
     if of_driver is None:
         return plan

@@ -63,8 +63,8 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
     job = changed_job(spec.workload, request.job, tuple(spec.models.values()))
     job = with_overheads(request.overheads, job)
     batch: Batch = request.batch_size or job.batch_size or "fastest"
-    observations = folder.observations()
-    plan = plan_of(folder, spec)
+    observations = folder.observations(readings=False)
+    plan = plan_of(folder, spec, observations)
     # The fastest batch size is among those that were timed: it needs no law.
     needs_law = isinstance(batch, int) or job.lengths is not None
     inputs = RankingInputs(

@@ -1,5 +1,7 @@
 """The run folder: all files that one sweep produced."""
 
+import gc
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -35,6 +37,7 @@ from orchestrator.spec.spec_file import SpecError, decoded, parse_spec
 from orchestrator.spec.sweep_spec import CatalogRows, SweepSpec
 from orchestrator.storage.local_storage import LocalStorage
 from orchestrator.storage.run_storage import RunPath, S3Url, StoreError, run_path
+from trials.records.cell import Cell
 from trials.records.log_reader import LineReader
 from trials.records.model import Model
 from trials.records.observation import Observation
@@ -143,21 +146,31 @@ class RunFolder:
             reason = f"not {what} ({mistake(error)})"
             raise StoreError(f"{self.path / name}: {reason}: {remedy}") from None
 
-    def observations(self) -> list[Observation]:
+    def observations(self, *, readings: bool = True) -> list[Observation]:
         """All observations, in the order written, without a torn last line.
+
+        Args:
+            readings: as of ``LineReader``.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        return list(self.each_observation())
+        # None of them is garbage, which the collector would look for again and again.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return list(self.each_observation(readings=readings))
+        finally:
+            if was_enabled:
+                gc.enable()
 
-    def each_observation(self) -> Iterator[Observation]:
+    def each_observation(self, *, readings: bool = True) -> Iterator[Observation]:
         """Iterate over the observations: a long log need not fit into memory.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        return self._logged(LineReader().observation, profiles=False)
+        return self._logged(LineReader(readings=readings).observation, profiles=False)
 
     def profiles(self) -> list[Profiled]:
         """All profiles. They share the log with the observations."""
@@ -168,11 +181,16 @@ class RunFolder:
         return [*self.observations(), *self.profiles()]
 
     def _logged(self, read: Callable[[bytes], L], *, profiles: bool) -> Iterator[L]:
-        keys: set[str] = set()  # two objects may hold the same probe, a log joined by hand, too
+        # Two objects may hold the same probe, a log joined by hand, too.
+        keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
+        cell, of_cell = None, set[tuple[object, ...]]()
         for file, lines in self.storage.observations():
             for record in read_lines(file, lines, read, profiles=profiles):
-                if record.key not in keys:
-                    keys.add(record.key)
+                if record.cell is not cell:  # a cell's hash takes as long as to read a line
+                    cell = record.cell
+                    of_cell = keys[cell]
+                if record.key_in_cell not in of_cell:
+                    of_cell.add(record.key_in_cell)
                     yield record
 
     def is_running(self) -> bool:

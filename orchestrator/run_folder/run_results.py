@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
+from itertools import accumulate
 
 from fitting.families.cell_step_time import StepTimeSource
 from fitting.fit import Fits, fit_observations
@@ -18,8 +19,8 @@ from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.cell import Cell
-from trials.records.observation import Observation, by_cell
+from trials.records.cell import Cell, by_cell
+from trials.records.observation import Observation
 from trials.records.profile import Logged, Profiled
 
 
@@ -92,6 +93,36 @@ class RunResults:
     def observations_of(self, cell: Cell) -> Sequence[Observation]:
         """Observations of a cell."""
         return self._by_cell[cell]
+
+    def abridged(self, most_cells: int) -> "RunResults":
+        """These results, or those of the first models and recipes with about so many cells.
+
+        All cells of a model and recipe are kept, since their laws are fitted together. The laws
+        and the prices stay those of the whole run.
+        """
+        if len(self.cells) <= most_cells:
+            return self
+        groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+        for cell in self.cells:
+            groups[cell.model, cell.weights, cell.recipe.key].append(cell)
+        before = [0, *accumulate(map(len, groups.values()))]
+        kept = {g for g, count in zip(groups, before, strict=False) if count < most_cells}
+        are_shown = {cell for group in kept for cell in groups[group]}
+        shown = [cell for cell in self.cells if cell in are_shown]
+        part = replace(
+            self,
+            observed=[o for c in shown for o in self.observations_of(c)],
+            profiled=[p for p in self.profiled if p.cell in are_shown],
+        )
+        laws = [(fit, fit.group) for fit in self.fits.fits]
+        names = [(family, family.name) for family in self.fits.families]
+        fits = Fits(
+            fits=tuple(f for f, g in laws if (g.model, g.weights, g.recipe.key) in kept),
+            families=tuple(f for f, n in names if (n.model, n.weights, n.recipe) in kept),
+        )
+        of_run = {name: getattr(self, name) for name in ("ranking", "meter", "step_times")}
+        vars(part).update(of_run, cells=shown, fits=fits)
+        return part
 
     @cached_property
     def _places(self) -> dict[Cell, int]:

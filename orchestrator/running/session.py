@@ -14,8 +14,8 @@ from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.progress import Progress
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.cell import Cell
-from trials.records.observation import Observation, by_cell, largest_batch
+from trials.records.cell import Cell, by_cell
+from trials.records.observation import Observation, largest_batch
 from trials.records.profile import sizes_to_profile
 
 

@@ -10,8 +10,7 @@ from orchestrator.running.session import SweepSession
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import job_of, shorter_lengths
 from trials.local_runner import simulate_trials
-from trials.records.cell import Cell
-from trials.records.observation import by_cell
+from trials.records.cell import Cell, by_cell
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import Traces
 from trials.trial import TrialTask, next_probe

@@ -22,8 +22,8 @@ from orchestrator.scheduling.node_queue import Task
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.strategy import MeasurementRequest
 from trials.profile_trial import ProfileTask
-from trials.records.cell import Cell
-from trials.records.observation import Observation, by_cell
+from trials.records.cell import Cell, by_cell
+from trials.records.observation import Observation
 from trials.records.profile import ProfileRule, sizes_to_profile
 from trials.trial import TrialTask, next_probe
 

@@ -1,6 +1,8 @@
 """Cells: a (GPU, model, recipe, sparsity, sequence length) to measure."""
 
-from typing import Annotated, Literal, Self
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -72,3 +74,26 @@ class Cell(Record):
         model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
         routing = "dense" if self.experts is None else f"{self.active_experts}of{self.experts}"
         return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}"
+
+
+class OfCell(Protocol):
+    """Record that belongs to one cell."""
+
+    @property
+    def cell(self) -> Cell:
+        """Cell of the record."""
+
+
+S = TypeVar("S", bound=OfCell)
+
+
+def by_cell(records: Iterable[S]) -> defaultdict[Cell, list[S]]:
+    """Group records by cell, in their order; a cell without records has an empty list."""
+    groups: defaultdict[Cell, list[S]] = defaultdict(list)
+    cell, group = None, list[S]()
+    for record in records:
+        if record.cell is not cell:  # a cell's hash takes as long as all the rest
+            cell = record.cell
+            group = groups[cell]
+        group.append(record)
+    return groups

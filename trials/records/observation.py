@@ -1,18 +1,18 @@
 """Observations: the record of a probe, its result and its machine. No torch here."""
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, Protocol, TypeVar
+from functools import lru_cache
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
 from trials.records.built import Built
-from trials.records.cell import Cell
+from trials.records.cell import Cell, by_cell
 
 LOG_VERSION = 1
 """Version of the log's format, to be raised when earlier programs can no longer read it."""
@@ -67,6 +67,11 @@ Shorter = tuple[tuple[PositiveInt, Second], ...]
 """Pairs of tokens per example, ascending, and seconds of a step with such examples."""
 
 
+@lru_cache(maxsize=1024)
+def _fingerprint(*stack: object) -> str:
+    return hashlib.sha256(repr(stack).encode()).hexdigest()[:12]
+
+
 class Environment(Record):
     """Software and hardware of a probe.
 
@@ -95,8 +100,7 @@ class Environment(Record):
         with one kind of GPU differ in their number.
         """
         threads = self.threads if self.allocator is None else 0
-        text = repr((self.versions, self.device_name, threads, self.allocator))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _fingerprint(self.versions, self.device_name, threads, self.allocator)
 
     @property
     def software(self) -> str:
@@ -235,6 +239,11 @@ class Observation(Record):
         return f"{self.cell.key}/{self.purpose}/b{self.batch_size}/r{self.repeat}/t{self.attempt}"
 
     @property
+    def key_in_cell(self) -> tuple[object, ...]:
+        """Unique key among the records of its cell, without the text of ``key``."""
+        return self.purpose, self.batch_size, self.repeat, self.attempt
+
+    @property
     def memory(self) -> MemoryReading | None:
         """Memory during its steps; None where none was measured."""
         return None if self.measurement is None else self.measurement.memory
@@ -257,7 +266,8 @@ class Observation(Record):
         batch size whether micro-batches accumulate or not.
         """
         steps = () if self.measurement is None else self.measurement.step_seconds
-        return tuple(seconds / self.micro_batches for seconds in steps)
+        micro_batches = self.micro_batches if steps else 1
+        return tuple(seconds / micro_batches for seconds in steps)
 
     @property
     def is_drawn(self) -> bool:
@@ -270,36 +280,17 @@ class Observation(Record):
         return self.purpose == "ladder" and self.outcome is Outcome.FITS
 
 
-class OfCell(Protocol):
-    """Record that belongs to one cell."""
-
-    @property
-    def cell(self) -> Cell:
-        """Cell of the record."""
-
-
-S = TypeVar("S", bound=OfCell)
-
-
-def by_cell(records: Iterable[S]) -> defaultdict[Cell, list[S]]:
-    """Group records by cell, in their order; a cell without records has an empty list."""
-    groups: defaultdict[Cell, list[S]] = defaultdict(list)
-    for record in records:
-        groups[record.cell].append(record)
-    return groups
-
-
 def without_superseded(observations: Iterable[Observation]) -> list[Observation]:
     """Drop timed probes that a later attempt on another node replaced, their node being slow."""
     every = list(observations)
-    last: dict[tuple[Cell, int, int], int] = {}
-    for o in every:
-        if o.is_timing:
-            visit = (o.cell, o.batch_size, o.repeat)
+    replaced: set[int] = set()
+    for of_cell in by_cell(o for o in every if o.is_timing).values():
+        last: dict[tuple[int, int], int] = {}
+        for o in of_cell:
+            visit = (o.batch_size, o.repeat)
             last[visit] = max(o.attempt, last.get(visit, 0))
-    return [
-        o for o in every if not o.is_timing or o.attempt == last[o.cell, o.batch_size, o.repeat]
-    ]
+        replaced |= {id(o) for o in of_cell if o.attempt != last[o.batch_size, o.repeat]}
+    return [o for o in every if id(o) not in replaced]
 
 
 def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:

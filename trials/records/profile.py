@@ -210,6 +210,11 @@ class Profiled(Record):
         """Unique key within a run."""
         return f"{self.cell.key}/profile/b{self.batch_size}/t{self.attempt}"
 
+    @property
+    def key_in_cell(self) -> tuple[object, ...]:
+        """Unique key among the records of its cell, without the text of ``key``."""
+        return "profile", self.batch_size, self.attempt
+
 
 PROFILE_LINE = re.compile(rb'\s*\{\s*"kind"\s*:\s*"profile"')
 Logged = Observation | Profiled

@@ -22,7 +22,8 @@ from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.progress import fastest
 from orchestrator.storage.run_storage import distinct_names
 from orchestrator.tables.table_run import run_of
-from trials.records.observation import by_cell, largest_batch
+from trials.records.cell import by_cell
+from trials.records.observation import largest_batch
 
 
 def run_rank(options: argparse.Namespace) -> int:
@@ -51,7 +52,7 @@ def run_report(options: argparse.Namespace) -> int:
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     catalog = prices.over(spec.merged_catalog())
-    write_report(folder, spec, catalog, plan_of(folder, spec), now())
+    write_report(folder, spec, catalog, None, now())
     remark(f"In use: {prices.age(catalog, today())}")
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
     remark(f"{folder.path / PAGE}: the same report with charts, in one file")
@@ -78,8 +79,8 @@ def run_status(options: argparse.Namespace) -> int:
     """Print the state of each trial, and what the run has cost, from its files alone."""
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
-    observations = folder.observations()
-    plan = plan_of(folder, spec)
+    observations = folder.observations(readings=False)
+    plan = plan_of(folder, spec, observations)
     skipped = {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()
     rows = []

@@ -134,7 +134,8 @@ def run_plan(options: argparse.Namespace) -> int:
     if isinstance(path, str) or (path is not None and (path / SPEC).exists()):
         folder = RunFolder.existing(path)
         prices, spec = run_and_prices(folder, price_options)
-        plan, cluster = plan_of(folder, spec), this_machine()
+        observations = folder.observations(readings=False)
+        plan, cluster = plan_of(folder, spec, observations), this_machine()
         catalog = prices.over(spec.merged_catalog())
     else:
         prices = price_options.in_use()
@@ -144,10 +145,10 @@ def run_plan(options: argparse.Namespace) -> int:
         catalog = prices.over(spec.merged_catalog())
         constants = known_constants(None)
         spec = with_chosen_recipes(spec, folder, catalog, constants, today())
-        plan, cluster = plan_without_starting(spec, catalog, folder.observations())
+        observations = folder.observations(readings=False)
+        plan, cluster = plan_without_starting(spec, catalog, observations)
     rented_as = request_of(RentalOptions, vars(options)).rented_as(catalog)
     rates = node_prices(folder, catalog, rented_as)
-    observations = folder.observations()
     if options.next:
         cells, families = measurable(spec, catalog), fit_families(observations)
         gpu_choices = choices(spec, rates, cells, observations, families)

@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 from orchestrator.markdown_table import records_table
-from trials.records.cell import Cell
+from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
     MEMORY_MISSES,
     Basis,
     Observation,
     Outcome,
     boundary,
-    by_cell,
     largest_batch,
     surviving_batch,
 )

@@ -11,14 +11,13 @@ from orchestrator.reporting.sections.memory_section import memory_text
 from orchestrator.reporting.sections.recommendation import job_title
 from trials.recipes.fields import Loss, Reference
 from trials.recipes.recipe import Recipe
-from trials.records.cell import Cell
+from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
     MEMORY_MISSES,
     Basis,
     Measurement,
     Observation,
     Outcome,
-    by_cell,
     largest_batch,
     without_superseded,
 )
