@@ -1,0 +1,143 @@
+"""Eager PyTorch blocks that Liger-Kernel's benchmarks measure, as operators of a trace.
+
+Each runs on meta tensors, and the cost rules of the trace see its operators. Shapes and dtypes are
+those of Liger-Kernel's ``benchmark/scripts`` and of transformers' Llama.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from trials.simulation.recording import OperatorClass, Rate
+from trials.simulation.tracing.operator_costs import describe
+
+Sizes = dict[str, Any]
+Work = tuple[OperatorClass, Rate, tuple[float, ...]]
+
+
+class _Costs(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.works: list[Work] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        self.works += describe(func, args, kwargs or {}, result)
+        return result
+
+
+@cache
+def block_works(
+    name: str, mode: str, sizes: tuple[tuple[str, Any], ...]
+) -> tuple[Work, ...] | None:
+    """Operators of a block; None for a block or a mode that is not modelled here."""
+    make = BLOCKS.get(name)
+    if make is None or mode not in {"forward", "backward", "full"}:
+        return None
+    run, inputs = make(dict(sizes))
+    with _Costs() as forward:
+        result = run()
+    results = result if isinstance(result, tuple) else (result,)
+    grads = [torch.empty_like(one) for one in results]
+    with _Costs() as backward:
+        torch.autograd.grad(results, inputs, grads)
+    works = {"forward": forward.works, "backward": backward.works}.get(mode)
+    chosen = forward.works + backward.works if works is None else works
+    return tuple(work for work in chosen if work[0] != OperatorClass.VIEW)
+
+
+Block = tuple[Callable[[], Any], list[Tensor]]
+
+
+def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+def _dtype(sizes: Sizes) -> torch.dtype:
+    return getattr(torch, str(sizes.get("dtype", "torch.float32")).removeprefix("torch."))  # type: ignore[no-any-return]
+
+
+def _tokens(sizes: Sizes) -> int:
+    return int(
+        sizes.get("BT") or sizes.get("M") or sizes.get("bsz", sizes.get("B", 1)) * sizes["T"]
+    )
+
+
+def _cross_entropy(sizes: Sizes) -> Block:
+    rows, columns = _tokens(sizes), sizes.get("vocab_size") or sizes["V"]
+    logits = _tensor(rows, columns)
+    labels = torch.empty(rows, dtype=torch.int64, device="meta")
+    return partial(functional.cross_entropy, logits, labels), [logits]
+
+
+def _layer_norm(sizes: Sizes) -> Block:
+    width, dtype = sizes.get("N") or sizes["hidden_size"], _dtype(sizes)
+    x, weight, bias = (_tensor(*s, dtype=dtype) for s in ((_tokens(sizes), width), *2 * [(width,)]))
+    return partial(functional.layer_norm, x, (width,), weight, bias), [x, weight, bias]
+
+
+def _rms_norm(sizes: Sizes) -> Block:
+    width = sizes.get("H") or sizes["hidden_size"]
+    norm = LlamaRMSNorm(width).to(device="meta", dtype=_dtype(sizes))
+    x = _tensor(_tokens(sizes), width, dtype=_dtype(sizes))
+    return partial(norm, x), [x, norm.weight]
+
+
+def _rope(sizes: Sizes) -> Block:
+    length = sizes.get("T") or sizes["seq_len"]
+    heads = sizes.get("num_q_heads") or sizes["num_attention_heads"]
+    shared = sizes.get("num_kv_heads") or sizes["num_key_value_heads"]
+    width = (sizes.get("H") or sizes["hidden_size"]) // heads
+    dtype = _dtype(sizes)
+    queries, keys = (
+        _tensor(1, length, number, width, dtype=dtype).transpose(1, 2) for number in (heads, shared)
+    )
+    angles = torch.empty(1, length, width, dtype=dtype, device="meta")
+    return partial(apply_rotary_pos_emb, queries, keys, angles, angles), [queries, keys]
+
+
+def _gated(activation: Callable[[Tensor], Tensor], sizes: Sizes) -> Block:
+    hidden, inner, dtype = sizes["hidden_size"], sizes["intermediate_size"], _dtype(sizes)
+    x = _tensor(_tokens(sizes), hidden, dtype=dtype)
+    gate, up, down = (
+        _tensor(*shape, dtype=dtype)
+        for shape in ((inner, hidden), (inner, hidden), (hidden, inner))
+    )
+
+    def run() -> Tensor:
+        gated = activation(functional.linear(x, gate)) * functional.linear(x, up)
+        return functional.linear(gated, down)
+
+    return run, [x, gate, up, down]
+
+
+def _embedding(sizes: Sizes) -> Block:
+    table = _tensor(sizes["V"], sizes["D"], dtype=_dtype(sizes))
+    rows = torch.empty(sizes["B"] * sizes["T"], dtype=torch.int64, device="meta")
+    return partial(functional.embedding, rows, table), [table]
+
+
+def _softmax(sizes: Sizes) -> Block:
+    x = _tensor(_tokens(sizes), sizes.get("N") or sizes["hidden_size"], dtype=_dtype(sizes))
+    return partial(torch.softmax, x, -1), [x]
+
+
+BLOCKS: dict[str, Callable[[Sizes], Block]] = {
+    "cross_entropy": _cross_entropy,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "swiglu": partial(_gated, functional.silu),
+    "geglu": partial(_gated, partial(functional.gelu, approximate="tanh")),
+    "embedding": _embedding,
+    "softmax": _softmax,
+}

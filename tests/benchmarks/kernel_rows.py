@@ -1,0 +1,199 @@
+"""Rows of published kernel measurements, as operators of the clock (``kernel_times.py``)."""
+
+import csv
+import datetime as dt
+import gzip
+import io
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from kernel_blocks import block_works
+
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.errors import UserError
+from gpu_catalog.gpu import Gpu
+from trials.simulation.recording import FloatArray, Kind, OperatorClass, Operators, Rate
+
+Work = tuple[OperatorClass, Rate, tuple[float, ...]]
+ROWS_OF = {"bf16": Rate.BF16, "fp16": Rate.FP16, "fp32": Rate.FP32}
+WIDTH = {Rate.BF16: 2, Rate.FP16: 2, Rate.FP32: 4}
+FEW_ROWS, NARROW, THIN = 256, 512, 64
+LEAST_ROWS = 16  # fewer tokens than this are inference
+# Kernel libraries whose rows hold the kernel that PyTorch's attention runs on that architecture:
+# FlashAttention-2 on Ampere and Ada; on Hopper FlashAttention-3, whose rates cuDNN's kernel shares.
+LIBRARIES = {
+    "8": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2"),
+    "9": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa3", "fa3"),
+    "10": ("trtllm_mha", "vllm_flashinfer", "vllm_flashinfer_trtllmprefill"),
+    "12": ("vllm_flash_attn", "vllm_flash_attn_fa2"),
+}
+LEAST_LENGTH = 128  # shorter sequences measure the launch
+# Seconds that a row needs at the GPU's peak rates. NeuSight left out all that took less than 50 us,
+# so its rows of smaller shapes are the slow ones alone; vidur has whole microseconds.
+LEAST_SECONDS = {"NeuSight": 50e-6}
+LEAST_MOVING_SECONDS = 10e-6
+ELEMENTWISE = {"add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "relu"}
+ELEMENTWISE |= {"gelu", "tanh"}
+FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
+FORMER_NAMES = {
+    "NVIDIA A100-SXM4-80GB": "A100-80GB-SXM",
+    "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
+    "NVIDIA H100 80GB HBM3": "H100-SXM",
+    "NVIDIA H100 PCIe": "H100-PCIe",
+    "NVIDIA H100 NVL": "H100-NVL",
+    "NVIDIA B200": "B200",
+    "NVIDIA GeForce RTX 3090": "RTX-3090",
+    "NVIDIA GeForce RTX 4090": "RTX-4090",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measured kernel or block of kernels.
+
+    Attributes:
+        label: class of the row in the report.
+        gpu: key of the GPU.
+        works: operators of it, as a trace records them.
+        seconds: measured duration on the GPU.
+    """
+
+    label: str
+    gpu: str
+    works: tuple[Work, ...]
+    seconds: float
+
+
+@cache
+def measured_gpus() -> dict[str, Gpu]:
+    """GPUs by key: those of the catalog, and those of ``kernel_gpus.toml``."""
+    text = Path(__file__).with_name("kernel_gpus.toml").read_text(encoding="utf-8")
+    others = {
+        key: Gpu(
+            key=key,
+            kind="cuda",
+            device_names=(key,),
+            source="kernel_gpus.toml",
+            recorded=dt.date(2026, 11, 23),
+            **facts,
+        )
+        for key, facts in tomllib.loads(text).items()
+    }
+    return others | {gpu.key: gpu for gpu in load_catalog().gpus}
+
+
+def measured_rows(folder: Path) -> Iterator[Measured]:
+    """Every usable row of the files of a folder, on GPUs with known facts.
+
+    Raises:
+        UserError: the folder has none of the files, or a file lacks a column.
+    """
+    readers = {
+        "gemm_*": _product,
+        "memory_bound": _moving,
+        "attention_forward_aiconfigurator": _attention,
+        "eager_blocks_liger": _block,
+    }
+    paths = {path: read for name, read in readers.items() for path in _files(folder, name)}
+    if not paths:
+        names = ", ".join(f"{name}.csv" for name in readers)
+        raise UserError(f"{folder}: has none of {names} (or .csv.gz): give a folder with some")
+    known = measured_gpus()
+    for path, read in paths.items():
+        for number, row in enumerate(_rows(path), 2):
+            try:
+                gpu = FORMER_NAMES.get(row["gpu"], row["gpu"])
+                measured = read(row, known[gpu]) if gpu in known else None
+                seconds = float(row["us"]) * 1e-6
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{path}: line {number}: cannot be read: {error!r}") from None
+            if measured is not None:
+                yield Measured(measured[0], gpu, measured[1], seconds)
+
+
+def operators_of(rows: list[Measured]) -> tuple[Operators, FloatArray]:
+    """Operators of rows one after another, and the row (operators,) that each belongs to."""
+    works = [(at, work) for at, row in enumerate(rows) for work in row.works]
+    return Operators(
+        kinds=np.full(len(works), int(Kind.RUN)),
+        names=np.array([4 * work[0] + work[1] for _, work in works]),
+        numbers=np.array([work[2] for _, work in works], np.float64),
+        segments=np.zeros(len(works), np.int64),
+    ), np.array([at for at, _ in works])
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    return sorted((*folder.glob(f"{name}.csv"), *folder.glob(f"{name}.csv.gz")))
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    raw = path.read_bytes()
+    text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    yield from csv.DictReader(io.StringIO(text.decode("utf-8")))
+
+
+Read = tuple[str, tuple[Work, ...]] | None
+
+
+def _least_seconds(row: dict[str, str]) -> float:
+    return LEAST_SECONDS.get(row["source"].partition("/")[0], 0.0)
+
+
+def _product(row: dict[str, str], gpu: Gpu) -> Read:
+    rate = ROWS_OF[row["dtype"]]
+    count, rows, columns, inner = (float(row.get(name) or 1) for name in ("b", "m", "n", "k"))
+    if rows < LEAST_ROWS:
+        return None
+    size = "fp32" if rate is Rate.FP32 else _size(rows, columns, inner)
+    if size is None:
+        return None
+    moved = WIDTH[rate] * count * (rows * inner + inner * columns + rows * columns)
+    flops = 2.0 * count * rows * columns * inner
+    if rate is Rate.FP32 and flops < _least_seconds(row) * (gpu.fp32_tflops or 0.0) * 1e12:
+        return None
+    numbers = (moved, flops, rows, inner, columns, count, 1.0)
+    return f"product/{size}", ((OperatorClass.MATRIX_PRODUCT, rate, numbers),)
+
+
+def _size(rows: float, columns: float, inner: float) -> str | None:
+    least = min(columns, inner)
+    if least >= NARROW:
+        return "linear" if rows >= FEW_ROWS else "few-tokens"
+    if rows < FEW_ROWS:
+        return None
+    return "thin" if least <= THIN else "narrow"
+
+
+def _moving(row: dict[str, str], gpu: Gpu) -> Read:
+    moved, name = float(row["bytes"] or 0.0), row["op"]
+    least = max(_least_seconds(row), LEAST_MOVING_SECONDS)
+    if moved < least * (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9:
+        return None
+    numbers = (moved, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
+    label = "elementwise" if name in ELEMENTWISE else f"fused {name}" if name in FUSED else name
+    return f"memory/{label}", ((OperatorClass.MEMORY, Rate.BF16, numbers),)
+
+
+def _attention(row: dict[str, str], gpu: Gpu) -> Read:
+    major = (gpu.compute_capability or "").partition(".")[0]
+    names = ("batch", "seq", "heads", "kv", "hd")
+    batch, length, heads, shared, width = (float(row[name]) for name in names)
+    if row["kernel"] not in LIBRARIES.get(major, ()) or length < LEAST_LENGTH:
+        return None
+    moved = 2 * batch * length * width * (2 * heads + 2 * shared) + 4 * batch * length * heads
+    flops = 2.0 * batch * heads * length * length * width
+    numbers = (moved, flops, length, width, length, batch * heads, 1.0)
+    work = (OperatorClass.ATTENTION_FORWARD, Rate.BF16, numbers)
+    return f"attention/forward {row['kernel']}", (work,)
+
+
+def _block(row: dict[str, str], _gpu: Gpu) -> Read:
+    options = json.loads(row["extra_benchmark_config_str"])
+    sizes = {**options, row["x_name"]: int(float(row["x_value"]))}
+    works = block_works(row["op"], row["mode"], tuple(sorted(sizes.items())))
+    return None if works is None else (f"memory/block {row['op']}", works)

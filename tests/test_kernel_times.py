@@ -1,0 +1,72 @@
+"""The comparison of the clock's kernels with measured ones, on rows worked out by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "tests" / "benchmarks" / "kernel_times.py"
+PRODUCTS = "gpu,op,dtype,m,n,k,us,source\n"
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The script on a folder."""
+    command = [sys.executable, str(SCRIPT), str(folder), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def rows(folder: Path) -> dict[tuple[str, str], dict[str, float]]:
+    """Lines of the script's JSON by class and GPU."""
+    done = run(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    return {(row["class"], row["gpu"]): row for row in json.loads(done.stdout)["rows"]}
+
+
+def test_the_error_and_the_total_of_two_rows(tmp_path: Path) -> None:
+    """One row measured at twice another's time: half and double the clock's, whatever it says."""
+    text = PRODUCTS
+    for us in (100.0, 200.0):
+        text += f"A100-80GB-SXM,linear,bf16,4096,4096,4096,{us},x\n"
+    (tmp_path / "gemm_a.csv").write_text(text)
+    both = rows(tmp_path)["product/linear", "A100-80GB-SXM"]
+    predicted = both["total_ratio"] * (100 + 200) / 2
+    expected = 50 * (abs(predicted / 100 - 1) + abs(predicted / 200 - 1))
+    assert both["rows"] == 2
+    assert both["mape_pct"] == pytest.approx(expected, abs=0.2)
+    assert predicted * 1e-6 > 2 * 4096**3 / 312e12  # no faster than the peak
+
+
+def test_rows_are_classified_and_unusable_ones_left_out(tmp_path: Path) -> None:
+    """Unknown GPUs, single tokens and other attention kernels do not count."""
+    (tmp_path / "gemm_a.csv").write_text(
+        f"{PRODUCTS}A40,x,bf16,4096,16,4096,50,x\nA40,x,bf16,16,4096,4096,50,x\n"
+        "A40,x,bf16,1,4096,4096,50,x\nK80,x,bf16,4096,4096,4096,50,x\n"
+    )
+    (tmp_path / "attention_forward_aiconfigurator.csv").write_text(
+        "gpu,op,dtype,batch,seq,heads,kv,hd,us,kernel,source\n"
+        "A100-80GB-SXM,a,bf16,4,4096,32,8,128,3000,flash_attention,x\n"
+        "A100-80GB-SXM,a,bf16,4,4096,32,8,128,3000,triton,x\n"
+    )
+    (tmp_path / "eager_blocks_liger.csv").write_text(
+        "gpu,op,mode,x_name,x_value,extra_benchmark_config_str,us,source\n"
+        'NVIDIA B200,cross_entropy,forward,V,8192,"{""B"": 8, ""T"": 2048}",1188,x\n'
+        'NVIDIA B200,sparsemax,forward,V,8192,"{""B"": 8, ""T"": 2048}",1188,x\n'
+    )
+    assert {key: row["rows"] for key, row in rows(tmp_path).items()} == {
+        ("product/thin", "A40"): 1,
+        ("product/few-tokens", "A40"): 1,
+        ("attention/forward flash_attention", "A100-80GB-SXM"): 1,
+        ("memory/block cross_entropy", "B200"): 1,
+    }
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    """An empty folder, and a row without a time."""
+    assert f"{tmp_path}: has none of gemm_" in run(tmp_path).stderr
+    (tmp_path / "gemm_a.csv").write_text(f"{PRODUCTS}A40,x,bf16,4096,4096,4096,,x\n")
+    done = run(tmp_path)
+    assert done.returncode == 2
+    assert "gemm_a.csv: line 2: cannot be read" in done.stderr
