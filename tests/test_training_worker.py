@@ -181,6 +181,26 @@ def test_a_memory_cap_simulates_a_smaller_device() -> None:
     assert reply.outcome is Outcome.OUT_OF_MEMORY  # type: ignore[attr-defined]
 
 
+def test_a_model_beyond_the_budget_of_a_cpu_is_refused_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seven billion parameters against 48 MiB take neither the memory nor the time of a build."""
+    monkeypatch.setattr(worker, "FineTuning", None)
+    large = Setup(
+        cell=tiny_cell("llama-2-7b", recipe("qlora"), seq_len=8),
+        model=find_model("llama-2-7b"),
+        gpu=cpu(48 * 2**20),
+        seed=0,
+        threads=1,
+    )
+    pipe = Transcript()
+    serve(large, pipe)
+    (refused,) = pipe.sent
+    assert isinstance(refused, Refused)
+    assert (refused.outcome, refused.final) == (Outcome.OUT_OF_MEMORY, False)
+    assert "of a budget of 48 MiB: the model was not built" in refused.detail
+
+
 def test_steps_are_timed_after_a_warm_up_and_both_are_kept() -> None:
     """The measurement has raw durations of warm-up and timed steps, and the built model."""
     rule = TimingRule(warmup_steps=4, warmup_seconds=0.0, min_steps=6, max_steps=6, max_seconds=60)

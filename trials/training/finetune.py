@@ -17,7 +17,7 @@ from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS, fuse_he
 from trials.models.liger_layers import apply_liger_layers
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
-from trials.models.weight_placement import autocast_to, quantisation_constants
+from trials.models.weight_placement import DTYPES, autocast_to, quantisation_constants
 from trials.recipes.recipe import Recipe
 from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
@@ -52,6 +52,18 @@ def import_libraries(recipe: Recipe) -> None:
 def model_tensors(model: nn.Module) -> list[torch.Tensor]:
     """Tensors of a model itself: weights, constants of quantised weights, buffers."""
     return [*model.parameters(), *model.buffers(), *quantisation_constants(model)]
+
+
+def implied_counts(cell: Cell, model: Model) -> ParameterCounts:
+    """Parameter counts that the recipe implies for the stock model; nothing is built."""
+    return implied_parameters(stock_model(model, cell.recipe, cell.active_experts), cell.recipe)
+
+
+def least_weight_bytes(recipe: Recipe, implied: ParameterCounts) -> int:
+    """Bytes of the weights alone, without the constants of quantised ones: less than any step."""
+    quantised = implied.four_bit + implied.eight_bit
+    plain = (implied.total - quantised) * DTYPES[recipe.base_dtype].itemsize
+    return plain + implied.eight_bit + implied.four_bit // 2
 
 
 class NotTrainingError(RuntimeError):
@@ -230,8 +242,7 @@ class FineTuning:
 
     def implied(self) -> ParameterCounts:
         """Parameter counts that the recipe implies for the stock model of transformers."""
-        stock = stock_model(self._facts, self._cell.recipe, self._cell.active_experts)
-        return implied_parameters(stock, self._cell.recipe)
+        return implied_counts(self._cell, self._facts)
 
     def built(self) -> Built:
         """Properties of the built model. It runs one step of micro-batches of one example."""

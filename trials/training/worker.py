@@ -24,7 +24,8 @@ from trials.child_process.bootstrap import (
 )
 from trials.child_process.parent_death import die_with_parent
 from trials.devices.cpu import CpuDevice
-from trials.devices.device import Device, of_steps
+from trials.devices.device import Device, DeviceOutOfMemoryError, of_steps
+from trials.devices.host_memory import limit_to_free_memory
 from trials.devices.software import environment
 from trials.records.failure_classification import classify, is_final
 from trials.records.messages import (
@@ -49,7 +50,12 @@ from trials.records.observation import (
 from trials.records.profile import Profile
 from trials.records.timing_rule import TimingRule
 from trials.training.drawn_run import run_drawn_lengths
-from trials.training.finetune import FineTuning, import_libraries
+from trials.training.finetune import (
+    FineTuning,
+    implied_counts,
+    import_libraries,
+    least_weight_bytes,
+)
 from trials.training.recipe_check import RecipeError, check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
@@ -69,6 +75,19 @@ def open_device(setup: Setup) -> Device:
     from trials.devices.cuda import CudaDevice  # noqa: PLC0415 - only where there is one
 
     return CudaDevice(setup.gpu, memory_cap_bytes=cap, held_share=held)
+
+
+def _check_budget(setup: Setup, device: Device) -> None:
+    """Refuse a model whose weights alone exceed the budget of a CPU, which has memory for it."""
+    if setup.gpu.kind != "cpu":
+        return
+    recipe = setup.cell.recipe
+    least = least_weight_bytes(recipe, implied_counts(setup.cell, setup.model))
+    if least > device.memory_limit_bytes:
+        raise DeviceOutOfMemoryError(
+            f"the weights alone take {least / 2**20:.0f} MiB of a budget of "
+            f"{device.memory_limit_bytes / 2**20:.0f} MiB: the model was not built"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +110,13 @@ class Worker:
         tuning: the model with its optimizer.
 
     Raises:
+        DeviceOutOfMemoryError: the weights alone exceed a CPU's budget.
         RecipeError: the built model is not what the recipe implies.
     """
 
     def __init__(self, setup: Setup) -> None:
         self.device = open_device(setup)
+        _check_budget(setup, self.device)
         self._threads = setup.threads
         self._recipe = setup.cell.recipe
         self.tuning = FineTuning(
@@ -283,6 +304,8 @@ def serve_forks(
         child = os.fork()
         if child == 0:
             die_with_parent(server)
+            if setup.gpu.kind == "cpu":
+                limit_to_free_memory()
             # The child itself reports its start, so that this is its first message.
             pipe.send(ChildStarted(pid=os.getpid()))
             run_child(setup, pipe)
