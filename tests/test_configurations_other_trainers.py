@@ -22,6 +22,7 @@ FACTORY: dict[str, Any] = {
     "bf16": True,
 }
 FULL = FACTORY | {"finetuning_type": "full"}
+FREEZE = FACTORY | {"finetuning_type": "freeze"}
 OFT = FACTORY | {"finetuning_type": "oft"}
 CHECKPOINTING = "activation_checkpointing_kwargs"
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-4}
@@ -55,6 +56,11 @@ def read(values: dict[str, Any]) -> Configuration:
         (FACTORY | {"moe_aux_loss_coef": 0.1}, {"router_loss": True}),
         (FACTORY | {"optim": "paged_adamw_8bit"}, {"optimizer": "paged_adamw_8bit"}),
         (FULL, {"method": "full", "precision": "bf16-mixed", "lora_rank": None}),
+        (FREEZE, {"method": "full", "trained_layers": 2, "precision": "bf16-mixed"}),
+        (
+            FREEZE | {"use_llama_pro": True, "freeze_trainable_layers": 8},
+            {"trained_layers": 8, "spread_layers": True, "lora_rank": None},
+        ),
         (OFT, {"method": "lora", "oft_block_size": 32, "lora_targets": ("all-linear",)}),
         (OFT, {"precision": "bf16-mixed", "lora_rank": None, "lora_alpha": None}),
         (
@@ -119,7 +125,10 @@ def test_keys_set_the_options_of_the_estimate(
         (FACTORY | {"stage": "dpo", "ref_model": "a/b"}, "ref_model"),
         (FACTORY | {"stage": "dpo", "neat_packing": True}, "neat_packing"),
         (FACTORY | {"do_train": False}, "do_train"),
-        (FACTORY | {"finetuning_type": "freeze"}, "finetuning_type"),
+        (FACTORY | {"finetuning_type": "lomo"}, "finetuning_type"),
+        (FREEZE | {"freeze_trainable_modules": "mlp"}, "freeze_trainable_modules"),
+        (FREEZE | {"bf16": False}, "bf16"),
+        (FACTORY | {"use_llama_pro": True}, "use_llama_pro"),
         (OFT | {"oft_rank": 4}, "oft_rank"),
         (OFT | {"module_dropout": 0.1}, "module_dropout"),
         (FACTORY | {"deepspeed": "z3.json"}, "deepspeed"),

@@ -93,6 +93,8 @@ CELLS = [
     (LLAMA, recipe("full", optimizer="adafactor")),
     (LLAMA, recipe("full", optimizer="sgd")),
     (LLAMA, recipe("full", optimizer="adamw_8bit")),
+    (LLAMA, recipe("full", trained_layers=1, precision="bf16-mixed")),
+    (LLAMA, recipe("full", trained_layers=-1, gradient_checkpointing=True)),
     (LLAMA, recipe("full", optimizer="muon")),
     (LLAMA, recipe("lora", optimizer="muon", precision="bf16")),
     (LLAMA, recipe("full", loss="dft", precision="bf16")),

@@ -17,6 +17,7 @@ QUANTISATION = (
     *("quantisation", "double_quantisation", "kbit_preparation"),
     "quantised_experts",
 )
+OF_LAYERS = ("trained_layers", "spread_layers")
 REPLACED = {
     "gradient_accumulation": ("effective_batch",),
     "model_config": ("model",),
@@ -90,7 +91,7 @@ def _of_method(options: dict[str, Any], stated: Mapping[str, Any]) -> dict[str, 
     excluded: tuple[str, ...] = ()
     if method != options.get("method"):
         excluded = QUANTISATION if method != "qlora" else ()
-        excluded += ADAPTER_FIELDS if method == "full" else ("adapter_dtype",)
+        excluded += ADAPTER_FIELDS if method == "full" else ("adapter_dtype", *OF_LAYERS)
     return {name: value for name, value in options.items() if name not in excluded}
 
 

@@ -23,6 +23,8 @@ AXES = (
     "kbit_preparation",
     "quantised_experts",
     "dora",
+    "trained_layers",
+    "oft_block_size",
     "packing",
     "gradient_checkpointing",
     "activation_offloading",

@@ -169,6 +169,9 @@ def _refused_fields(recipe: Recipe) -> list[str]:
         "oft_block_size: TRL's command line has LoRA alone: use lora_rank": (
             recipe.oft_block_size is not None
         ),
+        "trained_layers: TRL's command line trains all layers: leave it out": (
+            recipe.trained_layers is not None
+        ),
         "quantised_experts: TRL has no such option: leave it out": recipe.quantised_experts,
         "reference separate: TRL's command has none beside adapters: use adapter-off": (
             recipe.reference == "separate" and recipe.method != "full"

@@ -26,7 +26,13 @@ from trials.models.adapter_targets import adapts_router
 from trials.models.adapters import adapt
 from trials.models.experts import experts_implementation, linear_routers, loop_experts
 from trials.models.mamba import choose_mamba_kernels
-from trials.models.weight_placement import DTYPES, place
+from trials.models.weight_placement import (
+    DTYPES,
+    decoder_layers,
+    freeze_layers,
+    place,
+    trained_layers,
+)
 from trials.recipes.fields import SCORE
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Weights
@@ -207,8 +213,10 @@ def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], 
         _cast_up(model)
     if recipe.has_adapters:
         model = adapt(model, recipe)
+    if recipe.trained_layers is not None:
+        freeze_layers(model, recipe)
     if recipe.gradient_checkpointing:
-        _checkpoint(model)  # last, as trainers do: it hooks the embedding, adapted or not
+        _checkpoint(model, recipe)  # last, as trainers do: it hooks the embedding, adapted or not
     model.train()
     return model
 
@@ -260,10 +268,14 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     )
 
 
-def _checkpoint(model: nn.Module) -> None:
+def _checkpoint(model: nn.Module, recipe: Recipe) -> None:
     # transformers 5.20 renamed the method; the old name warns there.
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})  # type: ignore[operator]
+    if recipe.trained_layers is not None:
+        # LLaMA-Factory's own checkpointing (model/model_utils/checkpointing.py:80).
+        for layer in {*decoder_layers(model)} - {*trained_layers(model, recipe)}:
+            layer.gradient_checkpointing = False  # type: ignore[assignment]
 
 
 def _cast_up(model: nn.Module) -> None:

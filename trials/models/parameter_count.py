@@ -17,7 +17,7 @@ from trials.models.adapter_targets import (
     saved_modules,
 )
 from trials.models.experts import is_router
-from trials.models.weight_placement import output_layer
+from trials.models.weight_placement import output_layer, trained_layers
 from trials.recipes.recipe import Recipe
 from trials.records.built import ParameterCounts
 
@@ -71,7 +71,8 @@ def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
     total = sum(parameter.numel() for parameter in stock.parameters())  # tied ones once
     if not recipe.has_adapters:
         # Some families freeze parameters of their own, such as the biases that balance experts.
-        trainable = sum(p.numel() for p in stock.parameters() if p.requires_grad)
+        trained = [stock] if recipe.trained_layers is None else trained_layers(stock, recipe)
+        trainable = sum(p.numel() for part in trained for p in part.parameters() if p.requires_grad)
         return ParameterCounts(total=total, trainable=trainable, four_bit=0)
     matrices = list(_matrices(stock, recipe))
     adapters = sum(m.adapter_parameters(recipe) for m in matrices if m.is_adapted(recipe))

@@ -22,6 +22,10 @@ QuantisedValues = Callable[[torch.Tensor, Recipe], tuple[torch.Tensor, Any]]
 """Quantised values of a weight under a recipe, and bitsandbytes' constants of them."""
 
 
+class LayersError(ValueError):
+    """A model does not have the layers that a recipe trains."""
+
+
 class QuantisationError(ValueError):
     """A linear layer of the model cannot be quantised."""
 
@@ -92,6 +96,41 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Decoder layers in order: those that gradient checkpointing recomputes."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def trained_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
+    """Decoder layers that a recipe with ``trained_layers`` trains.
+
+    They are those of LLaMA-Factory (model/adapter.py, ``_setup_freeze_tuning``).
+
+    Raises:
+        LayersError: the layers of the model cannot be spread so.
+    """
+    layers, wanted = decoder_layers(model), recipe.trained_layers
+    assert wanted is not None
+    if not recipe.spread_layers:
+        return layers[-wanted:] if wanted > 0 else layers[:-wanted]
+    if len(layers) % wanted:
+        raise LayersError(
+            f"trained_layers {wanted} with spread_layers: the model has {len(layers)} layers, no "
+            "multiple of it: use a divisor"
+        )
+    stretch = len(layers) // wanted
+    return layers[stretch - 1 :: stretch]
+
+
+def freeze_layers(model: nn.Module, recipe: Recipe) -> None:
+    """Freeze all but the trained layers of a recipe, and give these the dtype of trained weights.
+
+    Raises:
+        LayersError: as ``trained_layers``.
+    """
+    model.requires_grad_(False)  # noqa: FBT003 - torch's own signature
+    dtype = DTYPES[recipe.trained_dtype]
+    for layer in trained_layers(model, recipe):
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.to(dtype)
+            parameter.requires_grad_(True)  # noqa: FBT003 - as above
 
 
 @dataclass(slots=True)

@@ -122,12 +122,8 @@ def _fill_in_adapters(filled: dict[str, Any]) -> None:
         filled["adapter_dtype"] = DTYPES[precision][1]
 
 
-class RecipeFields(Record):
-    """Axes of a recipe. A trial checks that the built model follows every field.
-
-    A field is None where it does not apply, or where its default depends on the model or device;
-    ``trials.records.compatibility.with_defaults`` fills in the latter. The defaults here are what a
-    stored recipe without the field means.
+class WeightFields(Record):
+    """Axes of a recipe that decide which weights there are, and which of them are trained.
 
     Attributes:
         method: ``full`` trains every weight, ``lora`` adapters on frozen weights, ``qlora``
@@ -148,6 +144,11 @@ class RecipeFields(Record):
             for a model without experts.
         dora: whether PEFT trains the magnitude of each column of adapted weights apart (DoRA, arXiv
             2402.09353). Magnitudes have the dtype of the adapters, on 4-bit weights fp32.
+        trained_layers: number of decoder layers that method ``full`` trains, the last ones, or the
+            first ones if it is negative; all else is frozen, and frozen layers are not
+            checkpointed (LLaMA-Factory's ``finetuning_type: freeze``). None trains everything.
+        spread_layers: whether the trained layers are the last ones of as many equal stretches of
+            layers (LLaMA Pro, arXiv 2401.02415); only with positive ``trained_layers``.
         modules_to_save: modules of which PEFT trains a full copy beside the adapters, by the ends
             of their names, such as ``embed_tokens`` and ``lm_head``. The frozen originals stay.
             A copy has the dtype of its original, or bf16 if the adapters have; copies of tied
@@ -169,6 +170,34 @@ class RecipeFields(Record):
             runs under autocast to bf16; ``fp32-mixed-load`` also holds frozen weights in fp32.
             ``fp16`` holds frozen weights in fp16 and runs under autocast with loss scaling;
             trained weights and optimizer state are fp32.
+    """
+
+    method: Method
+    lora_rank: PositiveInt | None = None
+    oft_block_size: PositiveInt | None = None
+    lora_alpha: PositiveInt | None = None
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
+    dora: Switch = False
+    trained_layers: Annotated[int, Field(strict=True)] | None = None
+    spread_layers: Switch = False
+    modules_to_save: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
+    adapter_dtype: AdapterDtype | None = None
+    quantisation: Quantisation | None = None
+    double_quantisation: Switch | None = None
+    kbit_preparation: Switch = False
+    quantised_experts: Switch = False
+    precision: Precision = "bf16"
+
+
+class RecipeFields(WeightFields):
+    """Axes of a recipe. A trial checks that the built model follows every field.
+
+    A field is None where it does not apply, or where its default depends on the model or device;
+    ``trials.records.compatibility.with_defaults`` fills in the latter. The defaults here are what a
+    stored recipe without the field means.
+
+    Attributes:
         gradient_checkpointing: whether each layer's activations are recomputed in the backward
             pass.
         activation_offloading: whether saved activations are on the host between forward and
@@ -233,20 +262,6 @@ class RecipeFields(Record):
             default 2.
     """
 
-    method: Method
-    lora_rank: PositiveInt | None = None
-    oft_block_size: PositiveInt | None = None
-    lora_alpha: PositiveInt | None = None
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    lora_targets: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
-    dora: Switch = False
-    modules_to_save: Annotated[tuple[Target, ...], Field(min_length=1)] | None = None
-    adapter_dtype: AdapterDtype | None = None
-    quantisation: Quantisation | None = None
-    double_quantisation: Switch | None = None
-    kbit_preparation: Switch = False
-    quantised_experts: Switch = False
-    precision: Precision = "bf16"
     gradient_checkpointing: Switch = False
     activation_offloading: Switch = False
     attention: Attention | None = None
@@ -291,9 +306,15 @@ class RecipeFields(Record):
 
     @property
     def base_dtype(self) -> Dtype:
-        """Dtype of the model's weights, quantised ones and adapters apart."""
+        """Dtype of the model's weights, but for quantised ones, adapters and single layers."""
         frozen, trained, _ = DTYPES[self.precision]
-        return trained if self.method == "full" else frozen
+        is_trained = self.method == "full" and self.trained_layers is None
+        return trained if is_trained else frozen
+
+    @property
+    def trained_dtype(self) -> Dtype:
+        """Dtype of trained weights, adapters apart."""
+        return DTYPES[self.precision][1]
 
     @property
     def autocast(self) -> Dtype | None:

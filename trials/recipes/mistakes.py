@@ -88,10 +88,27 @@ def incompatible(recipe: RecipeFields) -> list[str]:
     return [
         *wrong,
         *_incompatible_adapters(recipe),
+        *_misplaced_layers(recipe),
         *_incompatible_with_compilation(recipe),
         *_incompatible_with_packing(recipe),
         *_incompatible_with_task(recipe),
     ]
+
+
+def _misplaced_layers(recipe: RecipeFields) -> list[str]:
+    layers = recipe.trained_layers
+    reasons = {
+        f"trained_layers {layers} does not apply to method {recipe.method}: remove it, or use "
+        "method full": layers is not None and recipe.method != "full",
+        "trained_layers 0 trains nothing: use another number": layers == 0,
+        f"trained_layers {layers} does not support task {recipe.task}: leave it out": (
+            layers is not None and recipe.task != "sft"
+        ),
+        "spread_layers needs trained_layers, the positive number of layers": (
+            recipe.spread_layers and (layers or 0) <= 0
+        ),
+    }
+    return [reason for reason, applies in reasons.items() if applies]
 
 
 def _incompatible_with_rotations(recipe: RecipeFields) -> list[str]:

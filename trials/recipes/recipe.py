@@ -98,6 +98,8 @@ class Recipe(RecipeFields):
             f"dropout{self.lora_dropout:g}" if self.lora_dropout else None,
             "+".join(self.lora_targets) if self.lora_targets else None,
             "dora" if self.dora else None,
+            None if self.trained_layers is None else f"layers{self.trained_layers}",
+            "spread" if self.spread_layers else None,
             f"saved-{'+'.join(self.modules_to_save)}" if self.modules_to_save else None,
             f"{self.adapter_dtype}-adapters" if self.has_own_adapter_dtype else None,
             self.quantisation if self.quantisation != "nf4" else None,

@@ -97,7 +97,8 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     yield "reference", recipe.reference if has_pass else None, built.reference
     scores_itself = recipe.task == "kto" or bool(recipe.generation_share)
     yield "the model's own log-probabilities", scores_itself, built.scores_itself
-    checkpointed = built.layers if recipe.gradient_checkpointing else 0
+    trained = built.layers if recipe.trained_layers is None else abs(recipe.trained_layers)
+    checkpointed = min(trained, built.layers) if recipe.gradient_checkpointing else 0
     yield "checkpointed layers", checkpointed, built.checkpointed_layers
     layers = LIGER_LAYERS if recipe.liger_kernels else ()
     yield "load-balancing loss", recipe.router_loss, built.router_loss
@@ -124,6 +125,8 @@ def _dtypes(recipe: Recipe) -> list[str]:
     """Names of the dtypes of weights and adapters without quantised weights, sorted."""
     base = "fp32" if recipe.kbit_preparation else recipe.base_dtype
     dtypes = {base, recipe.adapter_dtype or base}
+    if recipe.trained_layers is not None:
+        dtypes.add(recipe.trained_dtype)
     if recipe.dora and recipe.method == "qlora":
         dtypes.add("fp32")  # the magnitudes
     return sorted(DTYPE_NAMES[dtype] for dtype in dtypes)

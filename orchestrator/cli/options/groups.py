@@ -152,6 +152,10 @@ RECIPE = """
 --lora-targets A,B       modules with adapters: attention, experts, router, all-linear (all but the
                          head), or module names, such as lm_head
 --dora {on,off}          train the magnitudes of adapted weights apart, as DoRA does (default: off)
+--trained-layers N       train the last N decoder layers alone, or the first -N (method full)
+--spread-layers {on,off}
+                         train the last of each of so many equal stretches of layers, as LLaMA Pro
+                         does (default: off)
 --modules-to-save A,B     modules to train in full beside the adapters, such as embed_tokens,lm_head
                          (default: none)
 --adapter-dtype {bf16,fp32}
@@ -206,6 +210,7 @@ def add_recipe(
         lora_dropout=not_negative,
         lora_rank=positive,
         oft_block_size=positive,
+        trained_layers=int,
         max_grad_norm=norm,
     )
 

@@ -55,6 +55,9 @@ KEYS: dict[str, Key] = (
         "pure_bf16": shared("precision"),
         "disable_gradient_checkpointing": shared("gradient_checkpointing"),
         "enable_liger_kernel": shared("liger_kernels, loss"),
+        "freeze_trainable_layers": shared("trained_layers"),
+        "freeze_trainable_modules": shared("trained_layers"),
+        "use_llama_pro": shared("spread_layers"),
         "oft_block_size": shared("oft_block_size"),
         "oft_rank": shared("oft_block_size"),
         "oft_target": shared("lora_targets"),
@@ -142,7 +145,7 @@ KEYS: dict[str, Key] = (
         (
             refused(NOT_SIMULATED),
             """
-            use_galore use_apollo use_badam use_adam_mini use_llama_pro use_unsloth
+            use_galore use_apollo use_badam use_adam_mini use_unsloth
             use_unsloth_gc shift_attn mixture_of_depths use_kt use_hyper_parallel fp8 use_asft_loss
             upcast_layernorm upcast_lmhead_output rope_scaling
             freeze_language_model freeze_extra_modules ref_model ref_model_*
@@ -152,7 +155,7 @@ KEYS: dict[str, Key] = (
         (
             irrelevant("read only with a method that is refused"),
             """
-            galore_* apollo_* badam_* asft_alpha eaft_alpha fp8_* kt_* freeze_trainable_*
+            galore_* apollo_* badam_* asft_alpha eaft_alpha fp8_* kt_*
             hyper_parallel_args
             """,
         ),
@@ -245,16 +248,21 @@ def _preference(config: Config, reading: Reading) -> None:
 def _method(config: Config, reading: Reading) -> None:
     options, kind = reading.options, config.get("finetuning_type", "lora")
     bits = config.get("quantization_bit")
-    if kind == "full":
+    if kind in ("full", "freeze"):
         options["method"] = "full"
         if bits:
             reading.refuse("quantization_bit", bits, "LLaMA-Factory quantises only with lora")
+        if kind == "freeze":
+            _freeze(config, reading)
         for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_dora"):
             options.pop({"use_dora": "dora"}.get(name, name), None)
         return
     if kind not in ("lora", "oft"):
-        reading.refuse("finetuning_type", kind, "not simulated: use lora, oft or full")
+        reading.refuse("finetuning_type", kind, "must be one of lora, oft, freeze, full")
         return
+    if config.get("use_llama_pro"):
+        text = "adapters on some layers alone are not simulated: use finetuning_type: freeze"
+        reading.refuse("use_llama_pro", config["use_llama_pro"], text)
     options["method"] = "qlora" if bits else "lora"
     if bits:
         _quantisation(config, reading)
@@ -268,6 +276,19 @@ def _method(config: Config, reading: Reading) -> None:
     if config.get("additional_target"):
         more = str(config["additional_target"]).split(",")
         options["modules_to_save"] = tuple(name.strip() for name in more)
+
+
+def _freeze(config: Config, reading: Reading) -> None:
+    """Layers that freeze tuning trains."""
+    options = reading.options
+    options["trained_layers"] = config.get("freeze_trainable_layers", 2)
+    options["spread_layers"] = bool(config.get("use_llama_pro"))
+    modules = config.get("freeze_trainable_modules", "all")
+    if modules != "all":
+        reading.refuse("freeze_trainable_modules", modules, "not simulated: use all")
+    if not (config.get("bf16") or config.get("fp16") or config.get("pure_bf16")):
+        text = "bf16 weights beside trained ones in fp32 need autocast: use bf16: true"
+        reading.refuse("bf16", config.get("bf16", ABSENT), text)
 
 
 def _rank(config: Config, reading: Reading) -> None:

@@ -265,7 +265,9 @@ def _task(recipe: Recipe) -> str:
 
 def _method(recipe: Recipe) -> str:
     if recipe.method == "full":
-        return "full weights"
+        if recipe.trained_layers is None:
+            return "full weights"
+        return f"{recipe.trained_layers} {'spread ' if recipe.spread_layers else ''}layers"
     has_usual_alpha = recipe.lora_alpha in (None, 2 * (recipe.lora_rank or 0))
     size = f"LoRA rank {recipe.lora_rank}"
     if recipe.oft_block_size is not None:

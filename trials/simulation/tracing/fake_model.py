@@ -83,7 +83,8 @@ def _fake_module(
     with stands_in:
         stock = stock_model(model, recipe, active_experts)
     none = RepeatedLayers(first=0, period=1, copies=0, traced=0)
-    repeated = none if whole or recipe.activation_offloading else find_repeated_layers(stock)
+    differ = recipe.activation_offloading or recipe.trained_layers is not None
+    repeated = none if whole or differ else find_repeated_layers(stock)
     cut(stock, repeated)
     implied = implied_parameters(stock, recipe)
     with torch.device("meta"):
