@@ -6,7 +6,7 @@ from fakes.scheduled_cluster import DESK, ECC, HEAD, N1, N2, World, node
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.scheduling.node_health import NodeHealth
-from orchestrator.scheduling.node_queue import GpuQueue, RunningTrial
+from orchestrator.scheduling.node_queue import GpuQueue
 
 FIRST, SECOND = node("n1", "desk"), node("n2", "desk")
 
@@ -23,7 +23,7 @@ def queue(*placed: int) -> GpuQueue:
     for index in placed:
         task = world._task(DESK[index])
         assert task is not None
-        made.placed[DESK[index]] = RunningTrial(task)
+        made.place(DESK[index], task)
     return made
 
 

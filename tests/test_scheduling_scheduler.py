@@ -1,9 +1,12 @@
 """Placement of trials when nodes, workers and devices fail, with a clock of the test."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from builders.observations import observation
 from fakes.scheduled_cluster import DESK, ECC, HEAD, LAP, N1, N2, SICK, World, node
 
-from orchestrator.planning.cluster_resources import ClusterResources
+from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.faults import Faults
 from orchestrator.reporting.sections.trouble_section import faults_section
 from orchestrator.scheduling.scheduler import PLACEMENTS
@@ -248,3 +251,22 @@ def test_a_silent_trial_is_reported_with_a_complaint() -> None:
     assert list(silent) == DESK[:1]
     assert "no report" in silent[DESK[0]]
     assert not world.scheduler.no_node
+
+
+def test_placing_a_trial_does_not_look_at_every_node_again() -> None:
+    """A cluster of a thousand nodes would take a millisecond for each, and so for each trial."""
+    looks: list[str | None] = []
+
+    @dataclass(frozen=True, slots=True)
+    class WatchedNode(Node):
+        def holding(self, request: Mapping[str, float]) -> int:
+            looks.append(self.node_id)
+            return 1
+
+    nodes = [WatchedNode({"CPU": 1.0, "desk": 1.0}, None, f"n{number}") for number in range(4)]
+    world = World(DESK, *nodes)
+    before = len(looks)
+    assert world.placed() == DESK
+    assert len(looks) - before == len(nodes)
+    world.scheduler.update(ClusterResources(tuple(nodes[:2])))
+    assert world.placed() == []

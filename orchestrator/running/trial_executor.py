@@ -161,14 +161,14 @@ class TrialExecutor:
 
     def _measure(self, wanted: Mapping[Cell, MeasurementRequest], batch: _Batch) -> Scheduler:
         observations = by_cell(self.session.folder.observations())
+        # A run may have too many cells to go through all of them for every trial.
+        subjects: dict[object, list[Cell]] = defaultdict(list)
+        for one in dict.fromkeys((*observations, *wanted)):
+            subjects[memory_subject(one)].append(one)
 
         def task(cell: Cell) -> TrialTask | None:
             request = wanted[cell]
-            # A run may have too many observations to go through all of them for every trial.
-            subject = memory_subject(cell)
-            alike = [
-                o for c in observations if memory_subject(c) == subject for o in observations[c]
-            ]
+            alike = [o for c in subjects[memory_subject(cell)] for o in observations[c]]
             trial = self._trial(cell, alike, batch.cluster).model_copy(
                 update={
                     "timed": request.timed,

@@ -17,16 +17,27 @@ class NodeHealth:
     keeps that cell alone away from a node; failures of several cells exclude the node.
 
     Attributes:
-        cluster: nodes now.
         excluded: ids of nodes that no trial is placed on, with the reasons.
     """
 
     def __init__(self, cluster: ClusterResources, excluded: Mapping[str, str]) -> None:
-        self.cluster = cluster
         self.excluded = dict(excluded)
+        self._room: dict[frozenset[tuple[str, float]], int] = {}
+        self.cluster = cluster
         # By cell: nodes that its trial failed on, with the errors.
         self._failures: dict[Cell, dict[str, str]] = defaultdict(dict)
         self._blaming: dict[str, set[Cell]] = defaultdict(set)
+
+    @property
+    def cluster(self) -> ClusterResources:
+        """Nodes now."""
+        return self._cluster
+
+    @cluster.setter
+    def cluster(self, cluster: ClusterResources) -> None:
+        self._cluster = cluster
+        self._leaving = cluster.leaving
+        self._room.clear()
 
     def blame(self, node: NodeAddress, cell: Cell, error: str) -> str | None:
         """Count an error of a cell against a node's device.
@@ -43,6 +54,7 @@ class NodeHealth:
             "the GPU, and start Ray anew on that node to have it back)"
         )
         self.excluded[node.node_id] = f"{node.address}: {reason}"
+        self._room.clear()
         return reason
 
     def acquit(self, node: NodeAddress) -> None:
@@ -65,7 +77,7 @@ class NodeHealth:
     def avoided_by(self, cell: Cell) -> tuple[str, ...]:
         """Ids of the nodes that a cell must not be placed on."""
         failed_on = self._failures.get(cell, {})
-        return tuple(sorted({*self.excluded, *failed_on, *self.cluster.leaving}))
+        return tuple(sorted({*self.excluded, *failed_on, *self._leaving}))
 
     def room(self, gpu: str, queue: GpuQueue, died: Container[Cell]) -> int:
         """Number of trials of a GPU to place now.
@@ -75,9 +87,8 @@ class NodeHealth:
             queue: its queue.
             died: cells whose trials have died before.
         """
-        waiting = [cell for cell, trial in queue.placed.items() if not trial.is_running]
-        elsewhere = [cell for cell in waiting if self.has_failed(cell)]
-        if any(cell in died and cell not in elsewhere for cell in waiting):
+        elsewhere = [cell for cell in queue.waiting if self.has_failed(cell)]
+        if any(cell in died and cell not in elsewhere for cell in queue.waiting):
             return 0  # Tune would give a free worker to a later trial first
         up, can_start = self._trusted(queue), self.cluster.starting(gpu)
         # A trial that waits for another node leaves the one where it failed to the others.
@@ -86,8 +97,12 @@ class NodeHealth:
 
     def _trusted(self, queue: GpuQueue) -> int:
         """Trials of a queue that fit on the nodes that are up, neither excluded nor leaving."""
-        out = {*self.excluded, *self.cluster.leaving}
-        return self.cluster.holding(queue.resources, out)
+        # Counted once until the nodes change: it is asked for before every placement.
+        request = frozenset(queue.resources.items())
+        if request not in self._room:
+            out = {*self.excluded, *self._leaving}
+            self._room[request] = self._cluster.holding(queue.resources, out)
+        return self._room[request]
 
     def has_another(self, cell: Cell, queue: GpuQueue) -> bool:
         """Whether a cell can run on a node that it does not avoid, or on one still to start."""
@@ -97,7 +112,7 @@ class NodeHealth:
 
     def usable(self, queue: GpuQueue) -> list[Node]:
         """Nodes that a placed trial of the queue may begin on."""
-        avoided = [self.avoided_by(cell) for cell in queue.placed]
+        avoided = {self.avoided_by(cell) for cell in queue.placed}
         return [
             node
             for node in self.cluster.nodes

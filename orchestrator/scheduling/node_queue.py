@@ -76,6 +76,7 @@ class GpuQueue:
         resources: request of a trial to Ray.
         cells: waiting, in order.
         placed: trials that were placed and have not ended.
+        waiting: those of them that no worker has started.
         nodes: ids of all nodes that ever had this GPU.
         expected_nodes: ids of the nodes that are up, or may return.
         is_closed: whether the wait for a node was given up.
@@ -84,6 +85,7 @@ class GpuQueue:
     resources: Mapping[str, float]
     cells: deque[Cell] = field(default_factory=deque)
     placed: dict[Cell, RunningTrial] = field(default_factory=dict)
+    waiting: dict[Cell, None] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
     expected_nodes: set[str] = field(default_factory=set)
     is_closed: bool = False
@@ -96,7 +98,23 @@ class GpuQueue:
     @property
     def is_waiting(self) -> bool:
         """Whether trials are placed and none of them runs."""
-        return bool(self.placed) and not any(trial.is_running for trial in self.placed.values())
+        return bool(self.placed) and len(self.waiting) == len(self.placed)
+
+    def place(self, cell: Cell, task: Task) -> None:
+        """Record that a trial was placed."""
+        self.placed[cell] = RunningTrial(task)
+        self.waiting[cell] = None
+
+    def start(self, cell: Cell, now: float) -> None:
+        """Record that a worker runs a placed trial."""
+        trial = self.placed[cell]
+        trial.is_running, trial.last_report_at = True, now
+        self.waiting.pop(cell, None)
+
+    def remove(self, cell: Cell) -> RunningTrial:
+        """Take away a placed trial, which has ended."""
+        self.waiting.pop(cell, None)
+        return self.placed.pop(cell)
 
     def update_nodes(self, cluster: ClusterResources, excluded: Collection[str]) -> None:
         """Record the nodes that are up; the first to count as returned is an excluded one."""

@@ -74,7 +74,7 @@ class Scheduler:
     def is_over(self) -> bool:
         """Whether nothing is left to place, and nothing placed is worth waiting for."""
         return self._is_spent() or all(
-            queue.is_closed or not queue.unfinished for queue in self._queues.values()
+            queue.is_closed or not (queue.placed or queue.cells) for queue in self._queues.values()
         )
 
     def next(self) -> Placement | None:
@@ -92,7 +92,7 @@ class Scheduler:
                 cell = queue.cells.popleft()
                 task = self._task(cell)
                 if task is not None:
-                    queue.placed[cell] = RunningTrial(task)
+                    queue.place(cell, task)
                     return Placement(task, queue.resources, self._nodes.avoided_by(cell))
         return None
 
@@ -105,8 +105,7 @@ class Scheduler:
             for waiting in queue.unfinished:
                 self.no_node.pop(waiting, None)
                 self.died.pop(waiting, None)
-        trial = queue.placed[cell]
-        trial.is_running, trial.last_report_at = True, self._clock()
+        queue.start(cell, self._clock())
 
     def located(self, cell: Cell, node: NodeAddress) -> None:
         """Record the node that a trial runs on."""
@@ -140,7 +139,7 @@ class Scheduler:
             Why the trial failed; None when it succeeded, or has tried all nodes.
         """
         queue = self._queues[cell.device]
-        trial = queue.placed.pop(cell)
+        trial = queue.remove(cell)
         kind: Kind = "died"
         if error is None:
             kind, error = "device", self._reason_to_move(cell, trial, queue)
@@ -172,7 +171,7 @@ class Scheduler:
                     self.ended(cell, error)
                     ran.append(cell)
                 elif not queue.is_closed:
-                    del queue.placed[cell]
+                    queue.remove(cell)
                     queue.cells.appendleft(cell)
         return ran
 

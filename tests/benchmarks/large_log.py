@@ -1,12 +1,15 @@
-"""Time, CPU time and memory of `fit` on logs of up to a million observations.
+"""Time, CPU time and memory of commands on logs of up to a million observations.
 
 The logs are synthetic: 12 GPUs (two of them simulated) x 9 models (four of them sparse and dense) x
 16 recipes x 10 lengths, 24,960 cells. A cell has 46 observations: its search with fits and misses,
 repeats of the limit, a killed child without an environment, a hang, and 36 timed visits of up to
 eight batch sizes. If no example fits, it has seven. A GPU has four nodes that differ only in their
 names. So laws are fitted to about 166,000 points of four or five visits each. The lines are equal
-to those of the project's own records, which is checked, and have 2.2 kB each. The benchmark takes
-two minutes and 2.5 GB of disk.
+to those of the project's own records, which is checked, and have 2.2 kB each. `fit` takes two
+minutes and 2.5 GB of disk for them.
+
+`status`, `plan`, `rank` and `report` read a run of 5,000 cells with up to 20 observations each, all
+of which its specification names.
 """
 
 import contextlib
@@ -21,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -28,7 +32,7 @@ from builders.observations import built, environment
 from builders.runs import ONE_CELL
 
 from orchestrator.markdown_table import table
-from orchestrator.run_folder.file_names import SPEC
+from orchestrator.run_folder.file_names import PAGE, SPEC
 from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -40,6 +44,8 @@ NODES = 4
 VISITS = 36  # of a cell's ladder
 LIMIT = 1024
 GIB = 2**30
+COMMANDS = ("status", "plan", "rank", "report")
+OF_EACH = 20  # observations of a cell in the run that these commands read
 EVERY_SECONDS = 0.2  # interval between two readings of memory
 
 # Key, usable GiB, relative speed.
@@ -225,10 +231,37 @@ def write_run(folder: Path, observations: int) -> None:
         file.writelines(itertools.islice(every, observations))
 
 
-def fitted(folder: Path) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and peak MiB of `fit`, over all its processes."""
+def write_specified_run(folder: Path) -> int:
+    """Write a run folder whose specification has its 5,000 cells; the number of observations."""
+    gpus, models = (
+        [gpu for gpu, *_ in GPUS],
+        [name for name, *_, active in MODELS if active == (None,)],
+    )
+    recipes = RECIPES[:10]
+    block = {
+        "models": models,
+        "recipes": [recipe.model_dump(mode="json", exclude_defaults=True) for recipe in recipes],
+        "seq_lens": list(LENGTHS),
+    }
+    fields = {"name": "large", "gpus": gpus, "cells": [block], "max_batch_size": LIMIT}
+    fields |= {"workload": {"examples": 1000, "epochs": 3}}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SPEC).write_text(yaml.safe_dump(fields), encoding="utf-8")
+    lines, written = Lines(), 0
+    with (folder / OBSERVATIONS).open("w", encoding="utf-8") as file:
+        for cell, *numbers in cells():
+            if cell.gpu in gpus and cell.model in models and cell.recipe in recipes:
+                of_cell = list(itertools.islice(lines.of_cell(cell, *numbers), OF_EACH))
+                file.writelines(of_cell)
+                written += len(of_cell)
+    return written
+
+
+def measured(command: str, folder: Path) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and peak MiB of a command, over all its processes."""
     began, most = time.perf_counter(), 0
-    child = subprocess.Popen([sys.executable, "-m", "orchestrator", "fit", str(folder)])
+    words = [sys.executable, "-m", "orchestrator", command, str(folder)]
+    child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while True:
         ended, status, used = os.wait4(child.pid, os.WNOHANG)
         if ended:
@@ -251,14 +284,27 @@ def held_bytes(pid: int) -> int:
 
 
 def main() -> None:
-    """Print the table."""
-    rows = []
-    for observations in SIZES:
+    """Print the table: of ``fit`` and the other commands, or of the commands that are given."""
+    commands, rows = sys.argv[1:] or ["fit", *COMMANDS], []
+
+    def measure(command: str, observations: int, folder: Path) -> None:
+        seconds, cpu, most = measured(command, folder)
+        figures = (f"{seconds:.1f} s", f"{cpu:.1f} s", f"{most:.0f} MiB")
+        rows.append((command, f"{observations:,}", *figures))
+
+    for observations in SIZES if "fit" in commands else ():
         with tempfile.TemporaryDirectory() as scratch:
             write_run(Path(scratch), observations)
-            seconds, cpu, most = fitted(Path(scratch))
-        rows.append((f"{observations:,}", f"{seconds:.0f} s", f"{cpu:.0f} s", f"{most:.0f} MiB"))
-    sys.stdout.write(table(("observations", "took", "CPU", "memory"), rows) + "\n")
+            measure("fit", observations, Path(scratch))
+    with tempfile.TemporaryDirectory() as scratch:
+        written = write_specified_run(Path(scratch))
+        for command in COMMANDS:
+            if command in commands:
+                measure(command, written, Path(scratch))
+        page = Path(scratch) / PAGE
+        size = f"; the page has {page.stat().st_size / 1e6:.1f} MB" if page.exists() else ""
+    headings = ("command", "observations", "took", "CPU", "memory")
+    sys.stdout.write(f"{table(headings, rows)}\n{size}\n")
 
 
 if __name__ == "__main__":
