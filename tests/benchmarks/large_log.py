@@ -302,9 +302,9 @@ def main() -> None:
             if command in commands:
                 measure(command, written, Path(scratch))
         page = Path(scratch) / PAGE
-        size = f"; the page has {page.stat().st_size / 1e6:.1f} MB" if page.exists() else ""
+        size = f"\nThe page has {page.stat().st_size / 1e6:.1f} MB.\n" if page.exists() else ""
     headings = ("command", "observations", "took", "CPU", "memory")
-    sys.stdout.write(f"{table(headings, rows)}\n{size}\n")
+    sys.stdout.write(f"{table(headings, rows)}\n{size}")
 
 
 if __name__ == "__main__":
