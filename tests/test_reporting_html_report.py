@@ -59,6 +59,7 @@ OPEN_ALL = """async () => {
   for (const each of document.querySelectorAll("details")) each.open = true;
   await new Promise((done) => setTimeout(done, 100));
 }"""
+LEAD = ".answer:not([hidden]) .lead"
 TWO_JOBS = ONE_CELL.replace("[16]", "[16, 32]")
 
 
@@ -150,21 +151,77 @@ def test_offers_sort_by_any_column_with_mouse_and_keyboard(report: Opened) -> No
 
 
 def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> None:
-    """The page names the cheapest of the remaining offers, and the chart follows."""
+    """The recommendation is of the remaining offers, and the chart follows."""
     choose(report, "llama-tiny, 16 tokens")
     page = report.page
     page.select_option("#provider", "them")
-    assert "(rack, on-demand)" in report.texts("#matches")[0]
+    assert "(rack, on-demand)" in report.texts(LEAD)[0]
+    assert report.texts("#matches") == ["31 of 34 offers"]
     assert {"them"} == {text.split()[0] for text in report.texts("#ranking tbody th small")}
     page.select_option("#provider", "")
     page.select_option("#market", "spot")
     assert {"spot"} == {text.split()[-1] for text in report.texts("#ranking tbody th small")}
     page.fill("#deadline", "0.0001")
-    assert report.texts("#matches")[0].startswith("None of ")
+    assert re.match(r"None of \d+ offers matches. The fastest takes ", report.texts(LEAD)[0])
     assert report.texts("#cost") == ["No offer matches."]
     page.fill("#deadline", "100")
-    assert "own (desk, spot)" in report.texts("#matches")[0]
+    assert "on your own machine (desk)" in report.texts(LEAD)[0]
     assert page.locator("#cost svg").count() == 1
+    page.select_option("#market", "")
+    page.select_option("#provider", "them")
+    page.fill("#budget", "0.06")
+    assert report.texts("#ranking tbody th small") == ["them rack, here, on-demand"]
+    assert report.texts(LEAD)[0].endswith("No other offer matches.")
+    page.fill("#budget", "0.000001")
+    assert "The cheapest costs $" in report.texts(LEAD)[0]
+    page.get_by_role("button", name="Clear filters").click()
+    page.wait_for_function("document.getElementById('filtered').hidden")
+    assert re.search(r"probability of .*%\.$", report.texts(LEAD)[0])
+
+
+@pytest.mark.parametrize("nonsense", ["-3", "0", "-0.5"])
+def test_a_limit_that_is_not_positive_is_refused_where_it_is_typed(
+    report: Opened, nonsense: str
+) -> None:
+    """It filters nothing, and the field is marked."""
+    report.page.fill("#deadline", nonsense)
+    assert report.texts("#matches") == [f"{nonsense} is not a deadline: enter a number above 0."]
+    assert report.page.locator("#deadline").get_attribute("aria-invalid") == "true"
+    assert report.texts(LEAD)[0].startswith("Rent ")
+    report.page.fill("#deadline", "")
+    assert report.page.locator("#deadline").get_attribute("aria-invalid") == "false"
+
+
+def test_the_address_holds_the_job_and_the_filters(context: BrowserContext, report: Opened) -> None:
+    """Another person who opens the address sees the same view."""
+    choose(report, "llama-2-7b, 64 tokens")
+    page = report.page
+    page.select_option("#gpu", "A40")
+    page.select_option("#market", "on-demand")
+    page.fill("#deadline", "500")
+    address, seen = page.url, report.texts(LEAD)
+    assert "Rent A40" in seen[0]
+    sent = context.new_page()
+    sent.goto(address)
+    sent.wait_for_selector("html[data-ready]")
+    assert sent.locator(LEAD).all_inner_texts() == seen
+    assert sent.input_value("#deadline") == "500"
+    assert sent.locator("#speed-charts figcaption").all_inner_texts() == ["A40"]
+    sent.close()
+
+
+def test_odds_of_the_page_agree_with_those_of_the_ranking(report: Opened) -> None:
+    """Drawn again for what is left of the offers, they are as the ranking's where all are left."""
+    choose(report, "llama-2-7b, 64 tokens")
+    apart = report.page.evaluate(
+        """() => {
+          const rows = OFFERS.filter((row) => row.cell.job === job);
+          setChances(rows);
+          return [rows.length, Math.max(...rows.map((row) => Math.abs(row.chance - row.odds)))];
+        }"""
+    )
+    assert apart[0] > 10
+    assert apart[1] < 0.06
 
 
 def test_measured_and_simulated_differ_in_shape(report: Opened) -> None:

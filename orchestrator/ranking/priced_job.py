@@ -133,10 +133,21 @@ class CellJob:
             rented = rentals[_is_spot(offer)]
             yield PricedOffer(offer, rented, _usd(offer, rented.hours), drift)
 
+    @property
+    def own_error_share(self) -> float:
+        """Share of the variance of the hours' logarithm that no other cell's hours have."""
+        step = self.step_time.uncertainty
+        own, shared = step.alone**2, step.shared**2 + self._length_sigma**2
+        return own / (own + shared) if shared else 1.0
+
+    @property
+    def _length_sigma(self) -> float:
+        return sigma_of(0.0 if self.step_time.tokens is None else self.job.length_error)
+
     def _lengths(self) -> FloatArray:
         """(draws,) error of the logarithm of the lengths, which all offers of a job share."""
-        error = 0.0 if self.step_time.tokens is None else self.job.length_error
-        return sigma_of(error) * np.random.default_rng([self.seed, LENGTHS]).standard_normal(DRAWS)
+        random = np.random.default_rng([self.seed, LENGTHS])
+        return self._length_sigma * random.standard_normal(DRAWS)
 
     def _rented(self, drawn: FloatArray, *, spot: bool) -> RentedJob:
         """Rent for drawn hours of steps, the first of which are the expected ones."""

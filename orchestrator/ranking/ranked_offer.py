@@ -50,6 +50,8 @@ class RankedOffer(Record):
             and the expected interruptions of spot instances.
         usd, usd_low, usd_high: dollars for these hours; the interval includes the change of the
             price since it was recorded.
+        own_error_share: share of the variance of the hours' logarithm that no other GPU's hours
+            have; simulated times share the rest.
         checkpoint_minutes: minutes of work between two checkpoints.
         basis: measured or simulated; a capped GPU has no price.
         source: origin of the step time.
@@ -86,6 +88,7 @@ class RankedOffer(Record):
     usd: float
     usd_low: float
     usd_high: float
+    own_error_share: float = 1.0
     checkpoint_minutes: float
     basis: Basis
     source: StepTimeOrigin

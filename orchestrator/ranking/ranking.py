@@ -126,6 +126,7 @@ def _ranked_offer(
         usd=priced.usd,
         usd_low=usd_low,
         usd_high=usd_high,
+        own_error_share=job.own_error_share,
         checkpoint_minutes=rented.checkpoint_minutes,
         basis=job.basis,
         source=step.source,

@@ -83,7 +83,7 @@ def html_report(whole: RunResults, made: datetime) -> str:
     sections = [section.partition("\n") for section in detail_sections(results)]
     return page(
         "report.html",
-        ("charts.js", "studies.js", "report.js"),
+        ("charts.js", "studies.js", "offers.js", "report.js"),
         tables,
         title=f"{results.spec.name}: which GPU to rent",
         results=results,

@@ -21,22 +21,21 @@ from orchestrator.reporting.sections.recommendation import (
     FEW_STEPS,
     Recommendation,
     batch_text,
+    is_mostly_startup,
     job_title,
     model_name,
     offer_text,
     recommendations,
+    steps_per_epoch,
 )
 from orchestrator.reporting.sections.stability_section import stability_section
 from orchestrator.reporting.sections.trouble_section import faults_section, slow_nodes_section
 from orchestrator.run_folder.run_results import RunResults
-from orchestrator.spec.job import MINUTES_PER_HOUR, Job
-from orchestrator.spec.job_tokens import job_of, steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Environment, Observation
 
 MOST_RECOMMENDATIONS = 6  # written as sentences; more would bury the tables
 MOST_NAMED = 3  # excluded cells named for one reason; more are counted
-MOSTLY = 0.5  # part of a job's hours
 MOST_OFFERS = 25  # offers listed for one job
 STABLE = 0.10  # widest stable interval of the hours, as a part of them
 
@@ -317,24 +316,16 @@ def _interval_sources(ranking: Ranking) -> str:
     )
 
 
-def _steps(job: Job, row: RankedOffer) -> int:
-    """Optimizer steps of the job on an offer."""
-    recipe = row.cell.recipe
-    batch = row.batch_size * recipe.micro_batches(row.batch_size)
-    return steps(job_of(job, recipe, row.cell.seq_len), batch)
-
-
 def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
     """Warnings of large batches, of short jobs and of a deadline that may be missed."""
     job, deadline = ranking.workload, ranking.constraints.deadline_hours
-    few = sum(_steps(job, row) < FEW_STEPS * job.epochs for row in rows)
+    few = sum(steps_per_epoch(job, row) < FEW_STEPS for row in rows)
     if few:
         yield (
             f"Offers with fewer than {FEW_STEPS} optimizer steps per epoch: {few}. "
             "--batch-size N prices a smaller batch size; effective_batch in a recipe bounds it."
         )
-    startup = job.overheads.startup_minutes / MINUTES_PER_HOUR
-    mostly = sum(startup > MOSTLY * row.hours for row in rows)
+    mostly = sum(is_mostly_startup(job, row) for row in rows)
     if mostly:
         yield (
             f"Offers whose hours are mostly the assumed {job.overheads.startup_minutes:g} min of "

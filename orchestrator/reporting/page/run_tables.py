@@ -12,15 +12,20 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from orchestrator.planning.node_pricing import offer_name
-from orchestrator.pricing.catalog_file import stands_in
+from orchestrator.pricing.catalog_file import OWN, stands_in
 from orchestrator.ranking.ranked_offer import RankedOffer, comparable
 from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recommendation import (
+    FEW_STEPS,
     Recommendation,
+    batch_text,
+    doubts,
     job_title,
     recommendations,
+    steps_per_epoch,
 )
 from orchestrator.run_folder.run_results import RunResults
+from orchestrator.spec.job import Job
 from trials.records.cell import Cell
 from trials.records.observation import Observation, largest_batch
 
@@ -96,6 +101,11 @@ class PageJob:
     def sentences(self) -> list[str]:
         """The recommendation in Markdown; empty without any."""
         return [] if self.recommendation is None else self.recommendation.sentences()
+
+    @property
+    def doubts(self) -> list[str]:
+        """Reasons to doubt the recommendation."""
+        return [] if self.recommendation is None else self.recommendation.doubts
 
     @property
     def abridged(self) -> str:
@@ -194,8 +204,9 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
 
 def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     """The ranking, reduced to ``shown_offers`` of each job."""
+    job = results.ranking.workload
     return page_table(
-        [row for job in jobs for row in shown_offers(job.offers)],
+        [row for alike in jobs for row in shown_offers(alike.offers)],
         {"cell": lambda row: results.place(row.cell)},
         "rank",
         {"odds": lambda row: row.probability_cheapest},
@@ -205,13 +216,23 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
         {
             "price_of": lambda row: str(row.price_as_of or row.price_recorded),
             "batch": lambda row: row.batch_size,
+            "batches": batch_text,
+            "owned": lambda row: row.provider == OWN,
+            "few_steps": lambda row: _few_steps(job, row),
+            "doubts": lambda row: doubts(job, row) or None,
         },
         "examples_per_second tokens_per_example hours hours_low hours_high usd usd_low usd_high",
+        "own_error_share",
         {"basis": lambda row: row.basis.value, "source": _step_time_source},
         "extrapolated",
         {"elsewhere": lambda row: stands_in(row.cell.gpu, row.provider)},
         "stack",
     )
+
+
+def _few_steps(job: Job, row: RankedOffer) -> int | None:
+    per_epoch = steps_per_epoch(job, row)
+    return per_epoch if per_epoch < FEW_STEPS else None
 
 
 def _step_time_source(row: RankedOffer) -> str:

@@ -8,12 +8,13 @@ from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
-from orchestrator.spec.job import Job
+from orchestrator.spec.job import MINUTES_PER_HOUR, Job
 from orchestrator.spec.job_tokens import job_of, steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis
 
 NEARLY_CERTAIN = 0.995  # draws cannot support a higher probability
+MOSTLY = 0.5  # part of a job's hours
 FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
 WORTHWHILE_SPEEDUP = 0.9  # a faster offer is named if it takes at most this part of the time
 
@@ -59,11 +60,13 @@ class Recommendation:
 
     def _few_steps(self) -> str:
         """Optimizer steps of an epoch where they are too few to train well, else nothing."""
-        row = self.best
-        batch = row.batch_size * row.cell.recipe.micro_batches(row.batch_size)
-        job = job_of(self.job, row.cell.recipe, row.cell.seq_len)
-        per_epoch = steps(job, batch) // job.epochs
-        return f" ({per_epoch} optimizer steps an epoch)" if per_epoch < FEW_STEPS else ""
+        per_epoch = steps_per_epoch(self.job, self.best)
+        return f" ({per_epoch:.0f} optimizer steps an epoch)" if per_epoch < FEW_STEPS else ""
+
+    @property
+    def doubts(self) -> list[str]:
+        """Reasons to doubt the recommended offer."""
+        return doubts(self.job, self.best)
 
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:
         best = self.best
@@ -91,6 +94,35 @@ def recommendations(ranking: Ranking) -> list[Recommendation]:
     return [
         Recommendation(rows[0], rows, job, wanted) for rows in (tuple(group) for _, group in groups)
     ]
+
+
+def steps_per_epoch(job: Job, row: RankedOffer) -> int:
+    """Optimizer steps of an epoch of the job on an offer, rounded down."""
+    recipe = row.cell.recipe
+    batch = row.batch_size * recipe.micro_batches(row.batch_size)
+    of_cell = job_of(job, recipe, row.cell.seq_len)
+    return steps(of_cell, batch) // of_cell.epochs
+
+
+def is_mostly_startup(job: Job, row: RankedOffer) -> bool:
+    """Whether the assumed start-up takes most of an offer's hours."""
+    return job.overheads.startup_minutes / MINUTES_PER_HOUR > MOSTLY * row.hours
+
+
+def doubts(job: Job, row: RankedOffer) -> list[str]:
+    """Reasons to doubt an offer, a sentence each."""
+    reasons = []
+    if row.basis is Basis.SIMULATED:
+        reasons.append("Nothing was measured on this GPU: its times are simulated.")
+    if steps_per_epoch(job, row) < FEW_STEPS:
+        reasons.append(
+            f"An epoch has fewer than {FEW_STEPS} optimizer steps: a smaller batch size may train "
+            "better."
+        )
+    if is_mostly_startup(job, row):
+        minutes = job.overheads.startup_minutes
+        reasons.append(f"Most of the time is the assumed start-up of {minutes:g} min.")
+    return reasons
 
 
 def batch_text(row: RankedOffer) -> str:

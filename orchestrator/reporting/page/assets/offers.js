@@ -1,0 +1,185 @@
+"use strict";
+// The offers of the selected job: filters, the recommendation, odds, table and chart are one state,
+// which the fragment of the page's address holds, so that a view can be sent.
+
+const OFFERS = rowsOf("offers");
+const SELECTS = ["gpu", "provider", "market"];
+const LIMITS = { deadline: ["hours", "a deadline"], budget: ["usd", "a budget"] };
+const at = (id) => document.getElementById(id);
+let job = 0;
+
+/** The limit in a field; null if it is empty or no positive number. */
+function limitOf(id) {
+  const value = Number.parseFloat(at(id).value);
+  return Number.isFinite(value) && value > 0 ? value : null;
+}
+
+/** A sentence on the first field that holds no positive number; empty where none does. */
+function mistake() {
+  const wrong = Object.keys(LIMITS).filter((id) => {
+    const isWrong = limitOf(id) === null && (at(id).value !== "" || at(id).validity.badInput);
+    at(id).setAttribute("aria-invalid", isWrong);
+    return isWrong;
+  });
+  return wrong.map((id) => `${at(id).value || "This"} is not ${LIMITS[id][1]}: enter a number above 0.`).join(" ");
+}
+
+const mayMiss = (row) => limitOf("deadline") !== null && row.hours_high > limitOf("deadline");
+const mayExceed = (row) => limitOf("budget") !== null && row.usd_high > limitOf("budget");
+const isFiltered = () => SELECTS.some((id) => at(id).value) || Object.keys(LIMITS).some((id) => limitOf(id) !== null);
+
+function wanted(row) {
+  return (!at("gpu").value || row.cell.gpu === at("gpu").value)
+    && (!at("provider").value || row.provider === at("provider").value)
+    && (!at("market").value || row.market === at("market").value)
+    && Object.entries(LIMITS).every(([id, [name]]) => limitOf(id) === null || row[name] <= limitOf(id));
+}
+
+// Draws of the errors, always the same. A 90 % interval ends 1.645 standard deviations from its middle.
+const DRAWS = 1000;
+const QUANTILE = 1.645;
+const NORMALS = new Map();
+
+function normals(name) {
+  if (!NORMALS.has(name)) {
+    const normal = d3.randomNormal.source(d3.randomLcg((NORMALS.size + 0.5) / 65536))();
+    NORMALS.set(name, Float64Array.from({ length: DRAWS }, normal));
+  }
+  return NORMALS.get(name);
+}
+
+/** Set the probability of each row that it is the cheapest of these rows. */
+function setChances(rows) {
+  const least = new Float64Array(DRAWS).fill(Infinity);
+  const drawn = rows.map((row) => {
+    const above = Math.log(row.hours_high / row.hours) / QUANTILE;
+    const below = Math.log(row.hours / row.hours_low) / QUANTILE;
+    const price = Math.sqrt(Math.max(0, (Math.log(row.usd_high / row.usd) / QUANTILE) ** 2 - above ** 2));
+    const [own, shared] = [Math.sqrt(row.own_error_share), Math.sqrt(1 - row.own_error_share)];
+    const [alone, together] = [normals(`${CELLS.indexOf(row.cell)} ${row.basis}`), normals(row.basis)];
+    const prices = price > 1e-6 ? normals(`price ${OFFERS.indexOf(row)}`) : null;
+    return Float64Array.from({ length: DRAWS }, (_, i) => {
+      const error = (z) => (z > 0 ? above : below) * z;
+      const log = Math.log(row.usd) + own * error(alone[i]) + shared * error(together[i]) + (prices ? price * prices[i] : 0);
+      least[i] = Math.min(least[i], log);
+      return log;
+    });
+  });
+  rows.forEach((row, n) => { row.chance = d3.mean(drawn[n], (log, i) => Number(log <= least[i])); });
+}
+
+const offerText = (row) => {
+  const gpus = row.gpus > 1 ? `, ${row.gpus} GPUs` : "";
+  return row.owned ? `on your own machine (${row.instance}${gpus})` : `from ${row.provider} (${row.instance}${gpus}, ${row.market})`;
+};
+const strong = (text) => element("strong", {}, text);
+
+/** The recommendation among rows, as the page's own is worded. */
+function adviceOf(rows) {
+  const best = d3.least(rows, (row) => row.rank);
+  const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
+  const lead = element("p", { class: "lead" }, best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
+    ` ${offerText(best)} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
+    ` (${span(best.usd_low, best.usd_high)}) and takes `, strong(hours(best.hours)),
+    ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${few}. `,
+    ...(rows.length === 1 ? ["No other offer matches."]
+      : [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), "."]));
+  const named = [best];
+  const others = [
+    ["Cheapest without interruptions", best.market === "spot" ? d3.least(rows.filter((row) => row.market !== "spot"), (row) => row.usd) : null],
+    ["Cheapest other GPU", d3.least(rows.filter((row) => row.cell.gpu !== best.cell.gpu), (row) => row.usd)],
+    ["Faster, but more expensive", d3.least(rows.filter((row) => row.hours < 0.9 * best.hours), (row) => row.hours)],
+  ].filter(([, row]) => row && !named.includes(row) && named.push(row));
+  const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${offerText(row)}: ${dollars(row.usd)}, ${hours(row.hours)}.`));
+  const doubts = [...(best.doubts ?? []), mayMiss(best) ? "The 90 % interval of its hours ends after the deadline." : "", mayExceed(best) ? "The 90 % interval of its cost ends above the budget." : ""];
+  return [lead, list.length ? element("ul", {}, ...list) : null, ...doubts.filter(Boolean).map((text) => element("p", { class: "warn" }, text))];
+}
+
+/** The reason for an empty state: which single filter leaves nothing, if one does. */
+function noneOf(ofJob) {
+  const [fastest, cheapest] = [d3.least(ofJob, (row) => row.hours), d3.least(ofJob, (row) => row.usd)];
+  const why = limitOf("deadline") !== null && fastest.hours > limitOf("deadline") ? ` The fastest takes ${hours(fastest.hours)}.`
+    : limitOf("budget") !== null && cheapest.usd > limitOf("budget") ? ` The cheapest costs ${dollars(cheapest.usd)}.` : "";
+  return element("p", { class: "lead" }, `None of ${ofJob.length} offers matches.${why}`);
+}
+
+const offerColumns = [
+  {
+    label: "GPU and offer", of: (row) => row.cell.gpu, head: true,
+    under: (row) => `${row.provider} ${row.instance}${row.gpus > 1 ? ` (${row.gpus} GPUs)` : ""}, ${row.region}, ${row.market}`,
+    csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus"].map((name) => [name, (r) => r[name]])],
+  },
+  {
+    label: "cost", of: (row) => row.usd, number: true, show: (row) => dollars(row.usd), under: (row) => `${span(row.usd_low, row.usd_high)}${mayExceed(row) ? ", may exceed the budget" : ""}`,
+    csv: ["usd", "usd_low", "usd_high"].map((name) => [name, (r) => r[name]]),
+  },
+  {
+    label: "time", of: (row) => row.hours, number: true, show: (row) => hours(row.hours), under: (row) => `${span(row.hours_low, row.hours_high)}${mayMiss(row) ? ", may miss the deadline" : ""}`,
+    csv: ["hours", "hours_low", "hours_high"].map((name) => [name, (r) => r[name]]),
+  },
+  {
+    label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance),
+    under: (row) => [row.tied && row.rank > 1 ? "not distinguishable" : "", row.pareto ? "Pareto-optimal" : ""].filter(Boolean).join(", "),
+  },
+  {
+    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis),
+    under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
+  },
+  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => short(row.usd_per_hour) },
+  { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.cell.largest ?? "unknown"}` },
+  { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second) },
+  { label: "price date", of: (row) => row.price_of },
+  { label: "stack", of: (row) => row.stack },
+];
+
+const ranking = new Table(at("ranking"), {
+  caption: "Offers, the cheapest first", columns: offerColumns, sort: 1, most: 10, isBest: (row) => row === ranking.best,
+});
+
+function showOffers() {
+  const ofJob = OFFERS.filter((row) => row.cell.job === job);
+  const rows = ofJob.filter(wanted);
+  const wrong = mistake();
+  if (rows.length === ofJob.length) rows.forEach((row) => { row.chance = row.odds; });
+  else setChances(rows);
+  ranking.best = d3.least(rows, (row) => row.rank);
+  ranking.fill(rows);
+  at("matches").textContent = wrong || (ofJob.length ? `${rows.length} of ${ofJob.length} offers` : "No offer can be ranked: see Excluded cells.");
+  at("matches").classList.toggle("warn", Boolean(wrong));
+  const replaces = isFiltered() && ofJob.length > 0;
+  document.querySelectorAll(".answer[data-job]").forEach((part) => { part.hidden = replaces || Number(part.dataset.job) !== job; });
+  at("filtered").hidden = !replaces;
+  at("filtered").replaceChildren(...(!replaces ? [] : rows.length ? adviceOf(rows) : [noneOf(ofJob)]).filter(Boolean));
+  costChart(at("cost"), at("beyond"), rows);
+}
+
+/** Offer the GPUs and providers of the job's offers as filters; keep what is selected if it is one. */
+function listChoices() {
+  const ofJob = OFFERS.filter((row) => row.cell.job === job);
+  for (const [id, of] of [["gpu", (row) => row.cell.gpu], ["provider", (row) => row.provider]]) {
+    const names = d3.sort(new Set(ofJob.map(of)));
+    const kept = at(id).dataset.asked ?? at(id).value;
+    delete at(id).dataset.asked;
+    at(id).replaceChildren(element("option", { value: "" }, "all"), ...names.map((name) => element("option", { value: name }, name)));
+    at(id).value = names.includes(kept) ? kept : "";
+  }
+}
+
+/** Take the job and the filters from the address. */
+function readView() {
+  const view = new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
+  const asked = view.get("job");
+  if (asked !== null && [...at("job").options].some((option) => option.value === asked)) at("job").value = asked;
+  job = Number(at("job").value);
+  at("gpu").dataset.asked = view.get("gpu") ?? "";
+  at("provider").dataset.asked = view.get("provider") ?? "";
+  at("market").value = ["on-demand", "spot"].includes(view.get("market")) ? view.get("market") : "";
+  for (const id of Object.keys(LIMITS)) at(id).value = view.get(id) ?? "";
+}
+
+/** Put the job and the filters into the address. */
+function writeView() {
+  const view = new URLSearchParams({ job });
+  for (const id of [...SELECTS, ...Object.keys(LIMITS)]) if (at(id).value) view.set(id, at(id).value);
+  history.replaceState(null, "", `#${view}`);
+}
