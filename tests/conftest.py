@@ -12,6 +12,7 @@ from orchestrator.console import PACKAGES
 
 if TYPE_CHECKING:
     from fakes.s3_server import S3Server
+    from playwright.sync_api import BrowserContext
     from trainer_reference.cells import Compare, ReferenceCell
 
     from orchestrator.run_folder.run_folder import RunFolder
@@ -62,6 +63,15 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> "Compare":
         compare_in(cell, folder, peak_tolerance=peak_tolerance)
 
     return compare
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["BrowserContext"]:
+    """Chromium, opened once for the tests of a file."""
+    from fakes.browser import opened_browser  # noqa: PLC0415 - few tests need it
+
+    with opened_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -8,43 +8,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from builders.catalog_offers import offer
 from builders.curves import DENSE, epochs
-from builders.observations import environment, observation, recipe, tiny_cell
+from builders.observations import recipe, tiny_cell
 from builders.profiles import profiled
-from builders.runs import ONE_CELL, SIMULATED, results, spec_of, whole_trial
-from fakes.browser import Opened, opened_browser
+from builders.runs import ONE_CELL, SIMULATED, results
+from fakes.browser import Opened
 from playwright.sync_api import BrowserContext
 
 from fitting.fit import fit_observations
 from fitting.learning_curves import curves
-from orchestrator.reporting.comparison import compare, comparison_markdown
-from orchestrator.reporting.html_report import html_comparison, html_report, markdown
-from trials.records.observation import Measurement, Outcome
+from orchestrator.reporting.html_report import html_report
 
 MADE = datetime(2026, 11, 21, tzinfo=UTC)
-PRICE = "{{gpu: {gpu}, provider: {provider}, region: {region}, instance: {instance}, "
-PRICE += "usd_per_hour: {usd}, market: {market}, source: me, recorded: 2026-01-31}}"
-HOSTILE = "</script><script>alert(1)</script>"
-IMAGE = "<img src=https://example.com/x onerror=alert(2)>"
-MARKDOWN = "![x](https://example.com/y) [z](javascript:alert(3)) <b>|"
-
-
-def offer(
-    usd: float,
-    *,
-    gpu: str = "cpu",
-    provider: str = "own",
-    instance: str = "desk",
-    region: str = "here",
-    market: str = "on-demand",
-) -> str:
-    """A row of the specification's catalog."""
-    quoted = {
-        name: json.dumps(value)
-        for name, value in (("provider", provider), ("instance", instance), ("region", region))
-    }
-    return f"    - {PRICE.format(gpu=json.dumps(gpu), usd=usd, market=market, **quoted)}\n"
-
 
 OFFERS = "".join(
     (
@@ -54,27 +30,8 @@ OFFERS = "".join(
         *(offer(1.0 + n, provider="them", instance=f"big{n}") for n in range(30)),
     )
 )
-# What is told of an opened part comes a moment later.
-OPEN_ALL = """async () => {
-  for (const each of document.querySelectorAll("details")) each.open = true;
-  await new Promise((done) => setTimeout(done, 100));
-}"""
 LEAD = ".answer:not([hidden]) .lead"
 TWO_JOBS = ONE_CELL.replace("[16]", "[16, 32]")
-
-
-def twice_as_fast(measured: Measurement | None) -> Measurement | None:
-    """The same measurement with half the step times."""
-    if measured is None:
-        return None
-    return measured.model_copy(update={"step_seconds": tuple(s / 2 for s in measured.step_seconds)})
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
-    """One browser for all of these tests."""
-    with opened_browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +44,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def report(context: BrowserContext, file: Path) -> Iterator[Opened]:
+def report(browser: BrowserContext, file: Path) -> Iterator[Opened]:
     """The opened report; at the end, the console is empty and nothing else was requested."""
-    opened = Opened(context, file)
+    opened = Opened(browser, file)
     yield opened
     assert opened.complaints == []
     # Saved tables are addresses in the browser's own memory.
@@ -192,7 +149,7 @@ def test_a_limit_that_is_not_positive_is_refused_where_it_is_typed(
     assert report.page.locator("#deadline").get_attribute("aria-invalid") == "false"
 
 
-def test_the_address_holds_the_job_and_the_filters(context: BrowserContext, report: Opened) -> None:
+def test_the_address_holds_the_job_and_the_filters(browser: BrowserContext, report: Opened) -> None:
     """Another person who opens the address sees the same view."""
     choose(report, "llama-2-7b, 64 tokens")
     page = report.page
@@ -201,7 +158,7 @@ def test_the_address_holds_the_job_and_the_filters(context: BrowserContext, repo
     page.fill("#deadline", "500")
     address, seen = page.url, report.texts(LEAD)
     assert "Rent A40" in seen[0]
-    sent = context.new_page()
+    sent = browser.new_page()
     sent.goto(address)
     sent.wait_for_selector("html[data-ready]")
     assert sent.locator(LEAD).all_inner_texts() == seen
@@ -291,7 +248,7 @@ def test_it_fits_a_phone_in_both_themes(report: Opened, scheme: str) -> None:
     assert (lightness > 0.5) is (scheme == "light")
 
 
-def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) -> None:
+def test_profiles_and_curves_are_drawn(browser: BrowserContext, tmp_path: Path) -> None:
     """Bars fill their length, experts have their tokens, and every curve has a line."""
     run = results(ONE_CELL)
     saving = tiny_cell("mixtral-tiny", recipe("full", gradient_checkpointing=True), seq_len=16)
@@ -306,7 +263,7 @@ def test_profiles_and_curves_are_drawn(context: BrowserContext, tmp_path: Path) 
     run = replace(run, profiled=probes, learned=learned)
     path = tmp_path / "report.html"
     path.write_text(html_report(run, MADE), encoding="utf-8")
-    opened = Opened(context, path)
+    opened = Opened(browser, path)
     for part in ("stages", "layers", "inside"):
         bars = f"#profile-{part} [aria-label=bar] rect"
         widths = opened.page.locator(bars).evaluate_all(
@@ -343,42 +300,8 @@ def test_omitted_offers_are_counted(file: Path) -> None:
     assert "This page shows" not in file.read_text(encoding="utf-8")
 
 
-def test_names_are_escaped(context: BrowserContext, tmp_path: Path) -> None:
-    """A name of an instance, a GPU or an error adds no markup, script or request."""
-    text = ONE_CELL + (
-        "catalog:\n  offers:\n"
-        + offer(0.0005, provider=HOSTILE, instance=MARKDOWN, region=IMAGE)
-        + offer(0.0007, provider="=1+1", instance="`code`**bold**")
-    )
-    spec = spec_of(text)
-    (plain,) = spec.all_cells()
-    cell = plain.model_copy(update={"model": IMAGE})  # as a folder may be called
-    where = environment(host=HOSTILE, device_name=IMAGE)
-    observations = [
-        o.model_copy(update={"environment": where, "cell": cell}) for o in whole_trial(plain, spec)
-    ]
-    observations.append(observation(50, Outcome.FAILED, cell=cell, detail=f"{HOSTILE}{MARKDOWN}"))
-    run = results(text, observations, [cell])
-    for name, page in (
-        ("report.html", html_report(run, MADE)),
-        ("both.html", html_comparison(compare(run, run, (HOSTILE, MARKDOWN)), MADE)),
-    ):
-        path = tmp_path / name
-        path.write_text(page, encoding="utf-8")
-        opened = Opened(context, path)
-        opened.page.evaluate(OPEN_ALL)
-        body = opened.page.inner_text("body")
-        assert IMAGE in body
-        assert HOSTILE in body
-        assert MARKDOWN in body.replace("\\|", "|")
-        assert opened.page.locator("img, a[href^=http], a[href^=javascript], b").count() == 0
-        assert opened.complaints == []
-        assert opened.requests == [path.as_uri()]
-        opened.page.close()
-
-
 def test_an_injected_script_does_not_run(
-    context: BrowserContext, file: Path, tmp_path: Path
+    browser: BrowserContext, file: Path, tmp_path: Path
 ) -> None:
     """The page's policy allows its own scripts by hash, and no request."""
     spoilt = file.read_text(encoding="utf-8").replace(
@@ -387,52 +310,10 @@ def test_an_injected_script_does_not_run(
     )
     path = tmp_path / "spoilt.html"
     path.write_text(spoilt, encoding="utf-8")
-    opened = Opened(context, path)
+    opened = Opened(browser, path)
     assert opened.page.title() != "spoilt"
     assert len([c for c in opened.complaints if "Content Security Policy" in c]) == 2
     opened.page.close()
-
-
-def test_two_runs_are_compared(context: BrowserContext, tmp_path: Path) -> None:
-    """A run that takes half the time is twice as fast; a different version is named."""
-    before = results(TWO_JOBS)
-    newer = environment(versions=(("python", "3.11.1"), ("torch", "2.10.0")))
-    faster = [
-        o.model_copy(update={"environment": newer, "measurement": twice_as_fast(o.measurement)})
-        for o in before.observed
-        if o.cell.seq_len == 16
-    ]
-    comparison = compare(before, results(ONE_CELL, faster), ("old", "new"))
-    text = comparison_markdown(comparison)
-    assert re.search(r"\| torch +\| 2.9.0 +\| 2.10.0 +\|", text)
-    assert "+100.0% (+" in text
-    assert "- cpu/llama-tiny/full-fp32/dense/seq32" in text.split("## Only in old")[1]
-    path = tmp_path / "both.html"
-    path.write_text(html_comparison(comparison, MADE), encoding="utf-8")
-    opened = Opened(context, path)
-    assert opened.texts("#speeds-numbers tbody td:nth-child(6)")[0].startswith("2")
-    assert opened.texts("#speeds-numbers tbody td:nth-child(7)") == ["faster"]
-    assert opened.complaints == []
-    opened.page.close()
-
-
-def test_a_run_without_observations_opens(context: BrowserContext, tmp_path: Path) -> None:
-    """The page says why nothing can be ranked."""
-    path = tmp_path / "report.html"
-    path.write_text(html_report(results(ONE_CELL, []), MADE), encoding="utf-8")
-    opened = Opened(context, path)
-    assert "Nothing can be ranked" in opened.texts(".answer .lead")[0]
-    assert "not measured" in opened.texts("#excluded")[0]
-    assert opened.complaints == []
-    opened.page.close()
-
-
-def test_markdown_of_reports_becomes_tables_and_nothing_else() -> None:
-    """Links, images and markup in names stay text."""
-    html = str(markdown(f"**sure**\n\n| a | b |\n|---|---|\n| {IMAGE} | [x](http://y) |"))
-    assert "<strong>sure</strong>" in html
-    assert "<td>&lt;img src=" in html
-    assert "<td>[x](http://y)</td>" in html
 
 
 def test_laws_of_the_page_are_those_of_the_run() -> None:

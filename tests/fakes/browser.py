@@ -18,6 +18,12 @@ QUIET = [
     "--disable-sync",
 ]
 
+# An opened part is reported a moment later.
+OPEN_ALL = """async () => {
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  await new Promise((done) => setTimeout(done, 100));
+}"""
+
 
 def browser_path() -> str:
     """Path of Chromium.
