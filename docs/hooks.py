@@ -27,6 +27,7 @@ from gpu_catalog.record import Record
 from orchestrator.cli.main import build_parser
 from orchestrator.spec.job_request import JobRequest
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.recipes.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT_PAGES = (
@@ -157,10 +158,12 @@ def _cell(text: object) -> str:
 def specification_markdown() -> str:
     """Tables of the fields of a specification: the file, then each record in it."""
     sweep, job = SweepSpec.model_json_schema(), JobRequest.model_json_schema()
-    # A field may be documented in a class that JobRequest inherits from.
-    documented = [c.__doc__ for c in JobRequest.__mro__ if issubclass(c, Record) and c.__doc__]
-    job["description"] = "\n\n".join(inspect.cleandoc(text) for text in documented)
     records: dict[str, Any] = sweep["$defs"] | job["$defs"] | {"JobRequest": job}
+    for record in (JobRequest, Recipe):
+        # A field may be documented in a class that the record inherits from.
+        documented = [c.__doc__ for c in record.__mro__ if issubclass(c, Record) and c.__doc__]
+        description = "\n\n".join(inspect.cleandoc(text) for text in documented)
+        records[record.__name__]["description"] = description
     # The file has a job's request, not the job with its lengths counted.
     sweep["properties"]["workload"] = {"$ref": "#/$defs/JobRequest"}
     parts = [_record("The file", sweep, records)]

@@ -73,3 +73,14 @@ def test_every_page_of_the_navigation_exists() -> None:
         p for p in places if not (ROOT / p).is_file() | (ROOT / p.with_suffix(".ipynb")).is_file()
     ]
     assert missing == []
+
+
+def test_every_field_of_a_specification_is_documented() -> None:
+    """The tables of the reference have a meaning beside each field, inherited ones too."""
+    program = "import hooks; print(hooks.specification_markdown())"
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(
+        command, cwd=ROOT / "docs", capture_output=True, text=True, check=True
+    ).stdout
+    assert [line for line in printed.splitlines() if line.endswith("|  |")] == []
+    assert "| `lora_rank` |" in printed
