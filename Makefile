@@ -54,6 +54,7 @@ $(TRAINERS)/.ready: tests/trainers.txt
 
 trainers: setup $(TRAINERS)/.ready  ## what is written for other projects, read by their own parsers in .venv-trainers
 	$(RUN) -m pytest -rs -m trainers
+	$(if $(EXAMPLES),$(RUN) tests/benchmarks/configurations.py $(EXAMPLES) --page docs/reference/configurations.md)
 
 check: setup  ## format, lint, types, layers, commands and links of the documentation
 	$(RUN) -m ruff format --check .

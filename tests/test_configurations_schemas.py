@@ -30,7 +30,9 @@ SCHEMAS = {
         "llamafactory/hparams/model_args.py BaseModelArguments",
         "llamafactory/hparams/model_args.py QuantizationArguments",
         "llamafactory/hparams/data_args.py DataArguments",
+        "llamafactory/hparams/finetuning_args.py FreezeArguments",
         "llamafactory/hparams/finetuning_args.py LoraArguments",
+        "llamafactory/hparams/finetuning_args.py OFTArguments",
         "llamafactory/hparams/finetuning_args.py FinetuningArguments",
     ),
     "TRL": (
@@ -49,7 +51,9 @@ DEFAULTS = {
     | {"gradient_accumulation_steps": 1, "micro_batch_size": 1, "num_epochs": 1.0},
     "LLaMA-Factory": {"cutoff_len": 2048, "lora_rank": 8, "lora_target": "all", "lora_dropout": 0}
     | {"finetuning_type": "lora", "stage": "sft", "double_quantization": True}
-    | {"disable_gradient_checkpointing": False, "quantization_type": "nf4"},
+    | {"disable_gradient_checkpointing": False, "quantization_type": "nf4"}
+    | {"freeze_trainable_layers": 2, "freeze_trainable_modules": "all"}
+    | {"oft_block_size": 32, "oft_rank": 0, "oft_target": "all", "use_llama_pro": False},
     "TRL": {"max_length": 1024, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
     | {"dtype": "float32", "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": False}
     | {"packing": False, "packing_strategy": "bfd", "gradient_checkpointing": True},

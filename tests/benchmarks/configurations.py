@@ -1,14 +1,15 @@
 """Count how many configurations in a folder are answered, and why the others are refused.
 
-Run as ``python tests/benchmarks/configurations.py FOLDER``; ``--estimate KEY`` also simulates
-each on one GPU, for which its model must be a preset, in the cache or on the hub.
+Run as ``python tests/benchmarks/configurations.py FOLDER``, with a folder in it for each trainer;
+``--estimate KEY`` also simulates each on one GPU, for which its model must be a preset, in the
+cache or on the hub. ``--page FILE`` writes the counts between the marks of a page.
 """
 
 import argparse
 import collections
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from orchestrator.markdown_table import table
 
 SUFFIXES = (".yaml", ".yml", ".py")
 NOT_ONE_GPU = ("several GPUs", "describes machines")
+MARKS = ("<!-- counts: begin -->\n", "<!-- counts: end -->\n")
 NOT_TEXT = ("images",)
 OTHER_TASKS = ("generates", "DiffusionPlugin", "TokenClassification")
 NOT_TRAINING = ("and trains nothing", "without it trains nothing")
@@ -71,11 +73,35 @@ def outcomes(folder: Path) -> Iterator[Outcome]:
             yield outcome_of(path)
 
 
+def counts(results: Iterable[Outcome], folder: Path) -> str:
+    """Table of the outcomes of each trainer's files, and of all."""
+    by_trainer: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for result in results:
+        kind = result.kind.partition(":")[0]
+        for name in (result.file.relative_to(folder).parts[0], "all"):
+            by_trainer[name][kind] += 1
+    rows = []
+    for name, kinds in sorted(by_trainer.items(), key=lambda item: (item[0] == "all", item[0])):
+        inside = [kinds[kind] for kind in ("answered", "refused", "traceback")]
+        share = f"{inside[0] / max(1, sum(inside)):.0%}"
+        rows.append((name, kinds.total(), kinds["out of scope"], *inside, share))
+    header = ("trainer", "files", "out of scope", "answered", "refused", "failed", "answered")
+    return table(header, rows) + "\n"
+
+
+def write_counts(page: Path, text: str) -> None:
+    """Replace the counts of a page."""
+    before, _, rest = page.read_text("utf-8").partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", "utf-8")
+
+
 def main() -> None:
     """Print the counts and each reason."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--estimate", metavar="KEY", help="also estimate on this GPU")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="also write the counts to it")
     options = parser.parse_args()
     results = list(outcomes(options.folder))
     write = sys.stdout.write
@@ -86,6 +112,8 @@ def main() -> None:
     for result in results:
         for reason in result.reasons:
             write(f"{result.kind} | {result.file.relative_to(options.folder)} | {reason}\n")
+    if options.page:
+        write_counts(options.page, counts(results, options.folder))
     if options.estimate:
         for result in results:
             if result.kind == "answered":
