@@ -173,12 +173,21 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file. T
     [
         (
             NODE_DIED,
-            "its node was terminated unexpectedly: health check failed",
+            "its node stopped answering: it was switched off, cut off or far too busy",
         ),
         (
             WORKER_DIED,
-            "its Ray worker died: Worker unexpectedly exits with a connection error code 2",
+            "its Ray worker died: its process ended without a word, as when it is killed",
         ),
+        (
+            WORKER_DIED.replace("End of file", "RPC Error message: Socket closed; rpc_code: 14"),
+            "its Ray worker died: its connection to Ray broke",
+        ),
+        (
+            WORKER_DIED.replace("Worker unexpectedly exits with a connection", "Out of gas. A"),
+            "its Ray worker died: Out of gas",
+        ),
+        ("ray.exceptions.RpcError: Socket closed rpc_code: 14\n", "its connection to Ray broke"),
         ("Failure # 1\nTraceback …\nValueError: no such thing\n", "ValueError: no such thing"),
         ("", "its Ray worker or node died"),
     ],

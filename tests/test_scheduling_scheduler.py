@@ -9,7 +9,7 @@ from fakes.scheduled_cluster import DESK, ECC, HEAD, LAP, N1, N2, SICK, World, n
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.faults import Faults
 from orchestrator.reporting.sections.trouble_section import faults_section
-from orchestrator.scheduling.scheduler import PLACEMENTS
+from orchestrator.scheduling.scheduler import MOST_UNFINISHED_STARTS, PLACEMENTS
 from trials.records.observation import Outcome
 
 
@@ -59,6 +59,22 @@ def test_a_trial_that_dies_without_progress_is_given_up() -> None:
     assert world.scheduler.is_over
     reason = f"its trial died {PLACEMENTS} times in a row, the last time: its worker died"
     assert world.scheduler.died == {DESK[0]: reason}
+
+
+def test_a_node_that_has_not_finished_starting_costs_no_placement() -> None:
+    """Its trials find files missing; after a few such deaths the file counts as never there."""
+    world = World(DESK[:1], node("n1", "desk"))
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: 'session'"
+    for _ in range(MOST_UNFINISHED_STARTS + PLACEMENTS - 1):
+        assert world.placed() == DESK[:1]
+        world.scheduler.started(DESK[0])
+        assert world.scheduler.ended(DESK[0], missing) == missing
+        assert world.scheduler.died == {}
+    assert world.placed() == DESK[:1]
+    world.scheduler.started(DESK[0])
+    world.scheduler.ended(DESK[0], missing)
+    assert world.placed() == []
+    assert missing in world.scheduler.died[DESK[0]]
 
 
 def test_a_device_that_fails_two_cells_is_excluded() -> None:

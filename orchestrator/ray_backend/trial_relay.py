@@ -1,7 +1,8 @@
 """Relay between Ray Tune's trials on one side, the scheduler and the listener on the other."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,19 @@ from trials.records.profile import logged
 
 CHECK_SECONDS = 1.0  # between two looks at the cluster
 UNKNOWN_DEATH = "its Ray worker or node died"
+# Parts of Ray's messages, with what they mean to somebody who does not know its protocol.
+NODE_WORDS = {
+    "health check failed": "stopped answering: it was switched off, cut off or far too busy",
+    "expected": "was taken away",
+}
+CONNECTION_WORDS = dict.fromkeys(
+    ("rpc_code", "RpcError", "Socket closed", "StatusCode."), "its connection to Ray broke"
+)
+WORKER_WORDS = CONNECTION_WORDS | {
+    "connection error code": "its process ended without a word, as when it is killed",
+    "OOM": "Ray killed it, as its node was running out of memory",
+}
+logger = logging.getLogger(__name__)
 
 
 class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
@@ -155,10 +169,24 @@ def cause_of_death(trial: Any) -> str:
     for line in lines:
         _, is_of_node, how = line.partition("the actor's node was ")
         if is_of_node:
-            return f"its node was {how}"
+            return f"its node {in_words(how, NODE_WORDS) or f'was {how}'}"
         if "worker process has died" in line:
-            detail = line.partition("Worker exit detail: ")[2].partition(". ")[0]
-            return f"its Ray worker died: {detail}" if detail else "its Ray worker died"
+            detail = line.partition("Worker exit detail: ")[2]
+            how = in_words(detail, WORKER_WORDS) or detail.partition(". ")[0]
+            return f"its Ray worker died: {how}" if how else "its Ray worker died"
         if line.endswith(NODE_LEAVES):
             return NODE_LEAVES
-    return lines[-1] if lines else UNKNOWN_DEATH
+    last = lines[-1] if lines else UNKNOWN_DEATH
+    return in_words(last, CONNECTION_WORDS) or last
+
+
+def in_words(raw: str, words: Mapping[str, str]) -> str | None:
+    """Meaning of a message of Ray's protocol between processes; None for any other.
+
+    The message itself goes to the log, for whoever looks for the cause in Ray's own.
+    """
+    for part, meaning in words.items():
+        if part in raw:
+            logger.debug("Ray: %s", raw)
+            return meaning
+    return None

@@ -52,6 +52,10 @@ class RunningTrial:
     node: NodeAddress | None = None
     blamed: str | None = None
 
+    def died_early(self, error: str) -> bool:
+        """Whether its node had not finished starting: Ray's folder there may lack a file yet."""
+        return error.startswith("FileNotFoundError") and not self.made_progress
+
     def silence(self, now: float) -> str | None:
         """Complaint about a running trial that has reported nothing for too long."""
         trial, probes = self.task, 1.0

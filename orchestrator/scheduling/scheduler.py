@@ -20,6 +20,7 @@ from trials.records.failure_classification import blames_device
 from trials.records.profile import Logged
 
 PLACEMENTS = 3  # of a trial that dies each time before it has reported anything new
+MOST_UNFINISHED_STARTS = 3  # deaths of a trial on nodes that had not finished starting
 
 
 class Scheduler:
@@ -69,6 +70,7 @@ class Scheduler:
             queue.update_nodes(cluster, self._nodes.excluded)
         self._waits = {gpu: NodeWait(gpu, wait_seconds) for gpu in self._queues}
         self._deaths: dict[Cell, int] = defaultdict(int)  # in a row, without progress
+        self._early: dict[Cell, int] = defaultdict(int)  # of nodes that had not finished starting
 
     @property
     def is_over(self) -> bool:
@@ -147,7 +149,8 @@ class Scheduler:
                 return None
         elif trial.made_progress:
             self._deaths[cell] = 0
-        self._deaths[cell] += 1
+        early = trial.died_early(error) and self._early[cell] < MOST_UNFINISHED_STARTS
+        (self._early if early else self._deaths)[cell] += 1
         lost = self._clock() - trial.last_report_at if trial.is_running else 0.0
         self._note(_fault(kind, cell.device, error, cell=cell, node=trial.node, lost_seconds=lost))
         if self._deaths[cell] >= PLACEMENTS:

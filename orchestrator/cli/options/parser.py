@@ -65,6 +65,8 @@ class Parser(argparse.ArgumentParser):
     def _get_values(self, action: Any, arg_strings: Any) -> Any:
         """Value of an option; a wrong one is noted, and the option counts as not given."""
         try:
+            if action.option_strings and arg_strings == ["--"]:  # argparse would drop it
+                raise argparse.ArgumentError(action, "'--' is no value")  # noqa: TRY301 - as it does
             return super()._get_values(action, arg_strings)
         except argparse.ArgumentError as error:
             if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - no public name
