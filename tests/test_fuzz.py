@@ -1,0 +1,63 @@
+"""The search for inputs that break a command finds each kind of breakage."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fuzz
+import pytest
+from fuzz import Case, failure
+
+CASE = Case("made", ("words",), {"folder/file": b"content"})
+
+
+def raises(_: list[str]) -> int:
+    """A command with a mistake in its code."""
+    raise KeyError
+
+
+def takes_memory(_: list[str]) -> int:
+    """A command that asks for more than the limit."""
+    return len(bytearray(fuzz.MOST_BYTES + 2**20))
+
+
+def takes_time(_: list[str]) -> int:
+    """A command that computes without end."""
+    while True:
+        pass
+
+
+def waits(_: list[str]) -> int:
+    """A command that waits without end."""
+    time.sleep(1e6)
+    return 0
+
+
+def refuses(words: list[str]) -> int:
+    """A command that prints a line about its file, as it should."""
+    sys.stderr.write(f"{words}: {Path('folder/file').read_bytes()!r}\n")
+    sys.exit(2)
+
+
+@pytest.mark.parametrize(
+    ("run", "wrong"),
+    [
+        (raises, "traceback"),
+        (takes_memory, "large"),
+        (takes_time, "slow"),
+        (waits, "slow"),
+        (refuses, None),
+    ],
+)
+def test_each_way_to_break_is_found(
+    run: Callable[[list[str]], int],
+    wrong: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A traceback, too much memory, too much time; an error in a line is what is wanted."""
+    monkeypatch.setattr(fuzz, "CPU_SECONDS", 3.0)
+    monkeypatch.setattr(fuzz, "MOST_BYTES", 2**28)
+    monkeypatch.setattr(fuzz, "HANG_SECONDS", 1.0 if run is waits else 5.0)
+    assert failure(CASE, tmp_path, run) == wrong
