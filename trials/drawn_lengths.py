@@ -78,6 +78,11 @@ class DrawnLengths(Record):
         longest = self._batches(np.r_[tokens[-1], others[: batch_size - 1]][None])
         return (*longest, *batches) if self.grouped else (*batches, *longest)
 
+    def longest_first(self, batch_size: int, seed: int) -> tuple[DrawnBatch, ...]:
+        """The same batches with that of the longest example first, as after a warm-up step."""
+        batches = self.batches(batch_size, seed)
+        return batches if self.grouped else (batches[-1], *batches[:-1])
+
     def _batches(self, tokens: np.ndarray) -> list[DrawnBatch]:
         """Batches of examples (batches, batch_size)."""
         padded, shortest = self._padded(tokens.max(1)), tokens.min(1).tolist()

@@ -7,7 +7,7 @@ from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated, Price
 from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import Question
-from orchestrator.estimating.varying_memory import remedies
+from orchestrator.estimating.varying_memory import LengthRemedy, length_remedies
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
 from orchestrator.reporting.sections.alternative_recipes import cheapest_remedy
@@ -228,15 +228,25 @@ def varying_text(estimates: Sequence[Estimated], question: Question) -> str | No
             f"micro-batch of {row.batch_size} reserves {interval.low:.1f} to {interval.high:.1f} "
             f"GiB where it may ({row.gpu}), at a constant length {row.reserved_gib:.1f} GiB."
         )
-        options = remedies(question.workload, best.varying, best.gpu, row.batch_size)
-        lines += [f"{name} lowers that to {gib:.1f} GiB." for name, gib in options]
     lines += [
         f"{e.estimate.gpu}: a micro-batch of {e.estimate.max_batch_size} fits at a constant "
         f"length; the largest that survives an epoch is {e.estimate.surviving_batch_size}."
         for e in estimates
         if (e.estimate.surviving_batch_size or 0) < e.estimate.max_batch_size
     ]
+    survives = row.surviving_batch_size or 0
+    remedies = length_remedies(
+        question.workload, best.varying, best.gpu, survives, question.batch_limit
+    )
+    if remedies:
+        changes = ", ".join(map(_change_text, remedies))
+        lines.append(f"{row.gpu}: the largest that survives rises from {survives} to {changes}.")
     return " ".join(lines) or None
+
+
+def _change_text(remedy: LengthRemedy) -> str:
+    tokens = f" (for {remedy.more_tokens:.0%} more tokens)" if remedy.more_tokens > 0 else ""
+    return f"{remedy.batch_size} with {remedy.change}{tokens}"
 
 
 def padding_text(estimates: Sequence[Estimated], question: Question) -> str | None:

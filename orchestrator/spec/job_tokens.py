@@ -106,19 +106,29 @@ def drawn_lengths(workload: Job, seq_len: int) -> DrawnLengths | None:
         workload: the job.
         seq_len: tokens that no row exceeds; a job with longer examples does not run there.
     """
+    drawn = drawn_from(workload, seq_len)
+    return drawn if drawn is not None and drawn.vary else None
+
+
+def drawn_from(workload: Job, seq_len: int) -> DrawnLengths | None:
+    """Lengths that batches of a job are drawn from, alike or not; None without lengths.
+
+    Args:
+        workload: the job.
+        seq_len: as in ``drawn_lengths``.
+    """
     data, longest = workload.lengths, longest_example(workload)
     if data is None or longest is None or longest > seq_len or workload.padding in PACKED:
         return None
     lengths = data.lengths.cut(longest)
     histogram = zip(lengths.tokens.tolist(), lengths.examples.tolist(), strict=True)
-    drawn = DrawnLengths(
+    return DrawnLengths(
         histogram=tuple((int(tokens), int(examples)) for tokens, examples in histogram),
         examples=workload.examples,
         grouped=workload.padding == "grouped",
         multiple=workload.pad_to_multiple,
         most_tokens=seq_len,
     )
-    return drawn if drawn.vary else None
 
 
 def longest_tokens(workload: Job, seq_len: int) -> int:

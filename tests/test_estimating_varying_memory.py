@@ -1,0 +1,82 @@
+"""Changes under which a larger micro-batch survives varying lengths, named where they help."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import orchestrator
+from orchestrator.estimating.estimate_records import Estimated
+from orchestrator.estimating.varying_memory import LengthRemedy, length_remedies
+from orchestrator.reporting.estimate_recommendation import varying_text
+from trials.simulation.simulated_prober import usable_bytes
+
+SPREAD = range(16, 1473, 8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep traces in a cache that the tests of this file share."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def estimated(folder: Path, lengths: Sequence[int], **options: Any) -> Estimated:
+    """Full fine-tuning of a tiny model on examples of these lengths, as many of each."""
+    path = folder / "lengths.csv"
+    path.write_text("tokens,examples\n" + "".join(f"{n},10\n" for n in lengths), encoding="utf-8")
+    tiny = {"model": "llama-tiny", "length_histogram": path, "gpu": "A40", "method": "full"}
+    some = {"defaults": "plain", "memory_gib": 1.5, "batch_size": 8}
+    (row,) = orchestrator.estimate(**(tiny | some | options))
+    return row
+
+
+def remedies(row: Estimated) -> dict[str, LengthRemedy]:
+    """Changes that help, by their names."""
+    assert row.varying is not None
+    survives = row.estimate.surviving_batch_size or 0
+    question = row.question
+    found = length_remedies(question.workload, row.varying, row.gpu, survives, question.batch_limit)
+    assert all(remedy.batch_size > 1.05 * survives for remedy in found)
+    return {remedy.change: remedy for remedy in found}
+
+
+def test_what_lets_a_larger_micro_batch_survive_is_named(tmp_path: Path) -> None:
+    """Followed, a change gives the micro-batch that was named."""
+    row = estimated(tmp_path, SPREAD)
+    found = remedies(row)
+    named = {"--expandable-segments", "--group-by-length", "the longest batch first"}
+    assert named <= found.keys()
+    expandable = estimated(tmp_path, SPREAD, expandable_segments=True)
+    grouped = estimated(tmp_path, SPREAD, group_by_length=True)
+    assert expandable.varying is not None
+    assert grouped.varying is not None
+    limit = usable_bytes(row.gpu, row.cell.recipe)
+    for name, other in (("--expandable-segments", expandable), ("--group-by-length", grouped)):
+        assert other.varying is not None
+        assert other.varying.survives(found[name].batch_size, row.gpu, limit)
+        assert found[name].batch_size >= (other.estimate.surviving_batch_size or 0)
+    text = varying_text([row], row.question) or ""
+    assert f"{found['the longest batch first'].batch_size} with the longest batch first" in text
+
+
+def test_what_helps_little_is_not_named(tmp_path: Path) -> None:
+    """Grouping does not where FlashAttention drops the padding, nor twice what is on already."""
+    row = estimated(tmp_path, SPREAD, attention="flash_attention_2")
+    assert remedies(row).keys() == {"--expandable-segments"}
+    settled = estimated(tmp_path, SPREAD, expandable_segments=True)
+    assert not remedies(settled)
+    assert "rises" not in (varying_text([settled], settled.question) or "")
+
+
+@pytest.mark.long
+def test_padding_to_a_multiple_is_named_with_the_tokens_that_it_adds(tmp_path: Path) -> None:
+    """Few lengths fragment less: a second example survives, for some padding."""
+    row = estimated(tmp_path, range(64, 4097, 16), memory_gib=0.9, batch_size=2)
+    assert row.estimate.surviving_batch_size == 1
+    padded = remedies(row)["--pad-to-multiple 512"]
+    assert padded.batch_size == 2
+    assert 0 < padded.more_tokens < 0.5
+    assert "more tokens)" in (varying_text([row], row.question) or "")
