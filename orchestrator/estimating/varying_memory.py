@@ -60,14 +60,14 @@ def length_remedies(
     Raises:
         TraceError, StructureError: as in ``VaryingLengths``.
     """
-    found = []
+    raising = []
     for change, runs, padded in _changed(workload, varying):
         larger = _larger(runs, gpu, survives, batch_limit)
         if larger is not None:
             seq_len = varying.cell.request.cell.seq_len
             before, after = (padded_tokens(job, larger, seq_len) for job in (workload, padded))
-            found.append(LengthRemedy(change, larger, max(after / before - 1, 0.0)))
-    return sorted(found, key=lambda remedy: (-remedy.batch_size, remedy.more_tokens))
+            raising.append(LengthRemedy(change, larger, max(after / before - 1, 0.0)))
+    return sorted(raising, key=lambda remedy: (-remedy.batch_size, remedy.more_tokens))
 
 
 def _larger(runs: VaryingLengths, gpu: Gpu, survives: int, batch_limit: int) -> int | None:
