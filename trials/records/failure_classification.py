@@ -67,6 +67,7 @@ FINAL_CLASSES = frozenset(
         "ImportError",
         "KernelError",
         "ModuleNotFoundError",
+        "LayersError",
         "QuantisationError",
         "RecipeError",
         "TargetError",

@@ -133,6 +133,13 @@ def _experts(config: Config, reading: Reading) -> None:
     if not quantises:
         return
     options["quantised_experts"] = True
+    if config.get("load_in_8bit") and config.get("gradient_checkpointing"):
+        # Its hook does not run where checkpointing stops early, as bitsandbytes' for 4 bits does.
+        assumption = (
+            "a layer's dequantised experts are freed after its pass; axolotl 0.19 keeps those of "
+            "models without shared experts, in fp32: use load_in_4bit for them"
+        )
+        reading.mark("quantize_moe_experts", quantises, "assumed", assumption)
     text = None
     if options["method"] != "qlora":  # schemas/config.py:1951
         text = "axolotl needs load_in_4bit or load_in_8bit with it"

@@ -24,7 +24,8 @@ from trials.child_process.bootstrap import freeze_garbage_collector
 from trials.models.adapter_targets import TargetError
 from trials.models.build import FamilyError, KernelError
 from trials.models.experts import ExpertsError
-from trials.models.weight_placement import QuantisationError, decoder_layers
+from trials.models.weight_placement import LayersError, QuantisationError, decoder_layers
+from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.simulation.layer_expansion import check_repeats
 from trials.simulation.recording import Recording, RepeatError, StructureError
@@ -37,7 +38,7 @@ from trials.training.recipe_check import RecipeError
 
 REFUSALS = (
     *(UntraceableError, FamilyError, KernelError, ExpertsError, TargetError, QuantisationError),
-    *(RecipeError, StructureError, ImportError),
+    *(LayersError, RecipeError, StructureError, ImportError),
 )
 LONGEST = 300
 """Most characters of a library's message in a refusal."""
@@ -98,9 +99,7 @@ class Tracing:
         cell = self.cell(request)
         if cell.repeated_layers.copies == 0:
             if not request.whole and len(decoder_layers(cell.model)) > FEW_LAYERS:
-                offloads = request.cell.recipe.activation_offloading
-                why = "offloading outlasts a layer" if offloads else "no layer equals the next"
-                self._report_whole(request, why)
+                self._report_whole(request, _why_whole(request.cell.recipe))
             return self._traced(cell, request)
         try:
             return self._traced(cell, request)
@@ -267,3 +266,11 @@ def main() -> None:
     sys.stderr.flush()
     replies.flush()
     os._exit(0)  # freeing a fake model object by object takes long and serves nothing
+
+
+def _why_whole(recipe: Recipe) -> str:
+    """Reason why a few layers cannot represent the others, in words."""
+    if recipe.activation_offloading:
+        return "offloading outlasts a layer"
+    trains_some = recipe.trained_layers is not None
+    return "some are frozen" if trains_some else "no layer equals the next"
