@@ -23,6 +23,7 @@ from statistics import median
 from typing import TypeVar
 
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer
+from gpu_catalog.number_text import short
 from gpu_catalog.offer import Offer
 
 Key = TypeVar("Key", bound=Hashable)
@@ -100,7 +101,7 @@ def offer_text(offer: Offer) -> str:
     several = f" ({offer.gpus_per_instance} GPUs)" if offer.gpus_per_instance > 1 else ""
     return (
         f"{offer.provider} {offer.instance}{several} {offer.region} {market_text(offer.market)}, "
-        f"{offer.gpu}, {offer.usd_per_hour:.4g} $/h"
+        f"{offer.gpu}, {short(offer.usd_per_hour, 4)} $/h"
     )
 
 
@@ -128,13 +129,13 @@ def _compare_with_on_demand(offers: Sequence[Offer]) -> dict[Offer, str]:
         all_regions = on_demand[_instance(spot)]
         here = [o for o in all_regions if o.region == spot.region]
         full = max(here or all_regions, key=lambda o: o.usd_per_hour)
-        on_demand_text = f"on demand ({full.usd_per_hour:.4g} $/h)"
+        on_demand_text = f"on demand ({short(full.usd_per_hour, 4)} $/h)"
         if math.isclose(spot.usd_per_hour, full.usd_per_hour, rel_tol=1e-3):
             reasons[spot] = f"as much as {on_demand_text}: there is no spot market"
         elif spot.usd_per_hour > full.usd_per_hour:
             reasons[spot] = f"more than {on_demand_text}: one of the two is wrong"
             if here:
-                usd = f"{spot.usd_per_hour:.4g} $/h"
+                usd = f"{short(spot.usd_per_hour, 4)} $/h"
                 reasons[full] = f"less than spot ({usd}): one of the two is wrong"
     return reasons
 
@@ -170,7 +171,7 @@ class _Market:
         if offer.market == "on-demand" and len(regions) >= LEAST_ELSEWHERE:
             usual = median(o.usd_per_gpu_hour for o in regions)
             if usd < FAR_BELOW * usual:
-                return f"{_share(usd, usual)} in other regions ({usual:.3g} $/h)"
+                return f"{_share(usd, usual)} in other regions ({short(usual)} $/h)"
         others = [u for name, u in self._usd_by_provider.items() if name != offer.provider]
         if len(others) < LEAST_ELSEWHERE:
             return None
@@ -179,7 +180,7 @@ class _Market:
             usd >= LEAST_CONFIRMED * usual and self._is_confirmed(offer)
         ):
             return None
-        return f"{_share(usd, usual)} of this GPU elsewhere ({usual:.3g} $/h)"
+        return f"{_share(usd, usual)} of this GPU elsewhere ({short(usual)} $/h)"
 
     def _is_confirmed(self, offer: Offer) -> bool:
         """Whether the provider asks the same per GPU for another number of GPUs."""

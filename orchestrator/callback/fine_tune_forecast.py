@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from gpu_catalog.number_text import ends, short
 from orchestrator.callback.live_training import LiveTraining, live_training
 from orchestrator.callback.step_forecast import StepForecast, step_forecast
 from orchestrator.callback.step_meter import MEMORY_STEPS, MeasuredStep, StepMeter, all_are_long
@@ -134,7 +135,7 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
         del control, given
         if self._meter is not None:
             self._finish(args, state)
-        self._say(f"{state.global_step} steps in {self._hours:.3g} h{self._spent(0.0)}")
+        self._say(f"{state.global_step} steps in {short(self._hours)} h{self._spent(0.0)}")
         self.is_active = False
 
     def give_up(self, error: Exception) -> None:
@@ -164,8 +165,8 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
             steps = state.max_steps - state.global_step
             low, high = (steps * end / 3600 for end in (around.low, around.high))
             self._say(
-                f"{steps} steps, all as long: {steps * seconds / 3600:.3g} h "
-                f"({low:.3g} to {high:.3g}, simulated){self._spent(steps * seconds / 3600)}"
+                f"{steps} steps, all as long: {short(steps * seconds / 3600)} h "
+                f"({ends(low, high)}, simulated){self._spent(steps * seconds / 3600)}"
             )
 
     def _compare_memory(self, steps: list[MeasuredStep]) -> None:
@@ -174,7 +175,8 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
             return
         peak = max(step.memory.peak_allocated_bytes / GIB for step in steps if step.memory)
         is_longest = all_are_long(steps, self._training.longest)
-        text = f"peak {peak:.3g} GiB in {len(steps)} steps, forecast {self.forecast.peak_gib:.3g}"
+        forecast = short(self.forecast.peak_gib)
+        text = f"peak {short(peak)} GiB in {len(steps)} steps, forecast {forecast}"
         differs = self.forecast.peak_differs(peak, is_longest=is_longest)
         self._say(f"{DIFFER * differs}{text}")
 
@@ -190,7 +192,7 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
         median = statistics.median(step.seconds for step in meter.timed_steps)
         is_longest = all_are_long(meter.timed_steps, training.longest)
         if self.forecast is not None and self.forecast.time_differs(median, is_longest=is_longest):
-            self._say(f"{DIFFER}{median:.3g} s per step")
+            self._say(f"{DIFFER}{short(median)} s per step")
         if state.global_step < state.max_steps:
             self._say_rest(state, median, f"{len(meter.timed_steps)} timed steps")
         self._paced = (state.global_step, time.perf_counter(), median)
@@ -215,7 +217,8 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
         if pace > SLOWER * median:
             self._paced = None
             self._say(
-                f"warning: steps take {pace:.3g} s with all that surrounds them, not {median:.3g}"
+                f"warning: steps take {short(pace)} s with all that surrounds them, "
+                f"not {short(median)}"
             )
             self._say_rest(state, pace, "that pace")
 
@@ -223,7 +226,7 @@ class FineTuneForecast(TrainerCallback):  # type: ignore[misc]  # transformers h
         """Say what the rest of the training takes at so many seconds per step."""
         steps = state.max_steps - state.global_step
         hours = steps * seconds / 3600
-        self._say(f"{steps} steps left take {hours:.3g} h by {basis}{self._spent(hours)}")
+        self._say(f"{steps} steps left take {short(hours)} h by {basis}{self._spent(hours)}")
 
     @property
     def _hours(self) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fitting.laws.fit_result import Interval
 from gpu_catalog.errors import UserError
+from gpu_catalog.number_text import ends, short
 from orchestrator.callback.live_training import LiveTraining
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.estimating.memory_error import published_errors
@@ -40,11 +41,11 @@ class StepForecast:
     @property
     def text(self) -> str:
         """The memory in words."""
-        around = f"90 % interval {self.interval.low:.3g} to {self.interval.high:.3g}"
+        around = f"90 % interval {ends(self.interval.low, self.interval.high)}"
         held = ""
         if self.reserved_gib is not None and self.usable_gib is not None:
-            held = f"; {self.reserved_gib:.3g} of {self.usable_gib:.3g} GiB reserved"
-        return f"peak {self.peak_gib:.3g} GiB ({around}){held}"
+            held = f"; {short(self.reserved_gib)} of {short(self.usable_gib)} GiB reserved"
+        return f"peak {short(self.peak_gib)} GiB ({around}){held}"
 
     @property
     def exceeds_memory(self) -> bool:

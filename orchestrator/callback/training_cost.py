@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import load_catalog
+from gpu_catalog.number_text import short
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ class TrainingCost:
         price, left = self.price(gpu_key), self.left_usd(hours, gpu_key)
         if price is None:
             return ""
-        text = f", ${price * hours:.3g} in all at ${price:.3g}/h"
+        text = f", ${short(price * hours)} in all at ${short(price)}/h"
         if left is None:
             return text
         if left < 0:
-            return f"{text}: WARNING: the budget of ${self.budget_usd:g} lacks ${-left:.3g}"
-        return f"{text}; ${left:.3g} of ${self.budget_usd:g} are left"
+            return f"{text}: WARNING: the budget of ${self.budget_usd:g} lacks ${short(-left)}"
+        return f"{text}; ${short(left)} of ${self.budget_usd:g} are left"

@@ -3,6 +3,7 @@
 import datetime as dt
 
 from fitting.laws.fit_result import Interval
+from gpu_catalog.number_text import short
 from gpu_catalog.record import Record
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_job import estimate_job
@@ -102,7 +103,7 @@ def check_text(check: MemoryCheck) -> str:
     if check.change is not None:
         change = check.change
         alters = "" if change.learns_alike else ", which alters training"
-        cost = "" if change.usd is None else f", ${change.usd:.3g} for the job"
+        cost = "" if change.usd is None else f", ${short(change.usd)} for the job"
         lines.append(
             f"It fits with {change.options}{alters}: batch {change.batch_size} x "
             f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpu_catalog.catalog import Catalog, load_catalog
 from gpu_catalog.errors import UserError
+from gpu_catalog.number_text import short
 from gpu_catalog.offer import Offer
 from gpu_catalog.safe_text import printable
 from orchestrator.clouds.cluster_file import cloud_file, kuberay_file, local_file
@@ -182,7 +183,9 @@ def _cloud_bill(
 
 
 def _dated(offer: Offer | None) -> str:
-    return "price unknown" if offer is None else f"{offer.usd_per_hour:.4g} (as of {offer.date})"
+    return (
+        "price unknown" if offer is None else f"{short(offer.usd_per_hour, 4)} (as of {offer.date})"
+    )
 
 
 def _total_text(request: DeploymentRequest, choice: ChosenNodes, head: Offer | None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_catalog.errors import UserError
+from gpu_catalog.number_text import short
 from orchestrator.pricing.catalog_file import OWN
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
@@ -60,7 +61,7 @@ class ChosenOffer:
         if self.provider == OWN:
             where = f"your own ({self.instance})"
         return (
-            f"{self.gpu}: {where}, ${self.usd_per_hour:.4g} per hour, {self.hours:.1f} h, "
+            f"{self.gpu}: {where}, ${short(self.usd_per_hour, 4)} per hour, {self.hours:.1f} h, "
             f"${self.usd:.2f}"
         )
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
+from gpu_catalog.number_text import short
 from gpu_catalog.offer import Market, Offer
 from gpu_catalog.record import Record
 
@@ -98,12 +99,12 @@ class MissedConstraints(Record):
         parts = []
         if self.misses_deadline(wanted):
             parts.append(
-                f"is expected to take {self.quickest_hours:.3g} h; the deadline is "
+                f"is expected to take {short(self.quickest_hours)} h; the deadline is "
                 f"{wanted.deadline_hours:g}"
             )
         if self.exceeds_budget(wanted):
             parts.append(
-                f"is expected to cost ${self.cheapest_usd:.3g}; the budget is "
+                f"is expected to cost ${short(self.cheapest_usd)}; the budget is "
                 f"${wanted.budget_usd:g}"
             )
         return "; ".join(parts) or "meets both the deadline and the budget on no offer"
@@ -118,8 +119,8 @@ def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstrai
     """
     on_quickest, quickest = min(misses, key=lambda miss: miss[1].quickest_hours)
     on_cheapest, cheapest = min(misses, key=lambda miss: miss[1].cheapest_usd)
-    takes = f"the fastest is expected to take {quickest.quickest_hours:.3g} h, on {on_quickest}"
-    costs = f"the cheapest is expected to cost ${cheapest.cheapest_usd:.3g}, on {on_cheapest}"
+    takes = f"the fastest is expected to take {short(quickest.quickest_hours)} h, on {on_quickest}"
+    costs = f"the cheapest is expected to cost ${short(cheapest.cheapest_usd)}, on {on_cheapest}"
     parts = []
     if quickest.misses_deadline(wanted):
         parts.append(f"No offer meets the deadline of {wanted.deadline_hours:g} h: {takes}.")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fitting.families.cell_step_time import CellStepTime
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
 from orchestrator.ranking.ranked_offer import comparable
 from orchestrator.reporting.page.run_tables import Named, PageTable, chart_names
@@ -284,7 +285,7 @@ def _choice_row(before: Recommendation, after: Recommendation) -> tuple[object, 
 
 def _speed_row(speed: SpeedChange) -> tuple[object, ...]:
     cell, (first, second) = speed.cell, speed.bases
-    rates = (f"{speed.before:.3g} {first}", f"{speed.after:.3g} {second}")
+    rates = (f"{short(speed.before)} {first}", f"{short(speed.after)} {second}")
     settings = (cell.gpu, job_title(cell), cell.recipe.key, speed.batch_size)
     return (*settings, *rates, speed.change, speed.verdict)
 

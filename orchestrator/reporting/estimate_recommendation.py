@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from fitting.laws.fit_result import Interval
+from gpu_catalog.number_text import ends, short
 from orchestrator.estimating.estimate_records import Estimated, Price
 from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import Question
@@ -44,12 +45,13 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
         if sure is not best and sure.price is not None:
             safer = (
                 f" The {superlative} choice whose 90 % interval keeps every limit: {sure.gpu} "
-                f"{provider_text(sure.price)}, ${sure.price.usd:.3g} in {sure.price.hours:.3g} h."
+                f"{provider_text(sure.price)}, ${short(sure.price.usd)} in "
+                f"{short(sure.price.hours)} h."
             )
         return (
             f"{lead}{rent_text(best.gpu, price)}: "
-            f"the job costs **${price.usd:.3g}** ({ends_text(price.usd_interval)}) and takes "
-            f"**{price.hours:.3g} h** ({ends_text(price.hours_interval)}), simulated, "
+            f"the job costs **${short(price.usd)}** ({ends_text(price.usd_interval)}) and takes "
+            f"**{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
             f"{'; generation comes on top' * bool(best.left_out)}."
             f"{_limits_text(price, wanted)}{safer}{last}"
@@ -80,15 +82,15 @@ def _fastest_text(estimates: Sequence[Estimated], wanted: Constraints) -> str:
         return " It is also the fastest."
     return (
         f"\n\nThe {wanted.aim('fastest')}. {rent_text(estimate.gpu, price)}: "
-        f"**{price.hours:.3g} h** ({ends_text(price.hours_interval)}) for **${price.usd:.3g}** "
-        f"({ends_text(price.usd_interval)}), at batch size {estimate.batch_size}"
-        f"{f' with {estimate.options}' if estimate.options else ''}."
+        f"**{short(price.hours)} h** ({ends_text(price.hours_interval)}) for "
+        f"**${short(price.usd)}** ({ends_text(price.usd_interval)}), at batch size "
+        f"{estimate.batch_size}{f' with {estimate.options}' if estimate.options else ''}."
     )
 
 
 def ends_text(interval: Interval) -> str:
     """Both ends of an interval."""
-    return f"{interval.low:.3g} to {interval.high:.3g}"
+    return ends(interval.low, interval.high)
 
 
 def _limits_text(price: Price, wanted: Constraints) -> str:
@@ -121,10 +123,10 @@ def is_sure(price: Price | None, wanted: Constraints) -> bool:
 def missed_text(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator[str]:
     """GPUs that are excluded by the deadline, by the budget, or only by both together."""
     missed = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
-    late = {gpu: f"{m.quickest_hours:.3g} h" for gpu, m in missed if m.misses_deadline(wanted)}
-    expensive = {gpu: f"${m.cheapest_usd:.3g}" for gpu, m in missed if m.exceeds_budget(wanted)}
+    late = {gpu: f"{short(m.quickest_hours)} h" for gpu, m in missed if m.misses_deadline(wanted)}
+    expensive = {gpu: f"${short(m.cheapest_usd)}" for gpu, m in missed if m.exceeds_budget(wanted)}
     both = {
-        gpu: f"at best {m.quickest_hours:.3g} h, or ${m.cheapest_usd:.3g}"
+        gpu: f"at best {short(m.quickest_hours)} h, or ${short(m.cheapest_usd)}"
         for gpu, m in missed
         if gpu not in late and gpu not in expensive
     }

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from gpu_catalog.number_text import short
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
@@ -164,7 +165,7 @@ def _packed(question: Question) -> str:
     rows, data = rows_of(workload), workload.lengths
     cut = 0 if data is None else data.cut_off(row)
     return (
-        f" packed into {rows:,} rows of up to {row:,} tokens ({workload.examples / rows:.3g} "
+        f" packed into {rows:,} rows of up to {row:,} tokens ({short(workload.examples / rows)} "
         f"examples a row{f'; {cut:,} examples are truncated' if cut else ''})"
     )
 
@@ -176,15 +177,15 @@ def _row(
     price = estimate.price
     offer, rate, hours, usd = ("", "", "", "")
     if estimate.hours is not None and estimate.hours_interval is not None:
-        hours = f"{estimate.hours:.3g} ({ends_text(estimate.hours_interval)})"
+        hours = f"{short(estimate.hours)} ({ends_text(estimate.hours_interval)})"
     if price is not None:
         several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         if price.provider == OWN and price.instance == estimate.gpu:
             offer = "your own"
-        rate = f"{price.usd_per_hour:.3g}"
+        rate = short(price.usd_per_hour)
         hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
-        usd = f"{price.usd:.3g} ({ends_text(price.usd_interval)})"
+        usd = f"{short(price.usd)} ({ends_text(price.usd_interval)})"
         usd += EXCEEDS if exceeds(price.usd_interval, wanted.budget_usd) else ""
     return {
         "GPU": estimate.gpu,
@@ -204,7 +205,7 @@ def _row(
 
 
 def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    return "" if value is None else short(value)
 
 
 def _batch(estimate: Estimate) -> str:

@@ -21,6 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from gpu_catalog.number_text import short
 from orchestrator.reporting.comparison import (
     ANOTHER_HOUR,
     SPEEDS,
@@ -94,7 +95,7 @@ def html_report(whole: RunResults, made: datetime) -> str:
         headline=headline(ranking),
         remarks=ranking_notes(winners, ranking).splitlines() if winners else [],
         cheapest=winners_tables(winners),
-        spent=f"{spent:.3g}" if spent else None,
+        spent=short(spent) if spent else None,
         has_profiles=bool(tables["profiles"].rows),
         has_learned=bool(tables["learning"].rows),
         measured=any(not o.cell.simulated for o in whole.observed),

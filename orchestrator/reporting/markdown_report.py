@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fitting.laws.fit_result import Fit
+from gpu_catalog.number_text import ends, short
 from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.pricing.offer_constraints import nothing_text
@@ -258,12 +259,12 @@ def _offer(row: RankedOffer) -> dict[str, object]:
     return {
         "GPU": row.cell.gpu,
         "offer": offer_text(row),
-        "$/h": f"{row.usd_per_hour:.3g}",
+        "$/h": short(row.usd_per_hour),
         "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
-        "examples/s": f"{row.examples_per_second:.3g}",
-        "hours": f"{row.hours:.3g} ({row.hours_low:.3g} to {row.hours_high:.3g})"
+        "examples/s": short(row.examples_per_second),
+        "hours": f"{short(row.hours)} ({ends(row.hours_low, row.hours_high)})"
         + (" ~" if _is_unstable(row) else ""),
-        "$": f"{row.usd:.3g} ({row.usd_low:.3g} to {row.usd_high:.3g})",
+        "$": f"{short(row.usd)} ({ends(row.usd_low, row.usd_high)})",
         "P(cheapest)": f"{row.probability_cheapest:.0%}",
         "basis": f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
     }
@@ -350,7 +351,7 @@ def _fits_section(fits: Sequence[Fit]) -> str:
             "basis": fit.basis,
             "parameters ± standard error": parameters_text(fit.parameters) or fit.note,
             "rank": f"{fit.rank} of {fit.parameter_count}",
-            "RMSE": "" if fit.rmse is None else f"{fit.rmse:.3g} {fit.rmse_unit}",
+            "RMSE": "" if fit.rmse is None else f"{short(fit.rmse)} {fit.rmse_unit}",
             "points": fit.points,
             "status": fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}",
         }

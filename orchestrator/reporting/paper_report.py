@@ -20,6 +20,7 @@ from fitting.paper.published import (
 from fitting.paper.reproduction import Reproduction, job_usd, projected_max_batch, rmse_eq2
 from fitting.paper.simulated_batches import simulated_batches
 from fitting.points.step_time_rows import StepTimes
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
 
 TITLE = "# Understanding the Performance and Estimating the Cost of LLM Fine-Tuning, reproduced"
@@ -133,7 +134,9 @@ def _figures_as_pcie(reproduction: Reproduction) -> dict[str, float]:
 
 
 def _percent(figures: Mapping[str, float], names: Sequence[str]) -> str:
-    return f"{' / '.join(f'{figures[name]:.3g}' for name in names)} %" if names else "not possible"
+    return (
+        f"{' / '.join(f'{short(figures[name])}' for name in names)} %" if names else "not possible"
+    )
 
 
 def _law(reproduction: Reproduction, model: str) -> str:

@@ -14,6 +14,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from gpu_catalog.number_text import short
 from gpu_catalog.safe_text import printable
 from trials.records.cell import Cell
 from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
@@ -61,7 +62,7 @@ def fastest(observations: Sequence[Observation]) -> str | None:
         ),
         default=None,
     )
-    return None if best is None else f"{best:.3g} examples/s"
+    return None if best is None else f"{short(best)} examples/s"
 
 
 def status_line(text: str) -> Status:
@@ -186,7 +187,7 @@ class Progress:
             f"{states.count('running')} running",
             f"{states.count('waiting')} waiting",
             self._time_left(done + died, states.count("running"), len(states)),
-            "" if self.spent_usd is None else f"${self.spent_usd:.3g} spent",
+            "" if self.spent_usd is None else f"${short(self.spent_usd)} spent",
         ]
         return ", ".join(part for part in parts if part)
 

@@ -12,6 +12,7 @@ from gpu_catalog.live_prices.sources.aws_api import AwsApi
 from gpu_catalog.live_prices.sources.aws_public import AwsPublic
 from gpu_catalog.live_prices.sources.gpuhunt_catalogs import GpuhuntCatalogs
 from gpu_catalog.live_prices.sources.raw_offer import PriceSource
+from gpu_catalog.number_text import short
 from gpu_catalog.price_table import age_text, refreshed_path, write_offers, written_offers
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.cli.options.clock import now, today
@@ -67,7 +68,11 @@ def prices_table(catalog: Catalog) -> str:
     rows = [
         (
             *(gpu.key, offer.provider, offer.instance, offer.gpus_per_instance, offer.region),
-            *(offer.market, f"{offer.usd_per_hour:.4g}", f"{offer.usd_per_gpu_hour:.4g}"),
+            *(
+                offer.market,
+                short(offer.usd_per_hour, 4),
+                short(offer.usd_per_gpu_hour, 4),
+            ),
             *(offer.as_of or "not stated", offer.recorded),
         )
         for gpu in catalog.gpus

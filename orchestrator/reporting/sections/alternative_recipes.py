@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from gpu_catalog.number_text import short
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.choosing.remedies import lacks_offloading
 from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
@@ -131,8 +132,8 @@ def _costs(recipe: Estimate | Alternative) -> str:
     """Price of a recipe, or else its hours, and the batch."""
     usd, hours = _usd(recipe), recipe.hours
     batch = f"batch {recipe.batch_size} x {recipe.micro_batches}"
-    cost = "" if hours is None else f"{hours:.3g} h, "
-    return f"{cost if usd is None else f'${usd:.3g}, '}{batch}"
+    cost = "" if hours is None else f"{short(hours)} h, "
+    return f"{cost if usd is None else f'${short(usd)}, '}{batch}"
 
 
 def _usd(recipe: Estimate | Alternative) -> float | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import records_table
 from orchestrator.planning.measurement_cost import PROBE_SECONDS, Budget, RemainingWork
 from orchestrator.planning.node_pricing import NodePrices
@@ -51,8 +52,8 @@ def expected(work: Sequence[RemainingWork], budget: Budget, rates: NodePrices) -
             "trials": row.trials,
             "nodes": row.nodes,
             "at a time": row.at_a_time,
-            "hours": "unknown yet" if row.hours is None else f"{row.hours:.2g}",
-            "$/h": "" if row.offer is None else f"{row.offer.usd_per_hour:.3g}",
+            "hours": "unknown yet" if row.hours is None else short(row.hours, 2),
+            "$/h": "" if row.offer is None else short(row.offer.usd_per_hour),
             "$": "" if row.usd is None else _dollars(row.usd),
         }
         for row in work
@@ -73,7 +74,7 @@ def expected_text(
     unknown += ["profiles"] if budget.profiles else []
     without = f", {', '.join(unknown)} not counted" if unknown else ""
     cost = f" and ${_dollars(sum(usd))}" if usd else ""
-    yield f"expected: {hours:.2g} h{cost}{without}{_assumptions(estimated)}"
+    yield f"expected: {short(hours, 2)} h{cost}{without}{_assumptions(estimated)}"
     priced = rates.text((row.gpu, row.offer) for row in estimated)
     if priced:
         yield priced
@@ -88,7 +89,7 @@ def expected_text(
 
 def _dollars(usd: float) -> str:
     """Dollars to the cent, or to two digits below one dollar."""
-    return f"{usd:,.2f}" if usd >= 1 or usd == 0 else f"{usd:.2g}"
+    return f"{usd:,.2f}" if usd >= 1 or usd == 0 else short(usd, 2)
 
 
 def _assumptions(estimated: Sequence[RemainingWork]) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import records_table
 from orchestrator.ranking.next_measurement import CandidateMeasurement, GpuChoice
 from trials.records.cell import Cell
@@ -24,7 +25,7 @@ def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
             **_job(c.option.cell),
             "estimated from": c.option.known_by,
             "saves per job": _saving(c),
-            "costs $": f"{c.usd:.2g}",
+            "costs $": short(c.usd, 2),
             "minutes": f"{c.seconds / 60:.1f}",
         }
         for number, c in enumerate(candidates[:most], start=1)
@@ -55,7 +56,7 @@ def _saving(candidate: CandidateMeasurement) -> str:
         return "needed first"
     if candidate.saving_usd is None:
         return f"{candidate.saving:.1%}"
-    return f"${candidate.saving_usd:.2g}"
+    return f"${short(candidate.saving_usd, 2)}"
 
 
 def choices_table(choices: Sequence[GpuChoice]) -> str:

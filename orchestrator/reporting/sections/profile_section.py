@@ -7,6 +7,7 @@ in arXiv 2408.04693: Fig. 4 (stages), Fig. 5 (layers), Fig. 6 (inside the expert
 
 from collections.abc import Sequence
 
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import records_table, table
 from orchestrator.reporting.sections.profile_groups import (
     SMALLEST_SHARE,
@@ -55,8 +56,8 @@ def group_text(group: ProfileGroup) -> list[str]:
                 "tokens": row.seq_len,
                 "batch size": row.batch_size,
                 "ms": _ms(row.step_seconds),
-                "examples/s": f"{row.examples_per_second:.3g}",
-                "tokens/s": f"{row.tokens_per_second:.4g}",
+                "examples/s": short(row.examples_per_second),
+                "tokens/s": short(row.tokens_per_second, 4),
                 "share of experts or MLPs": f"{row.experts_share:.1%}",
             }
             for row in group.lengths
@@ -89,7 +90,7 @@ def _bars_table(bars: Sequence[Bar]) -> str:
         (
             bar.label,
             _ms(bar.seconds),
-            *(f"{bar.flops / bar.seconds / 1e9:.3g}" for _ in rate),
+            *(short(bar.flops / bar.seconds / 1e9) for _ in rate),
             *(_share(bar.parts[i]) for i in shown),
         )
         for bar in bars
@@ -103,7 +104,7 @@ def _share(part: BarPart) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g}"
+    return short(seconds * 1e3, 4)
 
 
 def _load_text(steps: int) -> str:
@@ -119,8 +120,8 @@ def _load_table(loads: Sequence[Load]) -> str:
         {
             "": load.label,
             "training": when,
-            "tokens per example by expert": " ".join(f"{t:.3g}" for t in tokens),
-            "variance": f"{variance:.3g}",
+            "tokens per example by expert": " ".join(short(t) for t in tokens),
+            "variance": short(variance),
             "imbalance": f"{busiest:.2f}",
         }
         for load in loads

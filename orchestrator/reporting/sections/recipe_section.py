@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
 from orchestrator.reporting.sections.memory_section import memory_text
 from orchestrator.reporting.sections.recommendation import job_title
@@ -259,7 +260,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
 def _task(recipe: Recipe) -> str:
     reference = "" if recipe.reference is None else f" with {REFERENCES[recipe.reference]}"
     share = recipe.generation_share
-    vllm = "" if share is None else f", {share:.3g} of the memory left to vLLM"
+    vllm = "" if share is None else f", {short(share)} of the memory left to vLLM"
     return f"{recipe.task}{reference}{vllm}"
 
 
@@ -293,10 +294,10 @@ def _numbers(row: RecipeRow, default: RecipeRow) -> tuple[object, ...]:
     return (
         "does not fit" if row.largest == 0 else memory,
         _change(row.peak_bytes, default.peak_bytes),
-        "" if row.step_seconds is None else f"{row.step_seconds:.3g} s",
+        "" if row.step_seconds is None else f"{short(row.step_seconds)} s",
         _change(row.step_seconds, default.step_seconds),
         "" if row.largest is None else row.largest,
-        "" if row.examples_per_second is None else f"{row.examples_per_second:.3g}",
+        "" if row.examples_per_second is None else short(row.examples_per_second),
         _change(row.examples_per_second, default.examples_per_second),
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from gpu_catalog.number_text import ends, short
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
@@ -50,8 +51,8 @@ class Recommendation:
             advantage = f"It is the cheapest with a probability of **{odds}**"
         return (
             f"{rent_text(row.cell.gpu, row)}: the job costs "
-            f"**${row.usd:.3g}** ({row.usd_low:.3g} to {row.usd_high:.3g}) and takes "
-            f"**{row.hours:.3g} h** ({row.hours_low:.3g} to {row.hours_high:.3g}),{simulated} at "
+            f"**${short(row.usd)}** ({ends(row.usd_low, row.usd_high)}) and takes "
+            f"**{short(row.hours)} h** ({ends(row.hours_low, row.hours_high)}),{simulated} at "
             f"batch size {batch_text(row)}{self._few_steps()}"
             f"{'; generation comes on top' if row.cell.recipe.left_out else ''}. "
             f"{advantage}"
@@ -150,7 +151,7 @@ def offer_text(row: RankedOffer) -> str:
 
 def rent_text(gpu: str, row: RankedOffer | Price) -> str:
     """Advice to rent or use a GPU, with its provider and price per hour."""
-    rate = f"at ${row.usd_per_hour:.3g} an hour"
+    rate = f"at ${short(row.usd_per_hour)} an hour"
     if row.provider == OWN and row.instance == gpu:
         return f"Use your **{gpu}** {rate}"
     verb = "Use" if row.provider == OWN else "Rent"
@@ -173,4 +174,4 @@ def odds_text(odds: float) -> str:
 def price_text(row: RankedOffer) -> str:
     """Cost and duration of the job on an offer."""
     without = " without generation" if row.cell.recipe.left_out else ""
-    return f"${row.usd:.3g} in {row.hours:.3g} h{without}"
+    return f"${short(row.usd)} in {short(row.hours)} h{without}"

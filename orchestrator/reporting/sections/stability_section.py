@@ -5,6 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import records_table, table
 from trials.records.observation import DeviceReading, Measurement, Observation
 from trials.records.timing_rule import TimingRule, instability, median_interval
@@ -90,7 +91,7 @@ def _energy(observation: Observation, measurement: Measurement, joules: float) -
         "cell": observation.cell.key,
         "batch size": observation.batch_size,
         "repeat": observation.repeat,
-        "joules per example": f"{joules / steps / observation.batch_size:.4g}",
+        "joules per example": short(joules / steps / observation.batch_size, 4),
         "watts": f"{joules / math.fsum(measurement.step_seconds):.0f}",
         "SM MHz": "" if after.sm_clock_mhz is None else after.sm_clock_mhz,
         "°C": "" if after.temperature_celsius is None else after.temperature_celsius,

@@ -1,0 +1,13 @@
+"""Numbers as text for people: a few significant digits, never an exponent."""
+
+from decimal import Decimal
+
+
+def short(value: float, digits: int = 3) -> str:
+    """Write a finite number with significant digits, plainly: 0.0000123, 12.3, 12,300."""
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
+def ends(low: float, high: float) -> str:
+    """Write the ends of an interval."""
+    return f"{short(low)} to {short(high)}"

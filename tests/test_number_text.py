@@ -1,0 +1,32 @@
+"""Numbers that people read have no exponent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_catalog.number_text import short
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.845, "0.845"),
+        (1.0, "1"),
+        (999.6, "1,000"),
+        (12345.6, "12,300"),
+        (-1234.0, "-1,230"),
+        (4e-5, "0.00004"),
+        (0.0, "0"),
+    ],
+)
+def test_three_digits_in_plain_notation(value: float, text: str) -> None:
+    """Zeros at the end are dropped, and thousands are separated."""
+    assert short(value) == text
+
+
+@given(st.floats(-1e12, 1e12), st.integers(1, 6))
+def test_it_is_the_number_rounded(value: float, digits: int) -> None:
+    """Only the notation differs from Python's own."""
+    text = short(value, digits)
+    assert "e" not in text
+    assert float(text.replace(",", "")) == float(f"{value:.{digits}g}")
