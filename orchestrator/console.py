@@ -3,18 +3,30 @@
 import logging
 import os
 import re
+import shutil
 import sys
+from contextvars import ContextVar
 
 from gpu_catalog.safe_text import printable
+from orchestrator.tables_in_terminal import fitted
 
 BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
 PACKAGES = ("gpu_catalog", "trials", "fitting", "orchestrator")
 
 
+ALL_COLUMNS: ContextVar[bool] = ContextVar("all_columns", default=False)
+"""Whether tables have all their columns, however narrow the terminal."""
+
+
 def print_result(text: str) -> None:
-    """Print a result, in Markdown; a terminal shows what is bold in it as bold."""
+    """Print a result, in Markdown.
+
+    A terminal shows bold text as bold, and tables that are no wider than itself.
+    """
     text = printable(text)
     if sys.stdout.isatty():
+        if not ALL_COLUMNS.get():
+            text = fitted(text, shutil.get_terminal_size().columns)
         shown = r"\1" if os.environ.get("TERM") == "dumb" else "\033[1m\\1\033[0m"
         text = BOLD.sub(shown, text)
     sys.stdout.write(text + "\n")

@@ -137,7 +137,7 @@ def test_bold_text_is_bold_in_a_terminal_and_markdown_elsewhere(
     assert "**cpu**" in markdown
     monkeypatch.setenv("TERM", kind)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main(command) == 0
+    assert main([*command, "--wide"]) == 0
     printed = capsys.readouterr().out
     assert cheapest in printed
     assert "**" not in printed

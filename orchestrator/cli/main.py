@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from gpu_catalog.errors import UserError
 from orchestrator.cli.parsers.program import build_parser
-from orchestrator.console import log_to_stderr, remark
+from orchestrator.console import ALL_COLUMNS, log_to_stderr, remark
 from trials.child_process.environment import SAFE_PATH
 
 MOST_MISTAKES = 20
@@ -60,6 +60,7 @@ def main(arguments: Sequence[str], *, is_alone: bool = False) -> int:
 def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
     options = build_parser().parse_args(arguments)
     options.is_alone = is_alone
+    ALL_COLUMNS.set(getattr(options, "wide", False))
     log_to_stderr()
     try:
         module, _, function = options.run_command.partition(".")

@@ -5,6 +5,8 @@ from orchestrator.cli.options.parser import Parser
 from orchestrator.cli.options.table import add_table
 from orchestrator.cli.parsers import measuring, results
 
+WIDE = "--wide  print all columns of tables, however narrow the terminal"
+
 
 def build_parser() -> Parser:
     """The parser of every command."""
@@ -44,4 +46,6 @@ def build_parser() -> Parser:
     for name, command in commands.choices.items():
         command.formatter_class = Help
         command.epilog = examples_text(name)
+        if name not in {"mcp", "completion"}:
+            add_table(command, WIDE)
     return parser

@@ -1,0 +1,51 @@
+"""Tables in a narrow terminal: the columns that decide stay, and no word breaks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.markdown_table import table
+from orchestrator.tables_in_terminal import fitted
+
+HEADERS = (
+    "GPU",
+    "offer",
+    "$/h",
+    "batch",
+    "peak GiB",
+    "reserved GiB",
+    "s/step",
+    "hours",
+    "$",
+    "basis",
+)
+OFFER = "cudo ice-lake-a40-compute_1x2v4gb on-demand"
+ROW = ("A40", OFFER, "0.37", "2 x 8 of 3 (3 to 4)", "26.1", "26.5 of 43.9", "12.7")
+ROW += ("1.5 (1.19 to 4.16)", "0.553 (0.441 to 1.54)", "simulated")
+TABLE = table(HEADERS, [ROW])
+
+
+def test_at_80_columns_the_columns_that_decide_are_left() -> None:
+    """The offer stands below its row, and hidden columns are named."""
+    head, _, row, offer, hidden = fitted(TABLE, 80).split("\n")
+    assert len(head) <= 80
+    assert [part.strip() for part in head.strip("| ").split("|")] == ["GPU", "batch", "hours", "$"]
+    assert "0.553 (0.441 to 1.54)" in row
+    assert offer.strip() == OFFER
+    assert hidden.startswith(
+        "Hidden in this narrow terminal: reserved GiB, peak GiB, s/step, $/h, basis;"
+    )
+
+
+def test_a_wider_terminal_hides_less() -> None:
+    """Nothing is hidden where the offer's own line suffices; nothing changes where all fits."""
+    lines = fitted(TABLE, 132).split("\n")
+    assert len(lines) == 4
+    assert max(map(len, lines)) <= 132
+    assert fitted(f"before\n{TABLE}\nafter", 200) == f"before\n{TABLE}\nafter"
+
+
+@given(st.lists(st.text("ab |\\*", max_size=30), min_size=1, max_size=4), st.integers(20, 200))
+def test_no_value_is_lost_or_broken(values: list[str], width: int) -> None:
+    """Every cell of a column that is not minor is printed whole."""
+    printed = fitted(table([f"column {n}" for n in range(len(values))], [values]), width)
+    assert all(value.strip() in printed.replace("\\|", "|") for value in values)
