@@ -21,6 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from builders.runs import ONE_CELL, spec_of, whole_trial
 from orchestrator.cli.main import main as run_command
 from orchestrator.run_folder.file_names import SPEC
 from orchestrator.storage.local_storage import OBSERVATIONS
+from trials.records.model import find_model
 
 CPU_SECONDS = 10.0
 MOST_BYTES = 2 * 2**30
@@ -109,17 +111,7 @@ GPU = {
     "recorded": "2026-01-31",
 }
 CHAT = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
-SHAPE = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "architectures": ["LlamaForCausalLM"],
-}
+SHAPE = find_model("llama-tiny").config
 PRICES = "gpu,usd_per_hour\nA40,0.4\nH100-SXM,2.5\n"
 TABLE = "gpu,model,seq_len,batch_size,step_seconds\n" + "".join(
     f"A40,llama-2-7b,{length},{size},{0.1 * size * length / 128}\n"
@@ -145,14 +137,11 @@ class Case:
 
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all values below a tree of lists and dictionaries."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if _is_list(tree) else ()
+    of_list = enumerate(tree) if isinstance(tree, list) else ()
+    items = tree.items() if isinstance(tree, dict) else of_list
     for key, value in items:
         yield (*path, key)
         yield from _places(value, (*path, key))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def altered(draw: Draw, tree: Any) -> Any:
@@ -169,12 +158,13 @@ def altered(draw: Draw, tree: Any) -> Any:
         action = draw(st.sampled_from(("replace", "replace", "remove", "double", "put")))
         if action == "remove":
             del parent[last]
-        elif action == "double" and _is_list(parent):
+        elif action == "double" and isinstance(parent, list):
             parent.append(copy.deepcopy(parent[last]))
         elif action == "put" and isinstance(parent, dict):
-            parent[draw(st.one_of(st.text(max_size=8), st.integers(), st.none()))] = draw(LEAVES)
+            key = draw(st.one_of(st.text(max_size=8), st.integers(), st.none()))
+            parent[key] = copy.deepcopy(draw(LEAVES))
         else:
-            parent[last] = draw(LEAVES)
+            parent[last] = copy.deepcopy(draw(LEAVES))
     return tree
 
 
@@ -199,6 +189,7 @@ def json_of(tree: Any) -> bytes:
     return json.dumps(tree, default=str).encode(errors="replace") + b"\n"
 
 
+@cache
 def observations() -> list[dict[str, Any]]:
     """Log of a trial, as dictionaries."""
     spec = spec_of(ONE_CELL)
@@ -207,10 +198,9 @@ def observations() -> list[dict[str, Any]]:
 
 
 @st.composite
-def cases(draw: Draw, log: list[dict[str, Any]]) -> Case:
+def cases(draw: Draw) -> Case:
     """An input of any kind."""
-    kind = draw(st.sampled_from(sorted(KINDS)))
-    return KINDS[kind](draw, log)
+    return KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, observations())
 
 
 def _spec(draw: Draw, _log: Any) -> Case:
@@ -324,6 +314,7 @@ def _in_child(case: Case, folder: Path, run: Callable[[list[str]], int]) -> int:
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace")
     held = psutil.Process().memory_info().data
     resource.setrlimit(resource.RLIMIT_DATA, (held + MOST_BYTES, held + MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(CPU_SECONDS) + 1, int(CPU_SECONDS) + 1))
     try:
         return run(list(case.arguments))
     except SystemExit as end:
@@ -350,7 +341,7 @@ def _waited(child: int) -> tuple[int | None, Any]:
 
 def fuzz(examples: int, drawn_from: int) -> tuple[Counter[str], Counter[str], Path]:
     """Run so many inputs; inputs by kind, failures by kind, and the folder of those that failed."""
-    kept, log = Path(tempfile.mkdtemp(prefix="fuzz-")), observations()
+    kept = Path(tempfile.mkdtemp(prefix="fuzz-"))
     tried: Counter[str] = Counter()
     failed: Counter[str] = Counter()
 
@@ -362,7 +353,7 @@ def fuzz(examples: int, drawn_from: int) -> tuple[Counter[str], Counter[str], Pa
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases(log))
+    @given(cases())
     def one(case: Case) -> None:
         folder = kept / f"{sum(tried.values()):05}"
         folder.mkdir()
@@ -370,9 +361,9 @@ def fuzz(examples: int, drawn_from: int) -> tuple[Counter[str], Counter[str], Pa
         wrong = failure(case, folder)
         if wrong is None:
             shutil.rmtree(folder)
-            return
-        failed[f"{case.kind}: {wrong}"] += 1
-        (folder / "command").write_text(repr(case.arguments), encoding="utf-8")
+        else:
+            failed[f"{case.kind}: {wrong}"] += 1
+            (folder / "command").write_text(repr(case.arguments), encoding="utf-8")
 
     one()
     return tried, failed, kept

@@ -1,6 +1,8 @@
 """A machine joins a cluster only with the GPU that its node declares."""
 
 import json
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,20 +10,29 @@ import pytest
 
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from orchestrator.cli.main import main
+from orchestrator.clouds import join_check
 from orchestrator.clouds.join_check import JoinError, node_resources
+from trials.child_process.gpu_use import GpuUse, use_of_gpu
 from trials.devices.nvml import visible_device
 
 CATALOG = load_catalog()
+WORKS = GpuUse(torch="2.9", cuda="12.8", free_bytes=84 * 10**9, total_bytes=85 * 10**9)
 H100 = ("NVIDIA H100 80GB HBM3", 85_020_639_232)
 
 
 def test_a_machine_that_is_what_its_key_says_may_join() -> None:
     """Memory differs a little between drivers; a CPU needs no GPU."""
-    assert node_resources(["H100-SXM"], CATALOG, lambda: H100) == '{"H100-SXM": 1}'
-    assert node_resources(["A40", "H100-SXM"], CATALOG, lambda: H100) == '{"H100-SXM": 1}'
+    assert node_resources(["H100-SXM"], CATALOG, lambda: H100, lambda: WORKS) == '{"H100-SXM": 1}'
+    assert (
+        node_resources(["A40", "H100-SXM"], CATALOG, lambda: H100, lambda: WORKS)
+        == '{"H100-SXM": 1}'
+    )
     a_little_more = (H100[0], H100[1] + 2**29)
-    assert node_resources(["H100-SXM"], CATALOG, lambda: a_little_more) == '{"H100-SXM": 1}'
-    assert node_resources(["cpu"], CATALOG, lambda: None) == '{"cpu": 1}'
+    assert (
+        node_resources(["H100-SXM"], CATALOG, lambda: a_little_more, lambda: WORKS)
+        == '{"H100-SXM": 1}'
+    )
+    assert node_resources(["cpu"], CATALOG, lambda: None, lambda: WORKS) == '{"cpu": 1}'
 
 
 @pytest.mark.parametrize(
@@ -59,10 +70,53 @@ def test_a_machine_with_another_gpu_may_not_join(
 ) -> None:
     """Another name, another memory or no GPU: one line has the actual and the expected value."""
     with pytest.raises(JoinError) as error:
-        node_resources(keys, CATALOG, lambda: device)
+        node_resources(keys, CATALOG, lambda: device, lambda: WORKS)
     message = str(error.value)
     assert "\n" not in message
     assert [part for part in parts if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"cuda": None}, ("PyTorch 2.9 is a build without CUDA", "install one with CUDA")),
+        (
+            {"error": "The NVIDIA driver on your system is too old (found version 12020)."},
+            ("CUDA 12.8, which this driver does not run", "12020", "update the driver"),
+        ),
+        (
+            {"error": "CUDA error: no kernel image is available for execution on the device"},
+            ("no product in fp32 and bf16", "no kernel image", "architecture"),
+        ),
+        ({"free_bytes": 45 * 10**9}, ("37.3 of its 79.2 GiB", "nvidia-smi")),
+    ],
+)
+def test_a_gpu_that_pytorch_cannot_use_may_not_join(
+    change: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    """It would fail every trial: one line says what does not work, and the remedy."""
+    use = WORKS.model_copy(update=change)
+    with pytest.raises(JoinError) as error:
+        node_resources(["H100-SXM"], CATALOG, lambda: H100, lambda: use)
+    message = str(error.value)
+    assert message.startswith("H100-SXM: ")
+    assert "\n" not in message
+    assert [part for part in parts if part not in message] == []
+
+
+def test_a_full_disk_may_not_join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Weights go to HF_HOME, which need not exist yet."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none" / "yet"))
+    monkeypatch.setattr(join_check, "LEAST_DISK_BYTES", 10**18)
+    with pytest.raises(JoinError, match=f"cpu: {tmp_path} has .* GiB free, .* set HF_HOME"):
+        node_resources(["cpu"], CATALOG, lambda: None)
+
+
+def test_the_gpu_is_tried_in_a_process_of_its_own() -> None:
+    """Its answer is this machine's own; the parent imports no PyTorch for it."""
+    use = use_of_gpu()
+    assert use.torch == metadata.version("torch")
+    assert use.error is None or "\n" not in use.error
 
 
 def test_a_failed_check_exits_with_1_and_prints_a_line(
@@ -85,7 +139,7 @@ def test_a_failed_check_exits_with_1_and_prints_a_line(
 def test_an_unknown_key_does_not_pass() -> None:
     """A mistyped key must not join."""
     with pytest.raises(UnknownGpuError):
-        node_resources(["H100"], CATALOG, lambda: H100)
+        node_resources(["H100"], CATALOG, lambda: H100, lambda: WORKS)
 
 
 class NVMLError(Exception):
@@ -124,6 +178,6 @@ def test_nvml_gives_the_memory_that_cuda_reports(monkeypatch: pytest.MonkeyPatch
         assert visible_device(library()) == H100
     old = visible_device(library(with_version_2=False))
     assert old is not None
-    assert node_resources(["H100-SXM"], CATALOG, lambda: old) == '{"H100-SXM": 1}'
+    assert node_resources(["H100-SXM"], CATALOG, lambda: old, lambda: WORKS) == '{"H100-SXM": 1}'
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert visible_device(library()) is None

@@ -234,8 +234,9 @@ def add_cluster(commands: Any) -> None:
         run="cluster.run_join_check",
         help="check that this machine has the GPU of a key; print the resources of its Ray node",
         description="Compare the name and memory of this machine's GPU, as NVML reports them, with "
-        "the catalog's GPU of that key. If they match, print the value for 'ray start "
-        "--resources'; otherwise print the difference and exit with 1.",
+        "the catalog's GPU of that key, and try it: PyTorch's CUDA against the driver, a product "
+        "in fp32 and bf16, free memory, free disk. If all is well, print the value for 'ray start "
+        "--resources'; otherwise print what is wrong, with the remedy, and exit with 1.",
     )
     add_table(join_check, JOIN_CHECK)
     notice = commands.add_parser(
