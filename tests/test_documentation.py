@@ -1,11 +1,16 @@
 """The documentation stays short where it must be, and shows only commands that exist."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from readme_commands import ROOT, mistake, shown_commands
+
+from orchestrator.estimating.choosing.recipe_choice import recipes_to_try
+from orchestrator.spec.recipe_options import RecipeOptions
 
 
 def test_the_readme_fits_on_150_lines() -> None:
@@ -84,3 +89,25 @@ def test_every_field_of_a_specification_is_documented() -> None:
     ).stdout
     assert [line for line in printed.splitlines() if line.endswith("|  |")] == []
     assert "| `lora_rank` |" in printed
+
+
+def tried(axis: str, **options: Any) -> set[str]:
+    """Values of an axis that a choice of the recipe tries, but for the model's own."""
+    varied: Any = dict  # keeps the changes, in place of the question with them
+    groups: Any = recipes_to_try(RecipeOptions(**options), varied)
+    values = {changes.get(axis) for group in groups for changes in group}
+    return {str(value) for value in values - {None}}
+
+
+def test_the_table_of_the_choice_has_what_is_tried() -> None:
+    """Its second column names each value; the model's own attention is ``sdpa``."""
+    page = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
+    _, section = page.split("## A recipe by choice")
+    cells = dict(re.findall(r"^\| ([a-z ]+) \| ([^|]*) \|", section, re.MULTILINE))
+    named = {field: set(re.findall(r"`([a-z_0-9]+)`", cell)) for field, cell in cells.items()}
+    assert named["method"] == tried("method")
+    assert named["attention"] == {"sdpa"} | tried("attention", packing=True)
+    assert named["attention"] > tried("attention")
+    assert named["loss"] - {"sft"} == tried("loss", defaults="plain", method="lora")
+    assert tried("gradient_checkpointing") == {"True", "False"}
+    assert cells["gradient checkpointing"] == "on and off"

@@ -289,6 +289,7 @@ def test_without_data_the_largest_is_priced_and_the_fastest_on_request(
     assert "100 examples x 3" in shown
     assert "assumed: --epochs)" in shown
     assert "--batch-size fastest" in shown
+    assert "same length" in shown
 
 
 def test_expected_cost_decides_and_an_exceeded_interval_is_marked(

@@ -224,7 +224,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """Lines below the table: recipe, batch size, accuracy, and what is missing."""
     rows = [e.estimate for e in estimates]
     yield f"{question.recipe_text}."
-    yield from data_notes(question.workload.lengths)
+    yield from data_notes(question)
     yield from _recipe_notes(rows, question)
     yield from runners_up_text(estimates)
     yield from remedies_text(estimates)

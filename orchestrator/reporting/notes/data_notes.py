@@ -3,11 +3,19 @@
 from collections.abc import Iterator
 
 from orchestrator.datasets.lengths import DataLengths
+from orchestrator.estimating.question import Question
 
 
-def data_notes(data: DataLengths | None) -> Iterator[str]:
-    """Lines on the data of an estimate; none where only lengths were given."""
+def data_notes(question: Question) -> Iterator[str]:
+    """Lines on the data of an estimate, or on what an estimate without data leaves out."""
+    data = question.workload.lengths
     if data is None:
+        if not question.recipe.packing:
+            yield (
+                "Every example is taken to have the same length. Where lengths vary, padded "
+                "batches fragment memory, and a smaller micro-batch may survive an epoch: "
+                "--dataset or --length-histogram replays them."
+            )
         return
     if data.rendering is not None:
         yield f"Data: {data.source} ({data.rendering})."
