@@ -6,11 +6,13 @@ own because transformers imports torch, which no other code for data sets needs.
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trials.child_process.parent_death import die_with_parent
 from trials.child_process.token_counter import TokenCounts, TokenizerError
 from trials.records.learning import Conversation
 
@@ -128,6 +130,7 @@ def _first_line(error: Exception) -> str:
 
 def main() -> None:
     """Answer requests until stdin ends."""
+    die_with_parent(os.getppid())  # a chat template may never end
     replies = sys.stdout
     sys.stdout = sys.stderr  # libraries print to stdout
 

@@ -1,0 +1,47 @@
+"""The process that counts tokens ends with the command, whatever it is doing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from builders.data import train_tokenizer
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+COUNTS = """
+import sys
+from trials.child_process.token_counter import TokenCounter
+with TokenCounter(sys.argv[1]) as counter:
+    counter.need_chat_template()
+    print(counter._process.pid, flush=True)
+    list(counter.counted([[[{"role": "user", "content": "Why?"}]]]))
+"""
+
+
+def test_a_chat_template_that_never_ends_ends_with_the_command(tmp_path: Path) -> None:
+    """A killed command leaves no process behind that computes for ever."""
+    train_tokenizer(tmp_path / "tok", ["one two three"] * 20)
+    file = tmp_path / "tok" / "tokenizer_config.json"
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(fields | {"chat_template": ENDLESS}), encoding="utf-8")
+    command = subprocess.Popen(
+        [sys.executable, "-c", COUNTS, str(tmp_path / "tok")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert command.stdout is not None
+    child = psutil.Process(int(command.stdout.readline()))
+    before = sum(child.cpu_times()[:2])
+    end = time.monotonic() + 60
+    while sum(child.cpu_times()[:2]) < before + 1.0 and time.monotonic() < end:
+        time.sleep(0.05)  # it is in the template
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    command.stdout.close()
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()
