@@ -12,7 +12,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check
+.PHONY: help setup sweep browser test test-long fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check kernel-constants
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then meas
 
 kernel-check: setup  ## the clock's kernels against a folder of kernels measured on GPUs (FOLDER=)
 	$(RUN) tests/benchmarks/kernel_times.py $(FOLDER)
+
+kernel-constants: setup  ## fits the clock's rates to such a folder, and prints the held-out errors (FOLDER=)
+	$(RUN) tests/benchmarks/kernel_constants.py $(FOLDER)
 
 bench: setup  ## side by side with what a user would otherwise use
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

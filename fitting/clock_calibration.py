@@ -26,7 +26,7 @@ from trials.simulation.timing_model import (
 # Fitted constants and the fields of each. Attention's forward and backward efficiency share one
 # factor, because no step has one without the other.
 FITTED: dict[str, tuple[str, ...]] = {
-    "matrix_product": ("matrix_product",),
+    "matrix_product": ("product_speed",),
     "memory": ("memory",),
     "attention": ("attention_forward", "attention_backward"),
     "dequantisation": ("dequantisation",),

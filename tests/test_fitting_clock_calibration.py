@@ -23,7 +23,7 @@ from trials.simulation.trace_cache import Traces
 CATALOG = load_catalog()
 GPUS = ("A40", "A100-80GB-SXM", "H100-SXM")
 TRUTH = EfficiencyConstants(
-    matrix_product=0.65,
+    product_speed=0.85,
     memory=0.85,
     attention_forward=0.60,
     attention_backward=0.56,
@@ -62,7 +62,7 @@ def test_calibration_recovers_the_constants_that_made_the_steps(points: list[Poi
     """Constants and host factors return within a few percent; unused constants stay unfitted."""
     calibration = calibrate(points, EfficiencyConstants())
     by_name = {constant.name: constant for constant in calibration.fitted}
-    assert by_name["matrix_product"].value == pytest.approx(0.65, rel=0.05)
+    assert by_name["matrix_product"].value == pytest.approx(0.85, rel=0.05)
     assert by_name["memory"].value == pytest.approx(0.85, rel=0.08)
     for key, factor in HOSTS.items():
         host = by_name[f"host_factor of host of {key}"]
@@ -117,7 +117,7 @@ def test_one_probe_calibrates_only_its_hosts_factor(points: list[Point]) -> None
     )
     calibration = calibrate([probe], TRUTH)
     assert calibration.constants.host_factor == pytest.approx(1.5, rel=0.1)
-    assert calibration.constants.matrix_product == TRUTH.matrix_product
+    assert calibration.constants.product_speed == TRUTH.product_speed
     # A step that it was fitted to does not bound the error elsewhere.
     assert calibration.constants.error >= TRUTH.error
     assert calibration.constants.error_above == TRUTH.error_above

@@ -5,6 +5,7 @@ import pytest
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.kernel_rates import rates_of
 from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment, Wait
 from trials.simulation.timing_model import (
     EfficiencyConstants,
@@ -18,7 +19,6 @@ from trials.simulation.timing_model import (
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
 HOPPER = load_catalog().gpu("H100-SXM")
 PLAIN = EfficiencyConstants(
-    matrix_product=1.0,
     memory=1.0,
     dequantisation=0.5,
     kernel_floor_us=0.0,
@@ -103,28 +103,21 @@ def test_the_closed_form_equals_the_recurrence() -> None:
         assert seconds(*step) == pytest.approx(max(host, free))
 
 
-def test_products_come_in_whole_tiles_and_waves() -> None:
-    """128 rows of 108 tiles are one wave; one more row or tile is another."""
-    inner, columns = 4096.0, 108 * 128.0
-    one = operator(
+def test_products_reach_the_rates_of_published_kernels() -> None:
+    """A large product at the A100's sustained rate; a faster stack takes less time."""
+    size = 16384.0
+    product = operator(
         OperatorClass.MATRIX_PRODUCT,
-        flops=2 * 128 * inner * columns,
-        rows=128,
-        inner=inner,
-        columns=columns,
+        flops=2 * size**3,
+        rows=size,
+        inner=size,
+        columns=size,
         products=1,
     )
-    more = operator(
-        OperatorClass.MATRIX_PRODUCT,
-        flops=2 * 129 * inner * columns,
-        rows=129,
-        inner=inner,
-        columns=columns,
-        products=1,
-    )
-    wave = 2 * 128 * inner * columns / 312e12
-    assert seconds(one) == pytest.approx(wave + 10e-6)
-    assert seconds(more) == pytest.approx(2 * wave + 10e-6)
+    peak = 2 * size**3 / (312e12 * rates_of(A100)["product_sustained"])
+    assert peak < busy(product) < 1.05 * peak
+    fast = PLAIN.model_copy(update={"product_speed": 1.25})
+    assert busy(product, constants=fast) == pytest.approx(busy(product) / 1.25, rel=0.01)
 
 
 def test_experts_run_one_by_one_without_a_grouped_kernel() -> None:
@@ -212,27 +205,6 @@ def test_half_precisions_replace_each_other() -> None:
             for rate in (Rate.BF16, Rate.FP16)
         ]
         assert times == pytest.approx([0.01 / slow, 0.01])
-
-
-def test_small_products_share_their_tiles() -> None:
-    """By hand on 108 multiprocessors: a product is split into four parts at most."""
-    tile = A100.model_copy(update={"bf16_dense_tflops": 108.0})  # a TFLOP/s per multiprocessor
-    flops = 1e9
-
-    def product(rows: float, columns: float, count: float) -> float:
-        row = operator(
-            OperatorClass.MATRIX_PRODUCT, flops=flops, rows=rows, columns=columns, products=count
-        )
-        return busy(row, tile) / (flops / 108e12)
-
-    assert product(128, 128, 1) == pytest.approx(108 / 4)  # a quarter of a wave, not a 108th
-    assert product(128, 128, 54) == pytest.approx(1)  # each of the tiles in two parts
-    assert product(128, 128 * 54, 2) == pytest.approx(1)
-    assert product(128, 128 * 54, 3) == pytest.approx(2 / 1.5)
-    assert product(1, 1, 1) == pytest.approx(108 / 4 * 128 * 128)
-    unknown = tile.model_copy(update={"multiprocessors": None})
-    row = operator(OperatorClass.MATRIX_PRODUCT, flops=flops, rows=1.0, columns=1.0, products=1.0)
-    assert busy(row, unknown) == pytest.approx(flops / 108e12)
 
 
 def test_further_launches_of_an_operator_cost_the_host_half() -> None:

@@ -6,14 +6,21 @@ eight times a layer, so the host determines its time where each expert has littl
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.kernel_rates import rates_of
 from gpu_catalog.record import Record
+from trials.simulation.clock.products import (
+    ProductConstants,
+    ProductRates,
+    ProductShapes,
+    product_seconds,
+)
 from trials.simulation.recording import (
     Column,
     FloatArray,
@@ -25,8 +32,6 @@ from trials.simulation.recording import (
     Wait,
 )
 
-TILE = 128  # rows and columns of a matrix product that one multiprocessor computes at a time
-STEP = 64  # rows or columns of the half tiles that libraries use at the edges of a product
 # fp32 lanes of a multiprocessor, by compute capability (CUDA's programming guide).
 FP32_LANES = {"7.0": 64, "7.5": 64, "8.0": 64}
 FP32_LANES_SINCE = 128
@@ -38,8 +43,12 @@ VIEWS_A_GROUP = 3  # slices of a group's tokens, matrix and result
 PCIE_GB_PER_SECOND = {"7": 15.75, "8": 31.5}
 PCIE_SINCE = 63.0
 PCIE_REACHED = 0.8
-SPLIT = 4  # most parts of the inner dimension (split-K), where a product has too few tiles
 MOST_FRACTION = 1.5
+# In the order of ``ProductShapes``.
+PRODUCT_COLUMNS = (
+    *(Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS),
+    *(Column.BYTES, Column.LAUNCHES),
+)
 Fraction = Annotated[float, Field(gt=0, le=MOST_FRACTION)]
 Microseconds = Annotated[float, Field(ge=0)]
 
@@ -51,7 +60,8 @@ class EfficiencyConstants(Record):
     runs of several stacks; ``calibrate`` fits them to measured observations.
 
     Attributes:
-        matrix_product: fraction of the tensor cores' dense rate in matrix products.
+        product_speed: speed of matrix products relative to the published ones that
+            ``gpu_catalog.kernel_rates`` is fitted to.
         attention_forward: the same fraction in fused attention, forward.
         attention_backward: the same fraction in fused attention, backward.
         memory: fraction of the memory bandwidth in kernels that only move data.
@@ -76,7 +86,7 @@ class EfficiencyConstants(Record):
         source: origin of the constants.
     """
 
-    matrix_product: Fraction = 0.81
+    product_speed: Fraction = 1.0
     attention_forward: Fraction = 0.60
     attention_backward: Fraction = 0.56
     memory: Fraction = 0.74
@@ -211,14 +221,11 @@ def _device_seconds(
         raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
     peaks = _peaks(gpu)
     reached = np.ones(len(OperatorClass))
-    reached[[OperatorClass.MATRIX_PRODUCT, OperatorClass.GROUPED_PRODUCT]] = (
-        constants.matrix_product
-    )
     reached[OperatorClass.ATTENTION_FORWARD] = constants.attention_forward
     reached[OperatorClass.ATTENTION_BACKWARD] = constants.attention_backward
     reached[OperatorClass.SCAN] = constants.scan
     reached[OperatorClass.DEQUANTISATION] = constants.dequantisation
-    flops = numbers[:, Column.FLOPS] * _tile_waste(work, numbers, gpu)
+    flops = numbers[:, Column.FLOPS]
     needed = np.where(work == OperatorClass.DEQUANTISATION, _clocks(gpu), peaks[rate])
     if np.isnan(needed[flops > 0]).any():
         raise NoSpeedError(f"the catalog has no rate for {gpu.key} in one of the step's dtypes")
@@ -228,7 +235,10 @@ def _device_seconds(
     copied = work == OperatorClass.HOST_COPY
     transfer[copied] = numbers[copied, Column.BYTES] / _host_link_bytes_per_second(gpu)
     floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
-    return np.maximum(np.maximum(computing, transfer), floor)
+    seconds = np.maximum(np.maximum(computing, transfer), floor)
+    products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
+    seconds[products] = _product_seconds(rate[products], numbers[products], gpu, constants)
+    return seconds
 
 
 def _host_link_bytes_per_second(gpu: Gpu) -> float:
@@ -256,24 +266,26 @@ def _clocks(gpu: Gpu) -> float:
     return gpu.fp32_tflops * 1e12 / (2 * lanes)
 
 
-def _tile_waste(work: IntArray, numbers: FloatArray, gpu: Gpu) -> FloatArray:
-    """Computed over required FLOPs, (operators,): products round up to tiles, tiles to waves."""
-    products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
-    waste = np.ones(len(work))
-    if not products.any() or gpu.multiprocessors is None:
-        return waste
-    rows, columns, count = (
-        numbers[products, column] for column in (Column.ROWS, Column.COLUMNS, Column.PRODUCTS)
-    )
-    whole_rows, whole_columns = (np.ceil(n / STEP) * STEP for n in (rows, columns))
-    tiles = whole_rows * whole_columns * count / TILE**2
-    waves = tiles / gpu.multiprocessors
-    # A last wave takes as long as a full one. A product smaller than one wave is split along its
-    # inner dimension, so that up to SPLIT multiprocessors share a tile.
-    whole = np.where(waves >= 1, np.ceil(waves), np.maximum(waves, 1 / SPLIT))
-    entries = np.maximum(rows * columns * count, 1.0)
-    waste[products] = whole * gpu.multiprocessors * TILE * TILE / entries
-    return waste
+def _product_seconds(
+    rate: IntArray, numbers: FloatArray, gpu: Gpu, constants: EfficiencyConstants
+) -> FloatArray:
+    """Seconds of matrix products, (products,), by the rates of published kernels."""
+    reached_rates, peaks = rates_of(gpu), _peaks(gpu) * constants.product_speed
+    bandwidth = (gpu.memory_bandwidth_gb_per_second or np.nan) * 1e9 * constants.product_speed
+    names = [field.name for field in fields(ProductConstants)]
+    seconds = np.zeros(len(rate))
+    for peak in np.unique(rate):
+        own = rate == peak
+        prefix = "product_fp32_" if peak == Rate.FP32 else "product_"
+        shapes = ProductShapes(*(numbers[own, column] for column in PRODUCT_COLUMNS))
+        shared = ProductConstants(**{name: reached_rates[f"{prefix}{name}"] for name in names})
+        reached = ProductRates(
+            short=peaks[peak] * reached_rates[f"{prefix}short"],
+            sustained=peaks[peak] * reached_rates[f"{prefix}sustained"],
+            bandwidth=bandwidth,
+        )
+        seconds[own] = product_seconds(shapes, shared, gpu.multiprocessors, reached)
+    return seconds
 
 
 def _host_seconds(

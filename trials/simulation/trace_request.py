@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from gpu_catalog import kernel_rates
+from gpu_catalog.catalog import shipped_text
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.recipes.recipe import Recipe
@@ -240,6 +242,8 @@ def simulation_code() -> str:
     digest = hashlib.sha256(_code().encode())
     for path in replay_sources(Path(__file__).parent.parent):
         digest.update(path.read_bytes())
+    digest.update(Path(kernel_rates.__file__).read_bytes())
+    digest.update(shipped_text(kernel_rates.FILE).encode())
     return digest.hexdigest()[:8]
 
 
@@ -254,7 +258,7 @@ def _code() -> str:
 
 def replay_sources(trials: Path) -> Iterator[Path]:
     """Source files whose change, beside those of traces, makes simulated numbers invalid."""
-    for folder in ("simulation", "simulation/memory"):
+    for folder in ("simulation", "simulation/clock", "simulation/memory"):
         yield from sorted((trials / folder).glob("*.py"))
 
 

@@ -1,0 +1,195 @@
+"""Fit the clock's rates to kernel times that others measured on GPUs.
+
+    .venv/bin/python tests/benchmarks/kernel_constants.py FOLDER
+
+FOLDER is one of ``kernel_times.py``. Writes gpu_catalog/data/kernel_rates.csv from half of the
+shapes, and prints the errors on the other half: with all
+rates, and with those of the GPU itself left out, so that it gets its siblings'.
+"""
+
+import csv
+import io
+import sys
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+from kernel_rows import Measured, measured_gpus, measured_rows
+from scipy.optimize import least_squares
+
+from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_of, nearest_rate
+from orchestrator.markdown_table import table
+from trials.simulation.clock.products import (
+    ProductConstants,
+    ProductRates,
+    ProductShapes,
+    product_seconds,
+)
+from trials.simulation.recording import FloatArray, Rate
+
+TABLE = Path(__file__).resolve().parents[2] / "gpu_catalog" / "data" / FILE
+# Most rows of each class and GPU in a fit: the classes count by their share of a step's time.
+MOST = {"linear": 1200, "few-tokens": 200, "thin": 200, "narrow": 200}
+# Matrices of these classes stay in the L2 cache of these GPUs when a benchmark repeats a product.
+CACHED = {"thin", "narrow"}
+LARGE_CACHES = {"L40S", "RTX-PRO-6000"}
+START = ProductConstants(3.5, 0.70, 109.0, 0.30, 0.986, 0.933, 0.884)
+UNITS = {"launch_us": "us", "ramp": "elements"}
+# What a kernel can be: some collectors add a time of their own to each, and unused tiles have no
+# rate that rows could determine.
+LIMITS = {"launch_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
+SCALE = 0.08  # of errors beyond which a row counts less
+SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2"
+PREFIXES = {Rate.BF16: "product", Rate.FP32: "product_fp32"}
+SOURCES = {Rate.BF16: SOURCE, Rate.FP32: "NeuSight 6945927"}
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Measured products of one class on one GPU; ``seconds`` is (rows,)."""
+
+    shapes: ProductShapes
+    seconds: FloatArray
+
+    def where(self, at: np.ndarray) -> "Products":
+        """Chosen rows."""
+        columns = {f.name: getattr(self.shapes, f.name)[at] for f in fields(self.shapes)}
+        return Products(replace(self.shapes, **columns), self.seconds[at])
+
+    def errors(self, gpu: str, constants: ProductConstants, peaks: tuple[float, ...]) -> FloatArray:
+        """(rows,) logarithms of predicted over measured seconds, by reached FLOP/s."""
+        facts = measured_gpus()[gpu]
+        bandwidth = (facts.memory_bandwidth_gb_per_second or 0.0) * 1e9
+        rates = ProductRates(short=peaks[0], sustained=peaks[1], bandwidth=bandwidth)
+        predicted = product_seconds(self.shapes, constants, facts.multiprocessors, rates)
+        return np.log(predicted / self.seconds)
+
+
+def peak_of(gpu: str, rate: Rate) -> float:
+    """Peak FLOP/s of a GPU."""
+    facts = measured_gpus()[gpu]
+    half = facts.bf16_dense_tflops or facts.fp16_dense_tflops
+    return 1e12 * ((facts.fp32_tflops if rate is Rate.FP32 else half) or 0.0)
+
+
+def products_of(rows: list[Measured]) -> Products:
+    """Columns of measured products."""
+    moved, _, height, inner, width, count, one = np.array([row.works[0][2] for row in rows]).T
+    shapes = ProductShapes(height, inner, width, count, moved, one)
+    return Products(shapes, np.array([row.seconds for row in rows]))
+
+
+def in_fit(products: Products) -> np.ndarray:
+    """(rows,) whether a row is in the half of the shapes that the fit sees."""
+    shapes = products.shapes
+    sizes = zip(shapes.rows, shapes.columns, shapes.inner, strict=True)
+    return np.array([zlib.crc32(b"%d,%d,%d" % size) % 2 == 0 for size in sizes])
+
+
+def drawn(products: Products, most: int) -> Products:
+    """At most so many rows, drawn with a fixed seed."""
+    order = np.random.default_rng(0).permutation(len(products.seconds))
+    return products.where(np.sort(order[:most]))
+
+
+Fitted = dict[str, list[Products]]
+
+
+def fitted_rows(samples: Fitted, rate: Rate) -> tuple[KernelRate, ...]:
+    """Shared numbers of a precision, and two fractions of each GPU, by least squares."""
+    keys, prefix = sorted(samples), PREFIXES[rate]
+    names = [field.name for field in fields(START)]
+
+    def residuals(point: FloatArray) -> FloatArray:
+        constants = ProductConstants(*map(float, np.exp(point[: len(names)])))
+        parts = []
+        for place, key in enumerate(keys):
+            own = np.exp(point[len(names) + 2 * place :][:2]) * peak_of(key, rate)
+            parts += [one.errors(key, constants, tuple(own)) for one in samples[key]]
+        return np.concatenate(parts)
+
+    start = [getattr(START, name) for name in names] + [0.78, 0.76] * len(keys)
+    limits = [LIMITS.get(name, (0.0, np.inf)) for name in names] + [(0.0, 2.0)] * 2 * len(keys)
+    with np.errstate(divide="ignore"):
+        lower, upper = np.log(np.array(limits)).T
+    best = least_squares(
+        residuals,
+        np.log(start),
+        bounds=(lower, upper),
+        loss="soft_l1",
+        f_scale=SCALE,
+        diff_step=1e-3,
+        max_nfev=20,
+    )
+    scatter = float(np.square(residuals(best.x)).mean())
+    errors = np.sqrt(scatter * np.diag(np.linalg.pinv(best.jac.T @ best.jac)))
+    counts = {key: sum(len(one.seconds) for one in samples[key]) for key in keys}
+    counts[SHARED] = sum(counts.values())
+    labels = [(SHARED, name) for name in names]
+    labels += [(key, name) for key in keys for name in ("short", "sustained")]
+    return tuple(
+        KernelRate(
+            gpu=gpu,
+            group=SHARED if gpu == SHARED else group_of(measured_gpus()[gpu]),
+            quantity=f"{prefix}_{name}",
+            value=float(f"{value:.4g}"),
+            unit=UNITS.get(name, "1"),
+            standard_error=float(f"{value * error:.2g}"),
+            rows=counts[gpu],
+            source=SOURCES[rate],
+        )
+        for (gpu, name), value, error in zip(labels, np.exp(best.x), errors, strict=True)
+    )
+
+
+def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Products) -> FloatArray:
+    """Absolute relative errors of the rows that no fit sees, by a table of rates."""
+    rate = Rate.FP32 if label == "fp32" else Rate.BF16
+    group, prefix = group_of(measured_gpus()[key]), PREFIXES[rate]
+    names = [field.name for field in fields(START)]
+    numbers = {
+        name: nearest_rate(rows, f"{prefix}_{name}", key, group)
+        for name in (*names, "short", "sustained")
+    }
+    constants = ProductConstants(**{name: numbers.pop(name) for name in names})
+    reached = tuple(peak_of(key, rate) * number for number in numbers.values())
+    judged = products.where(~in_fit(products))
+    errors: FloatArray = np.abs(np.expm1(judged.errors(key, constants, reached)))
+    return errors
+
+
+def main() -> None:
+    """Write the table and print the held-out errors as Markdown."""
+    by_class = defaultdict(list)
+    for row in measured_rows(Path(sys.argv[1])):
+        if row.label.startswith("product/"):
+            by_class[row.label.removeprefix("product/"), row.gpu].append(row)
+    measured = {key: products_of(rows) for key, rows in by_class.items()}
+    samples, fp32 = defaultdict(list), defaultdict(list)
+    for (label, key), products in measured.items():
+        seen = products.where(in_fit(products))
+        if label == "fp32":
+            fp32[key].append(drawn(seen, MOST["linear"]))
+        elif label not in CACHED or key not in LARGE_CACHES:
+            samples[key].append(drawn(seen, MOST[label]))
+    rows = fitted_rows(samples, Rate.BF16) + fitted_rows(fp32, Rate.FP32)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(KernelRate.model_fields)
+    writer.writerows(list(row.model_dump().values()) for row in rows)
+    TABLE.write_text(text.getvalue(), encoding="utf-8")
+    lines = []
+    # The shared numbers hardly depend on one GPU's rows, so only its own rates are left out.
+    without = {gpu: tuple(row for row in rows if row.gpu != gpu) for gpu in {r.gpu for r in rows}}
+    for (label, key), products in sorted(measured.items()):
+        errors = [held_out(table, key, label, products) for table in (rows, without[key])]
+        means = [f"{100 * float(one.mean()):.1f} %" for one in errors]
+        lines.append((f"product/{label}", key, len(errors[0]), *means))
+    header = ("class", "GPU", "rows held out", "error", "error by siblings' rates")
+    sys.stdout.write(f"{table(header, [tuple(map(str, line)) for line in lines])}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Rates of kernels: those of the GPU itself, of its group, or of all."""
+
+import math
+
+import pytest
+
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.kernel_rates import KernelRate, group_of, kernel_rates, nearest_rate, rates_of
+
+CATALOG = load_catalog()
+
+
+def rate(gpu: str, group: str, value: float) -> KernelRate:
+    """A row of a table."""
+    facts = {"unit": "1", "standard_error": 0.01, "rows": 9, "source": "a test"}
+    return KernelRate(gpu=gpu, group=group, quantity="q", value=value, **facts)
+
+
+def test_a_gpu_without_measurements_gets_its_siblings() -> None:
+    """Its own row, else the geometric mean of its group, of its kind, of all."""
+    rows = (rate("a", "8.6 full", 0.4), rate("b", "8.6 full", 0.9), rate("c", "9.0 half", 1.0))
+    assert nearest_rate(rows, "q", "a", "8.6 full") == pytest.approx(0.4)
+    assert nearest_rate(rows, "q", "x", "8.6 full") == pytest.approx(0.6)
+    assert nearest_rate(rows, "q", "x", "12.0 half") == pytest.approx(1.0)
+    assert nearest_rate(rows, "q", "x", "7.5 full") == pytest.approx(0.6)
+    assert nearest_rate(rows[:2], "q", "x", "12.0 half") == pytest.approx(0.6)
+
+
+def test_geforce_and_a10g_accumulate_at_half_rate() -> None:
+    """Their peaks in bf16 are twice those in fp32, so they reach more of them."""
+    half = {gpu.key for gpu in CATALOG.gpus if gpu.kind == "cuda" and "half" in group_of(gpu)}
+    assert half == {"RTX-3090", "RTX-4090", "RTX-5090", "A10G"}
+
+
+def test_every_gpu_of_the_catalog_has_every_rate() -> None:
+    """No rate is outside what a kernel can reach, and each row says where it comes from."""
+    names = {row.quantity for row in kernel_rates()}
+    for gpu in CATALOG.gpus:
+        rates = rates_of(gpu)
+        assert set(rates) == names
+        for name in ("short", "sustained", "fp32_short", "fp32_sustained"):
+            assert 0.2 < rates[f"product_{name}"] < 1.4, (gpu.key, name)
+    assert all(row.source and math.isfinite(row.standard_error) for row in kernel_rates())
