@@ -56,6 +56,8 @@ def read(values: dict[str, Any]) -> Configuration:
         (FACTORY | {"moe_aux_loss_coef": 0.1}, {"router_loss": True}),
         (FACTORY | {"optim": "paged_adamw_8bit"}, {"optimizer": "paged_adamw_8bit"}),
         (FULL, {"method": "full", "precision": "bf16-mixed", "lora_rank": None}),
+        (FACTORY | {"stage": "rm"}, {"task": "reward", "loss": "full-logits"}),
+        (FULL | {"stage": "rm"}, {"task": "reward", "reference": None}),
         (FREEZE, {"method": "full", "trained_layers": 2, "precision": "bf16-mixed"}),
         (
             FREEZE | {"use_llama_pro": True, "freeze_trainable_layers": 8},
@@ -118,7 +120,7 @@ def test_keys_set_the_options_of_the_estimate(
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        (FACTORY | {"stage": "rm"}, "stage"),
+        (FACTORY | {"stage": "rm", "lora_dropout": 0.1}, "lora_dropout"),
         (FACTORY | {"stage": "ppo"}, "stage"),
         (FULL | {"stage": "dpo"}, "stage"),
         (FACTORY | {"stage": "dpo", "pref_loss": "apo"}, "pref_loss"),

@@ -245,7 +245,7 @@ def test_grpo_leaves_vllm_its_share_and_has_no_reference_unless_one_is_given() -
         ({"method": "full", "task": "dpo", "loss": "liger"}, "use loss: chunked"),
         ({"method": "full", "task": "dpo", "loss": "eaft"}, "use loss: chunked"),
         ({"method": "full", "loss": "dft", "router_loss": True}, "loss dft has none"),
-        ({"method": "full", "task": "reward", "loss": "full-logits"}, "loss .* task reward"),
+        ({"method": "full", "task": "reward", "loss": "chunked"}, "loss .* task reward"),
         ({"method": "full", "task": "reward", "reference": "separate"}, "reference .* reward"),
         ({"method": "full", "task": "reward", "packing": True}, "packing .* task reward"),
         (

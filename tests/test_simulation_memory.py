@@ -108,6 +108,8 @@ CELLS = [
     (LLAMA, recipe("qlora", precision="bf16", kbit_preparation=True)),
     (LLAMA, recipe("qlora", precision="bf16", quantisation="fp4")),
     (LLAMA, recipe("qlora", precision="bf16", quantisation="int8", gradient_checkpointing=True)),
+    (LLAMA, recipe("lora", task="reward", loss="full-logits", precision="bf16-mixed")),
+    (LLAMA, recipe("full", task="reward", loss="full-logits", gradient_checkpointing=True)),
     (MIXTRAL, recipe("full")),
     (MIXTRAL, recipe("full", experts="looped", precision="bf16")),
     (MIXTRAL, recipe("lora")),

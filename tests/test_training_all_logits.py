@@ -65,3 +65,24 @@ def test_router_losses_are_refused_with_all_logits() -> None:
     """LLaMA-Factory's trainers leave them out."""
     with pytest.raises(ValueError, match="router_loss"):
         loss("dpo", router_loss=True)
+
+
+class Values(Bigrams):
+    """The same with a value of each token."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """Logits, and the logarithm of a token's number as its value."""
+        del attention_mask
+        output = SimpleNamespace(logits=self.table[input_ids], values=input_ids.log1p())
+        output.get = lambda name: getattr(output, name, None)
+        return output
+
+
+def test_a_reward_by_values_compares_the_last_tokens() -> None:
+    """Padding at the end of a sequence is left out; the first half is chosen."""
+    recipe = Recipe(method="full", task="reward", loss="full-logits")
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    values = torch.tensor([4.0, 1.0, 2.0, 2.0]).log1p()
+    margins = values[:2] - values[2:]
+    loss = task_loss(Values(0), TaskBatch(TOKENS, TOKENS, mask=mask), recipe)
+    assert loss.item() == pytest.approx(-torch.sigmoid(margins).log().mean().item())

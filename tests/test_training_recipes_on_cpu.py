@@ -81,6 +81,8 @@ AXES = [
     (MIXTRAL, recipe("lora", precision="bf16", lora_targets=("attention",))),
     (BLACKMAMBA, recipe("full", precision="bf16", gradient_checkpointing=True, mamba="reference")),
     (LLAMA, recipe("full", task="reward", precision="bf16-mixed", gradient_accumulation=2)),
+    (LLAMA, recipe("full", task="reward", loss="full-logits", precision="bf16-mixed")),
+    (LLAMA, recipe("qlora", task="reward", loss="full-logits", gradient_checkpointing=True)),
     (LLAMA, recipe("lora", task="reward", modules_to_save=("embed_tokens",))),
     (LLAMA, recipe("qlora", task="reward", quantisation="int8", gradient_checkpointing=True)),
     (MIXTRAL, recipe("qlora", task="reward", precision="bf16-mixed", adapter_dtype="bf16")),

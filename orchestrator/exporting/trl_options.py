@@ -169,6 +169,9 @@ def _refused_fields(recipe: Recipe) -> list[str]:
         "oft_block_size: TRL's command line has LoRA alone: use lora_rank": (
             recipe.oft_block_size is not None
         ),
+        "loss full-logits: TRL's trainer of task reward has no value head: leave it out": (
+            recipe.has_value_head
+        ),
         "trained_layers: TRL's command line trains all layers: leave it out": (
             recipe.trained_layers is not None
         ),

@@ -37,7 +37,7 @@ def wrong_kind(job: Job, recipe: Recipe) -> str | None:
     if lengths is None or lengths.kind is None:
         return None
     if lengths.kind in kinds:
-        return _all_too_long(job, lengths) if recipe.task == "reward" else None
+        return _all_too_long(job, lengths) if recipe.is_scored else None
     tasks = [task for task in get_args(Task) if lengths.kind in KINDS[task]]
     remedies = [f"use task {' or '.join(tasks)}"] * bool(tasks) + [REMEDIES[kinds[0]]]
     return (

@@ -40,7 +40,7 @@ def of_task(workload: Job, recipe: Recipe) -> Job:
         return workload
     if recipe.task == "kto":
         made, factor = data.unpaired(), 2.0
-    elif recipe.task == "reward" and workload.cutoff is not None:
+    elif recipe.is_scored and workload.cutoff is not None:
         made = data.without_longer(workload.cutoff)
         factor = made.examples / data.examples
     else:

@@ -1,16 +1,20 @@
-"""Adapters of PEFT on a model, and the modules that it trains in full beside them."""
+"""Adapters of PEFT on a model, and what is trained in full beside them or the model's own head."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import ModelOutput
 
 from trials.models.adapter_targets import check_saved_modules, expert_parameters, lora_targets
 from trials.models.weight_placement import DTYPES
 from trials.recipes.recipe import Recipe
 
+DROPOUT = 0.1  # trl/models/modeling_value_head.py:29
 COPY, MAGNITUDE = ".modules_to_save.", ".lora_magnitude_vector."  # in PEFT's names
 
 
@@ -56,7 +60,7 @@ def _configuration(model: nn.Module, recipe: Recipe) -> Any:
         # PEFT warns where this does not agree with the class of the layers.
         "fan_in_fan_out": any(isinstance(module, Conv1D) for module in model.modules()),
         # For SEQ_CLS, PEFT trains a copy of the score.
-        "task_type": "SEQ_CLS" if recipe.task == "reward" else "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if recipe.is_scored else "CAUSAL_LM",
     }
     if recipe.oft_block_size is not None:
         return OFTConfig(r=0, oft_block_size=recipe.oft_block_size, **common)
@@ -83,3 +87,55 @@ def _dtype(name: str, parameter: nn.Parameter, recipe: Recipe) -> torch.dtype:
     if COPY in name and recipe.adapter_dtype != "bf16":
         return parameter.dtype
     return DTYPES[recipe.adapter_dtype]
+
+
+@dataclass
+class ValueOutput(ModelOutput):  # type: ignore[misc]
+    """Output of a model with a head of values beside the language head (TRL 0.24).
+
+    Attributes:
+        loss: absent.
+        logits: (batch, length, vocabulary), in fp32.
+        values: (batch, length) value of each token.
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+
+
+class ValueHead(nn.Module):
+    """Values of hidden states, in fp32 but for autocast."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        super().__init__()
+        self.summary = nn.Linear(width, 1, device=device, dtype=torch.float32)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states (batch, length, width) to values (batch, length, 1)."""
+        hidden = functional.dropout(hidden, DROPOUT, self.training)
+        values: torch.Tensor = self.summary(hidden.to(self.summary.weight.dtype))
+        return values
+
+
+def add_value_head(model: Any) -> None:
+    """Add a head of values to a causal language model, with or without adapters, in place."""
+    head = ValueHead(_width(model), next(model.parameters()).device)
+    own = model.forward
+    model.value_head = head
+
+    def forward(*args: Any, **kwargs: Any) -> ValueOutput:
+        output = own(*args, **kwargs, output_hidden_states=True)
+        values = head(output.hidden_states[-1]).squeeze(-1)
+        return ValueOutput(logits=output.logits.float(), values=values)
+
+    model.forward = forward
+
+
+def value_parameters(model: nn.Module) -> int:
+    """Parameters of a model's head of values: its matrix and its bias."""
+    return _width(model) + 1
+
+
+def _width(model: Any) -> int:
+    return int(model.config.get_text_config().hidden_size)

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import (
 
 from gpu_catalog.suggestions import did_you_mean
 from trials.models.adapter_targets import adapts_router
-from trials.models.adapters import adapt
+from trials.models.adapters import adapt, add_value_head
 from trials.models.experts import experts_implementation, linear_routers, loop_experts
 from trials.models.mamba import choose_mamba_kernels
 from trials.models.weight_placement import (
@@ -61,7 +61,7 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     experts = experts_implementation(recipe.experts)
     dtype = DTYPES[recipe.base_dtype]
     with torch.device("meta"):
-        if model.family == BLACKMAMBA and recipe.task != "reward":
+        if model.family == BLACKMAMBA and not recipe.is_scored:
             # Imported late: the Mamba kernels must be chosen before.
             from trials.models.blackmamba import blackmamba  # noqa: PLC0415
 
@@ -81,7 +81,7 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
 def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Module:
     """Make a model; raise ``KernelError`` where transformers refuses a kernel."""
     try:
-        return _with_score(model, make()) if recipe.task == "reward" else make()
+        return _with_score(model, make()) if recipe.is_scored else make()
     except ValueError as error:
         if "does not support" not in str(error):
             raise
@@ -97,13 +97,12 @@ def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Mod
 
 
 def _auto_class(recipe: Recipe) -> Any:
-    is_reward = recipe.task == "reward"
-    return AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
+    return AutoModelForSequenceClassification if recipe.is_scored else AutoModelForCausalLM
 
 
 def _task_config(model: Model, recipe: Recipe, active_experts: int | None) -> Any:
     """Configuration of the class that a task trains, as an object of transformers."""
-    if recipe.task != "reward":
+    if not recipe.is_scored:
         return auto_config(model, active_experts)
     if model.family not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         raise _no_score(model, "no sequence classification model")
@@ -217,6 +216,8 @@ def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], 
         freeze_layers(model, recipe)
     if recipe.gradient_checkpointing:
         _checkpoint(model, recipe)  # last, as trainers do: it hooks the embedding, adapted or not
+    if recipe.has_value_head:
+        add_value_head(model)
     model.train()
     return model
 

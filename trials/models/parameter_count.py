@@ -16,6 +16,7 @@ from trials.models.adapter_targets import (
     is_meant,
     saved_modules,
 )
+from trials.models.adapters import value_parameters
 from trials.models.experts import is_router
 from trials.models.weight_placement import output_layer, trained_layers
 from trials.recipes.recipe import Recipe
@@ -68,6 +69,14 @@ class _Matrices:
 
 def implied_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
     """Parameter counts of a model under a recipe, in logical elements."""
+    own = _own_parameters(stock, recipe)
+    values = value_parameters(stock) if recipe.has_value_head else 0
+    more = {"total": own.total + values, "trainable": own.trainable + values}
+    return own.model_copy(update=more)
+
+
+def _own_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
+    """Parameter counts without a head of values."""
     total = sum(parameter.numel() for parameter in stock.parameters())  # tied ones once
     if not recipe.has_adapters:
         # Some families freeze parameters of their own, such as the biases that balance experts.

@@ -59,7 +59,7 @@ TASK_LOSSES: dict[Task, Loss | None] = {
 """The way to the loss that TRL's trainer of a task has; None for a model without logits."""
 WEIGHTED: tuple[Loss, ...] = ("dft", "eaft")
 """Losses of LLaMA-Factory that weight each token."""
-WITH_ALL_LOGITS: tuple[Task, ...] = ("dpo", "kto")
+WITH_ALL_LOGITS: tuple[Task, ...] = ("dpo", "kto", "reward")
 """Tasks that LLaMA-Factory's own trainers run from the logits of all tokens."""
 REFERRING: tuple[Task, ...] = ("dpo", "kto")
 """Tasks whose loss compares the model with a reference; that of ``grpo`` may do so."""
@@ -231,8 +231,9 @@ class RecipeFields(WeightFields):
             liger-kernel's fused linear cross entropy, ``cce`` that of cut-cross-entropy. ``dft``
             and ``eaft`` are LLaMA-Factory's losses that weight each token by its probability, or
             by the entropy of the 20 likeliest tokens, from the logits of all tokens. None for
-            the task ``reward``, whose model has no logits. For ``dpo`` and ``kto``,
-            ``full-logits`` is the loss of LLaMA-Factory's trainers.
+            the task ``reward`` of TRL, whose model has no logits. For ``dpo`` and ``kto``,
+            ``full-logits`` is the loss of LLaMA-Factory's trainers; that of ``reward`` trains a
+            head of values beside the language head.
         router_loss: whether the loss includes the load-balancing loss of the routers, with the
             coefficient of the model's configuration. ``auto`` is on for the models whose trainer
             adds it, and off for all others.
@@ -294,6 +295,16 @@ class RecipeFields(WeightFields):
         return 2 if self.task in PAIRED else 1
 
     @property
+    def is_scored(self) -> bool:
+        """Whether the model is one of sequence classification, whose layer scores a sequence."""
+        return self.task == "reward" and self.loss is None
+
+    @property
+    def has_value_head(self) -> bool:
+        """Whether a head of values scores sequences beside the language head."""
+        return self.task == "reward" and self.loss == "full-logits"
+
+    @property
     def has_adapters(self) -> bool:
         """Whether layers have adapters; the reference of a model with adapters has none."""
         return self.lora_rank is not None or self.oft_block_size is not None
@@ -301,7 +312,7 @@ class RecipeFields(WeightFields):
     @property
     def copied_modules(self) -> tuple[str, ...]:
         """Ends of the names of the modules of which PEFT trains a copy in full."""
-        has_score = self.task == "reward" and self.method != "full"
+        has_score = self.is_scored and self.method != "full"
         return (*(self.modules_to_save or ()), *([SCORE] if has_score else []))
 
     @property

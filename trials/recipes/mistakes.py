@@ -155,7 +155,7 @@ def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
             f"{_plain(recipe.copied_modules)} are fp16, as the frozen weights are, and loss "
             "scaling does not support fp16 gradients: use bf16-mixed, fp32-mixed-load or fp32"
         )
-    if recipe.task == "reward" and (recipe.adapter_dtype, recipe.precision) == ("bf16", "fp32"):
+    if recipe.is_scored and (recipe.adapter_dtype, recipe.precision) == ("bf16", "fp32"):
         wrong.append(
             "adapter_dtype bf16 does not go with task reward in precision fp32: PEFT's copy of the "
             "score is bf16, and its inputs are fp32: use adapter_dtype: fp32"
@@ -208,7 +208,7 @@ def _incompatible_with_task(recipe: RecipeFields) -> list[str]:
             "reference adapter-off needs adapters, method full has none: use reference: separate "
             "or precomputed"
         )
-    if loss is None and recipe.loss is not None:
+    if loss is None and recipe.loss not in (None, "full-logits"):
         wrong.append(
             f"loss {recipe.loss} does not apply to task {task}, whose model returns a score "
             "instead of logits: remove it"

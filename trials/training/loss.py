@@ -66,6 +66,8 @@ def as_returned(output: Any, *, is_autocast: bool) -> Any:
     """Output of a model as accelerate hands it to the trainer: under autocast, copies in fp32."""
     if is_autocast:
         output.logits = output.logits.float()
+        if output.get("values") is not None:
+            output.values = output.values.float()
         if output.get("router_logits") is not None:
             output.router_logits = tuple(logits.float() for logits in output.router_logits)
     return output

@@ -92,7 +92,7 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     yield "experts", recipe.experts, built.experts
     yield "mamba", recipe.mamba, built.mamba
     yield "sequences per example", recipe.sequences, built.sequences
-    yield "scores per sequence", 1 if recipe.task == "reward" else 0, built.scores
+    yield "scores per sequence", 1 if recipe.is_scored else 0, built.scores
     has_pass = recipe.reference != "precomputed"
     yield "reference", recipe.reference if has_pass else None, built.reference
     scores_itself = recipe.task == "kto" or bool(recipe.generation_share)
@@ -127,6 +127,8 @@ def _dtypes(recipe: Recipe) -> list[str]:
     dtypes = {base, recipe.adapter_dtype or base}
     if recipe.trained_layers is not None:
         dtypes.add(recipe.trained_dtype)
+    if recipe.has_value_head:
+        dtypes.add("fp32")
     if recipe.dora and recipe.method == "qlora":
         dtypes.add("fp32")  # the magnitudes
     return sorted(DTYPE_NAMES[dtype] for dtype in dtypes)

@@ -28,11 +28,8 @@ from orchestrator.configurations.trainers.training_length import length_of
 from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
 
 ATTENTION = {"auto": "sdpa", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
-STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto"}
-REFUSED_STAGES = {
-    "rm": "its model has a value head beside the language head, which is not simulated",
-    "ppo": "generates, which is not simulated",
-}
+STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
+REFUSED_STAGES = {"ppo": "generates, which is not simulated"}
 PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo")
 WITHOUT_REFERENCE = ("orpo", "simpo")  # hparams/finetuning_args.py:574
 
@@ -227,6 +224,11 @@ def _preference(config: Config, reading: Reading) -> None:
     """
     options = reading.options
     if options["task"] == "sft":
+        return
+    if options["task"] == "reward":
+        if config.get("lora_dropout"):
+            text = "not simulated in stage rm: use 0"
+            reading.refuse("lora_dropout", config["lora_dropout"], text)
         return
     loss = config.get("pref_loss", "sigmoid")
     if loss not in PREFERENCE_LOSSES:

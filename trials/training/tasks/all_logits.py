@@ -60,6 +60,20 @@ def kto_loss_of_logits(
     return losses.nanmean(), None
 
 
+def reward_loss_of_values(
+    model: nn.Module, batch: TaskBatch, arguments: dict[str, Any]
+) -> tuple[torch.Tensor, Any]:
+    """Loss of a reward model by the values of last tokens, mean over the pairs.
+
+    The pass also computes the logits (llamafactory/train/rm/trainer.py:92).
+    """
+    output = all_logits(model, batch, arguments)
+    mask = torch.ones_like(batch.tokens) if batch.mask is None else batch.mask
+    last = mask.sum(dim=-1, keepdim=True) - 1
+    chosen, rejected = output.values.gather(-1, last).squeeze(-1).chunk(2)
+    return -functional.logsigmoid(chosen.float() - rejected.float()).mean(), output
+
+
 def _kto_passes(
     model: nn.Module, batch: TaskBatch, beside: TaskBatch, arguments: dict[str, Any]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:

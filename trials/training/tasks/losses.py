@@ -14,7 +14,12 @@ from trials.models.fused_head import IGNORED, base_of
 from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
 from trials.training.loss import batch_loss, micro_batch_losses, router_inputs
-from trials.training.tasks.all_logits import all_logits, dpo_loss_of_logits, kto_loss_of_logits
+from trials.training.tasks.all_logits import (
+    all_logits,
+    dpo_loss_of_logits,
+    kto_loss_of_logits,
+    reward_loss_of_values,
+)
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.grpo import grpo_losses
 from trials.training.tasks.log_probs import (
@@ -184,6 +189,7 @@ OF_ALL_LOGITS: dict[Task, TaskLoss] = {
     "dpo": dpo_loss_of_logits,
     "kto": kto_loss_of_logits,
     "orpo": orpo_loss,
+    "reward": reward_loss_of_values,
 }
 PASSES: dict[Task, int] = {"dpo": 1, "kto": 2}
 """Forward passes of a reference."""
