@@ -218,7 +218,7 @@ def test_a_run_is_ranked_again_with_a_users_own_prices(
         assert len(ranking["offers"]) == 3
     assert main(["rank", "run"]) == 0
     assert "own mine" not in capsys.readouterr().out
-    assert main(["rank", "run", "--prices", "paper"]) == 0
+    assert main(["rank", "run", "--prices", "paper"]) == 1
     assert "no offer for cpu" in capsys.readouterr().out
 
 

@@ -58,7 +58,7 @@ def test_rank_prices_the_given_job_and_writes_both_files(
         assert [float(row["usd"]) for row in csv.DictReader(file)] == [
             offer.usd for offer in ranking.offers
         ]
-    assert main(["rank", "run", "--batch-size", "41"]) == 0
+    assert main(["rank", "run", "--batch-size", "41"]) == 1  # no offer
     assert "batch size 41" in capsys.readouterr().out
 
 
@@ -77,7 +77,7 @@ def test_what_if_leaves_the_run_unchanged(
     assert main([*command, "--csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["instance"] for row in rows] == [offer.instance for offer in ranking.offers]
-    assert main([*command, "--deadline", "0.0001", "--providers", "aws"]) == 0
+    assert main([*command, "--deadline", "0.0001", "--providers", "aws"]) == 1
     printed = capsys.readouterr().out
     assert "deadline of 0.0001 h" in printed
     assert "h, on cpu." in printed

@@ -27,7 +27,7 @@ from trials.records.observation import largest_batch
 
 
 def run_rank(options: argparse.Namespace) -> int:
-    """Print a ranking; ``rank`` also writes it into the run."""
+    """Print a ranking; ``rank`` also writes it into the run. Without any offer it fails."""
     options.run = run_of(options.run)
     ranked = rank_run(request_of(RankRequest, vars(options)), today())
     ranking = ranked.ranking
@@ -42,7 +42,7 @@ def run_rank(options: argparse.Namespace) -> int:
         print_result(ranking_csv(ranking).rstrip("\n"))
     else:
         print_result(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
-    return 0
+    return 0 if ranking.offers else 1
 
 
 def run_report(options: argparse.Namespace) -> int:
