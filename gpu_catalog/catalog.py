@@ -127,7 +127,7 @@ def load_catalog(extra_gpus: Sequence[Gpu] = (), extra_offers: Sequence[Offer] =
 @cache
 def _shipped() -> Catalog:
     gpus = tomllib.loads(shipped_text("gpus.toml"))["gpu"]
-    return Catalog(_shipped_rows(Gpu, "gpus.toml", gpus), shipped_offers("offers.csv"))
+    return Catalog(_parsed(Gpu, "gpus.toml", gpus), shipped_offers("offers.csv"))
 
 
 def shipped_text(name: str, package: str = "gpu_catalog") -> str:
@@ -137,7 +137,12 @@ def shipped_text(name: str, package: str = "gpu_catalog") -> str:
 
 def shipped_offers(name: str) -> list[Offer]:
     """Offers in a data file of this package."""
-    return _shipped_rows(Offer, name, csv_rows(shipped_text(name)))
+    return shipped_rows(Offer, name)
+
+
+def shipped_rows(model: type[Row], name: str) -> list[Row]:
+    """Rows of a CSV file of this package."""
+    return _parsed(model, name, csv_rows(shipped_text(name)))
 
 
 def csv_rows(text: str) -> list[dict[str, Any]]:
@@ -165,7 +170,7 @@ def parse_rows(
     return records, mistakes
 
 
-def _shipped_rows(model: type[Row], file: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
+def _parsed(model: type[Row], file: str, rows: Sequence[dict[str, Any]]) -> list[Row]:
     records, mistakes = parse_rows(model, rows, lambda number: f"{file}, row {number}")
     if mistakes:
         raise CatalogError("\n".join(mistakes))

@@ -17,6 +17,15 @@ def _no_truth_value(value: object) -> object:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_truth_value)]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+Interconnect = Literal[
+    "nvlink-switch-3",
+    "nvlink-switch-4",
+    "nvlink-switch-5",
+    "nvlink-mesh-2",
+    "pcie3",
+    "pcie4",
+    "pcie5",
+]
 Source = Annotated[str, Field(min_length=1)]
 
 
@@ -37,6 +46,8 @@ class Gpu(Record):
         bf16_dense_tflops: peak rate in bf16 without sparsity, in 10^12 operations per second.
         fp16_dense_tflops: the same in fp16.
         fp32_tflops: peak rate in fp32 without tensor cores, in 10^12 operations per second.
+        interconnect: link between the GPUs of a node, with the generation of NVLink or PCIe; absent
+            where a node has one GPU, or where it is unknown. Bridged pairs are those of PCIe.
         tdp_watts: board power.
         ray_accelerator_type: Ray's name of the type; several GPUs of the catalog may share it.
         source: source of the facts.
@@ -56,6 +67,7 @@ class Gpu(Record):
     bf16_dense_tflops: Positive | None = None
     fp16_dense_tflops: Positive | None = None
     fp32_tflops: Positive | None = None
+    interconnect: Interconnect | None = None
     tdp_watts: Positive | None = None
     ray_accelerator_type: str | None = None
     source: Source

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from os import PathLike, fspath
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_type_hints
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.suggestions import did_you_mean
@@ -95,6 +95,12 @@ def length_choice(value: Any) -> Any:
     raise ValueError("must be a positive number, several different ones, or 'max'")
 
 
+def one_or_more(value: Any) -> Any:
+    """Return a number as a tuple of one; pass anything else through."""
+    return (value,) if type(value) is int else value
+
+
+Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(one_or_more)]
 Names = Annotated[tuple[str, ...], BeforeValidator(names_in)]
 PathText = Annotated[str, BeforeValidator(path_text)]
 BatchOption = Annotated[int | Literal["largest", "fastest"], BeforeValidator(batch_choice)]

@@ -85,12 +85,12 @@ def batch_candidates(question: Question, gpu: Gpu, cells: SimulatedCells) -> Bat
     largest = cells.own.largest_batch(gpu, limit, question.batch_limit)
     surviving = None
     if cells.varying is not None:
-        surviving = cells.varying.largest(gpu, limit, sizes_to_try(question.recipe, largest))
+        surviving = cells.varying.largest(gpu, limit, sizes_to_try(question.rank_recipe, largest))
     most = largest if surviving is None else surviving
     if isinstance(question.batch, int):
         return BatchCandidates(question, gpu, cells, largest, surviving, (question.batch,))
     useful = max(min(most, rows(question.workload)), 1)
-    effective_batch = question.recipe.effective_batch
+    effective_batch = question.rank_recipe.effective_batch
     if effective_batch is not None:
         sizes = _micro_batches(question, gpu, cells.own, most, useful)
         return BatchCandidates(
@@ -106,7 +106,7 @@ def _micro_batches(
     question: Question, gpu: Gpu, cell: SimulatedCell, largest: int, useful: int
 ) -> list[int]:
     """Micro-batches that fit and add up to the effective batch, ascending; 1 where none fits."""
-    effective_batch = question.recipe.effective_batch
+    effective_batch = question.rank_recipe.effective_batch
     assert effective_batch is not None  # the caller checks it
     if question.batch == "largest" and largest == useful == effective_batch:
         return [largest]
@@ -149,7 +149,7 @@ def choose_batch(
                 cell = cells[candidates.cells.own, _length(question, size)]
                 timed = candidates.cells.timed(cell, size)
                 step = timed.step_time(size, candidates.gpu, constants)
-                seconds = step.seconds / question.recipe.micro_batches(size)
+                seconds = step.seconds / question.rank_recipe.micro_batches(size)
                 hours[size] = job_hours(question.workload, size, seconds)
         except NoSpeedError:
             hours = {}

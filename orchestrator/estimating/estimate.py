@@ -35,8 +35,13 @@ from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
-from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
-from trials.simulation.trace_request import SMALLEST, Fidelity, Routing, approximations
+from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
+from trials.simulation.trace_request import (
+    SMALLEST,
+    Fidelity,
+    Routing,
+    approximations,
+)
 from trials.simulation.varying_lengths import RunsMemory
 
 Simulation = tuple[Cell, bool, bool]
@@ -124,10 +129,9 @@ def _estimated(
     timed: dict[str, Any] = {}
     missed: MissedConstraints | None = None
     prices: tuple[Price, ...] = ()
-    chosen: BatchChoice = "fastest" if batch.hours else "largest"
     if step is not None:
         seconds = _around(step.seconds, constants, question.workload.length_error)
-        offers = catalog.offers(gpu.key)
+        offers = question.offers_of(gpu, catalog)
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
@@ -137,13 +141,14 @@ def _estimated(
     length_error = _memory_length_error(question, cell, needed.peak_allocated_bytes)
     limits = _wider(limit, memory_error.limits(limit), length_error)
     estimate = Estimate(
-        **requested.model_dump(include={"model", "gpu", "experts", "active_experts", "seq_len"}),
+        **requested.model_dump(include={"model", "experts", "active_experts", "seq_len"}),
+        **_layout(question, gpu, step),
         method=requested.recipe.method,
         recipe=requested.recipe.key,
         sparsity=requested.sparsity,
         batch_size=batch.size,
-        micro_batches=requested.recipe.micro_batches(batch.size),
-        batch="asked" if isinstance(question.batch, int) else chosen,
+        micro_batches=requested.rank_recipe.micro_batches(batch.size),
+        batch=_batch_choice(question, batch),
         tokens_per_example=batch.tokens,
         outcome=outcome,
         max_batch_size=candidates.largest,
@@ -171,6 +176,24 @@ def _estimated(
     return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed, prices)
 
 
+def _batch_choice(question: Question, batch: ChosenBatch) -> BatchChoice:
+    if isinstance(question.batch, int):
+        return "asked"
+    return "fastest" if batch.hours else "largest"
+
+
+def _layout(question: Question, gpu: Gpu, step: SimulatedStepTime | None) -> dict[str, Any]:
+    """Fields of the GPUs that train together."""
+    if question.parallel is None:
+        return {"gpu": gpu.key}
+    return {
+        "gpu": f"{question.ranks}x{gpu.key}",
+        "gpus": question.ranks,
+        "strategy": question.parallel.strategy,
+        "exposed_seconds": None if step is None else step.exposed_seconds,
+    }
+
+
 def _outcome(candidates: BatchCandidates, batch_size: int, limit: int) -> Outcome:
     """Outcome of a batch size: of a step at the longest rows, then of runs of varying length."""
     gpu, cells = candidates.gpu, candidates.cells
@@ -185,7 +208,7 @@ def _speed(
     question: Question, batch: ChosenBatch, seconds: float, interval: Interval
 ) -> dict[str, Any]:
     # A packed row has several examples.
-    rows_per_step = question.recipe.micro_batches(batch.size) * batch.size
+    rows_per_step = question.rank_recipe.micro_batches(batch.size) * batch.size * question.ranks
     examples = rows_per_step * question.workload.examples / rows(question.workload)
     rates = Interval(low=examples / interval.high, high=examples / interval.low)
     return {
@@ -209,7 +232,8 @@ def _job(
     The allowed offers follow, the best first.
     """
     step_seconds = np.array([seconds, interval.low, interval.high])
-    micro_batches = question.recipe.micro_batches(batch_size)
+    # Micro-batches of all GPUs, which run at the same time.
+    micro_batches = question.rank_recipe.micro_batches(batch_size) * question.ranks
     steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds / micro_batches
     rented = {
         spot: rental(steps_hours, question.workload.overheads, spot=spot).hours
@@ -233,7 +257,8 @@ def _job(
     elif offers:
         reason = "the constraints allow none of its offers"
     else:
-        reason = "the catalog has no offer of it"
+        several = f" with {question.ranks} GPUs in an instance" if question.ranks > 1 else ""
+        reason = f"the catalog has no offer of it{several}"
     unpriced = {"no_price": reason, "hours": hours, "hours_interval": Interval(low=low, high=high)}
     return unpriced, missed, ()
 

@@ -11,11 +11,18 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.calibration_file import known_constants
+from orchestrator.estimating.choosing.layouts import (
+    best_layouts,
+    layouts,
+    names_by_count,
+    on_layout,
+)
 from orchestrator.estimating.choosing.recipe_choice import best_recipes, jobs_on, recipes_to_try
 from orchestrator.estimating.choosing.remedies import with_remedies
 from orchestrator.estimating.estimate import by_objective, estimates
 from orchestrator.estimating.estimate_records import Estimated, Estimates
 from orchestrator.estimating.estimate_request import (
+    BATCH_LIMIT,
     EstimateRequest,
     checks_of,
     question_of,
@@ -65,7 +72,10 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
     try:
         prices = request.prices.in_use()
         catalog = prices.over(prices.catalog)
-        requested = requested_gpus(request.gpu, request.memory_gib, catalog)
+        requested = {
+            count: requested_gpus(names, request.memory_gib, catalog)
+            for count, names in names_by_count(request.gpu, request.gpus).items()
+        }
         offered = with_electricity(request, catalog, today)
         constants = known_constants(request.constants)
         question = question_of(request, catalog, today)
@@ -74,13 +84,42 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         raise
 
     simulation = Simulation(offered, constants, traces)
-    estimated, reasons = estimates_on(requested, request, question, simulation)
+    estimated: list[Estimated] = []
+    reasons: list[str] = []
+    for count, gpus in requested.items():
+        rows, against = _estimates_of_count(gpus, count, request, question, simulation)
+        estimated += rows
+        reasons += against
     return Estimates(
         estimated=tuple(sorted(estimated, key=by_objective)),
         question=estimated[0].question if estimated else question,
-        skipped=tuple(reasons),
+        skipped=tuple(dict.fromkeys(reasons)),
         prices=prices.age(catalog, today),
     )
+
+
+def _estimates_of_count(
+    gpus: Sequence[Gpu],
+    count: int,
+    request: EstimateRequest,
+    question: Question,
+    simulation: "Simulation",
+) -> tuple[list[Estimated], list[str]]:
+    """Estimates of so many GPUs of each kind, by the best of the strategies asked for.
+
+    Returns:
+        The estimates, and the reason against each GPU that cannot be estimated.
+    """
+    rows: list[Estimated] = []
+    reasons: list[str] = []
+    for layout in layouts(count, request.strategy):
+        on_gpus = on_layout(question, layout, BATCH_LIMIT)
+        some, against = estimates_on(gpus, request, on_gpus, simulation)
+        rows += some
+        reasons += against
+    keys = {row.gpu.key for row in rows}
+    missing = [r for r in reasons if r.partition(":")[0].removeprefix(f"{count}x") not in keys]
+    return best_layouts(rows), missing
 
 
 @dataclass(frozen=True, slots=True)

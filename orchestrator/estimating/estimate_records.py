@@ -10,6 +10,7 @@ from gpu_catalog.record import Record
 from orchestrator.estimating.memory_error import MemoryError90
 from orchestrator.estimating.question import Question
 from orchestrator.pricing.offer_constraints import MissedConstraints
+from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis, Outcome
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import SimulatedStepTime
@@ -62,9 +63,15 @@ class Alternative(Record):
 
 
 class Estimate(Record):
-    """Simulation of one cell on one GPU. Unknown values are None.
+    """Simulation of one cell on one GPU, or on several of a node. Unknown values are None.
 
     Attributes:
+        gpu: key of the GPU, after the number of them where several train together: ``8xH100-SXM``.
+            Memory and batch sizes are those of each GPU.
+        gpus: number of GPUs.
+        strategy: how several GPUs share the training.
+        exposed_seconds: part of ``step_seconds`` in which GPUs only wait for one another; None for
+            one GPU.
         sparsity: active experts over experts; 1.0 without experts.
         seq_len_limit: longest sequence that was tried, where ``seq_len`` is the longest that fits;
             a ``seq_len`` equal to it is a lower bound. None where the length was given.
@@ -105,6 +112,8 @@ class Estimate(Record):
 
     model: str
     gpu: str
+    gpus: int = 1
+    strategy: Strategy | None = None
     method: str
     recipe: str
     experts: int | None
@@ -129,6 +138,7 @@ class Estimate(Record):
     routed_peak_gib: tuple[float, float] | None = None
     step_seconds: float | None = None
     step_seconds_interval: Interval | None = None
+    exposed_seconds: float | None = None
     tokens_per_second: float | None = None
     examples_per_second: float | None = None
     examples_per_second_interval: Interval | None = None

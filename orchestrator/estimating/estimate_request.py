@@ -10,6 +10,7 @@ from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import known_constants
+from orchestrator.estimating.choosing.layouts import StrategyOption, names_by_count
 from orchestrator.estimating.choosing.recipe_choice import (
     choice_text,
 )
@@ -20,6 +21,7 @@ from orchestrator.estimating.longest_sequence import (
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     ALL,
+    counted,
     own_cards,
     rented_names,
     requested_gpus,
@@ -33,6 +35,7 @@ from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import (
     BatchOption,
     Checks,
+    Counts,
     LengthOption,
     Names,
     OptionError,
@@ -66,6 +69,8 @@ class EstimateRequest:
 
     model: PathText
     gpu: Names = ALL
+    gpus: Counts = (1,)
+    strategy: StrategyOption = "auto"
     memory_gib: float | None = None
     usd_per_kwh: Above | None = None
     active_experts: PositiveInt | None = None
@@ -87,6 +92,11 @@ class EstimateRequest:
             object.__setattr__(self, "batch_size", 1)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of GPUs without the number of those that train together."""
+        return tuple(dict.fromkeys(counted(name)[1] for name in self.gpu))
+
+    @property
     def chooses(self) -> bool:
         """Whether recipes are chosen; the longest sequence that fits is that of one recipe."""
         return self.recipe.is_automatic and self.seq_len != "max"
@@ -94,8 +104,8 @@ class EstimateRequest:
 
 def with_electricity(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Catalog:
     """Catalog with the electricity of the cards that the user owns."""
-    own = own_cards(request.gpu, request.memory_gib, catalog)
-    names = rented_names(request.gpu)
+    own = own_cards(request.names, request.memory_gib, catalog)
+    names = rented_names(request.names)
     rented = requested_gpus(names, None, catalog) if own and names else []
     return with_own_cards(catalog, own, rented, request.usd_per_kwh, today)
 
@@ -107,7 +117,8 @@ def checks_of(request: EstimateRequest) -> Checks:
     prices = checks.of(request.prices.in_use)
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
-    if checks.of(requested_gpus, request.gpu, request.memory_gib, catalog) is not None:
+    checks.of(names_by_count, request.gpu, request.gpus)
+    if checks.of(requested_gpus, request.names, request.memory_gib, catalog) is not None:
         checks.of(with_electricity, request, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)
     checks.of(known_constants, request.constants)
@@ -183,7 +194,9 @@ def question_on(
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
         constraints=constraints,
-        own_cards=frozenset(gpu.key for gpu in own_cards(request.gpu, request.memory_gib, catalog)),
+        own_cards=frozenset(
+            gpu.key for gpu in own_cards(request.names, request.memory_gib, catalog)
+        ),
         drift=PriceDrift(job.overheads, today, seed=0, draws=0),
         routing_draws=draws,
         expandable_segments=request.expandable_segments,

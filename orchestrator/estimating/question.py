@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from fitting.families.cell_step_time import Batch
+from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.offer import Offer
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
 from orchestrator.spec.recipe_options import plain
+from trials.recipes.parallel import Parallel, unsupported
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import has_bf16, incompatibility, with_defaults
@@ -49,6 +52,7 @@ class Question:
         by_default: options that were not given, so that defaults define the job.
         draws_lengths: whether runs of varying lengths are replayed where the lengths vary.
         changes: options that differ from the given ones, by name.
+        parallel: layout of several GPUs; absent for one.
     """
 
     model: Model
@@ -70,6 +74,21 @@ class Question:
     assumes_batch: bool = False
     draws_lengths: bool = True
     changes: Mapping[str, object] = field(default_factory=dict)
+    parallel: Parallel | None = None
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that train together."""
+        return 1 if self.parallel is None else self.parallel.gpus
+
+    @property
+    def rank_recipe(self) -> Recipe:
+        """Recipe of one GPU, whose effective batch is its part of the whole one."""
+        return self.recipe.of_rank(self.ranks)
+
+    def offers_of(self, gpu: Gpu, catalog: Catalog) -> list[Offer]:
+        """Offers with as many GPUs; they are rented whole, so further GPUs are idle."""
+        return [o for o in catalog.offers(gpu.key) if o.gpus_per_instance >= self.ranks]
 
     def options_text(self) -> str:
         """The changes as options of the command line."""
@@ -94,6 +113,8 @@ class Question:
         )
         if reason is not None:
             raise EstimateError(f"{gpu.key}: {reason}")
+        if self.parallel is not None and (reason := unsupported(recipe, self.parallel)):
+            raise EstimateError(f"{self.ranks}x{gpu.key}: {reason}")
         try:
             return Cell(
                 gpu=gpu.key,
@@ -103,6 +124,7 @@ class Question:
                 experts=self.model.experts,
                 active_experts=active,
                 seq_len=self.seq_len,
+                parallel=self.parallel,
             )
         except ValidationError as error:
             raise EstimateError(validation_lines(error)) from None

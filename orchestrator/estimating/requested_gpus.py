@@ -89,7 +89,7 @@ def gpus_named(name: str, catalog: Catalog) -> list[Gpu]:
 def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
     if name == ALL[0]:
         return [gpu for gpu in catalog.gpus if gpu.kind == "cuda"]
-    number, alone = _counted(without_prefix(name))
+    number, alone = counted(without_prefix(name))
     try:
         gpus = gpus_named(alone, catalog)
     except UnknownGpuError as error:
@@ -98,9 +98,9 @@ def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
         raise UnknownGpuError(
             f"{error}; or give --memory-gib for a GPU that is not in the catalog"
         ) from None
-    if number > 1:
+    if number is not None and number > 1:
         raise EstimateError(
-            f"--gpu {name}: {number} GPUs are not modelled yet: give {alone} for one"
+            f"--gpu {name}: only estimate simulates {number} GPUs: give {alone} for one"
         )
     if any(gpu.kind != "cuda" for gpu in gpus):
         raise EstimateError(f"--gpu {name}: only CUDA GPUs are simulated; measure it")
@@ -110,12 +110,12 @@ def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
     return gpus
 
 
-def _counted(name: str) -> tuple[int, str]:
-    """Number and name of ``8xH100`` or ``H100:8``; 1 for a name without a number."""
-    counted = COUNTED.fullmatch(name.strip())
-    if counted is None:
-        return 1, name
-    before, after, alone, number = counted.groups()
+def counted(name: str) -> tuple[int | None, str]:
+    """Number and name of ``8xH100`` or ``H100:8``; None for a name without a number."""
+    match = COUNTED.fullmatch(name.strip())
+    if match is None:
+        return None, name
+    before, after, alone, number = match.groups()
     return int(before or number), after or alone
 
 

@@ -84,8 +84,7 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
     if len(groups) == 1:
         names = [""]
     has_tokens = len(groups) > 1 or question.finds_seq_len
-    order = "time" if wanted.objective == "time" else "cost"
-    order = f"length, then by {order}" if has_tokens else order
+    order = "length, then by " * has_tokens + ("time" if wanted.objective == "time" else "cost")
     jobs = dict.fromkeys(_job(rows[0].question) for rows in groups)
     verdicts = [(name, verdict(rows, wanted)) for name, rows in zip(names, groups, strict=True)]
     if question.finds_seq_len and (text := verdict(_longest(estimates), wanted)):
@@ -171,7 +170,11 @@ def _packed(question: Question) -> str:
 
 
 def _row(
-    estimate: Estimate, recipe: str, wanted: Constraints, *, has_tokens: bool
+    estimate: Estimate,
+    recipe: str,
+    wanted: Constraints,
+    *,
+    has_tokens: bool,
 ) -> dict[str, object]:
     """Row of a GPU, with its recipe where the rows differ in it."""
     price = estimate.price
@@ -179,7 +182,7 @@ def _row(
     if estimate.hours is not None and estimate.hours_interval is not None:
         hours = f"{short(estimate.hours)} ({ends_text(estimate.hours_interval)})"
     if price is not None:
-        several = f" ({price.gpus_per_instance} GPUs)" if price.gpus_per_instance > 1 else ""
+        several = f" ({price.gpus_per_instance} GPUs)" * (price.gpus_per_instance > 1)
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         if price.provider == OWN and price.instance == estimate.gpu:
             offer = "your own"
@@ -188,7 +191,7 @@ def _row(
         usd = f"{short(price.usd)} ({ends_text(price.usd_interval)})"
         usd += EXCEEDS if exceeds(price.usd_interval, wanted.budget_usd) else ""
     return {
-        "GPU": estimate.gpu,
+        "GPU": f"{estimate.gpu} {estimate.strategy or ''}".strip(),
         **({"tokens": f"{estimate.seq_len:,}"} if has_tokens else {}),
         "offer": offer,
         "$/h": rate,
@@ -258,7 +261,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
 
 def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     """Optimizer steps of an epoch, which decide whether a batch trains well."""
-    sizes = {row.batch_size * row.micro_batches for row in estimates}
+    sizes = {row.batch_size * row.micro_batches * row.gpus for row in estimates}
     steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in sizes)
     unit = "packed rows" if question.recipe.packing else "examples"
     if len(steps) == 1:
@@ -350,11 +353,8 @@ def explanation(estimated: Estimated) -> str:
     rows = [(purpose, f"{gib:.2f}", f"{gib / total:.1%}") for purpose, gib in memory]
     parts.append(table(("memory at the peak", "GiB", "share"), rows))
     if estimated.step is not None:
-        whole = estimated.step.seconds
-        rows = [
-            (work, f"{seconds:.4f}", f"{seconds / whole:.1%}")
-            for work, seconds in _time(estimated.step)
-        ]
+        step = estimated.step
+        rows = [(work, f"{s:.4f}", f"{s / step.seconds:.1%}") for work, s in _time(step)]
         parts.append(table(("time of a step", "seconds", "share"), rows))
     return "\n\n".join(parts)
 
@@ -392,8 +392,9 @@ def _memory(estimated: Estimated) -> list[tuple[str, float]]:
 def _time(step: SimulatedStepTime) -> list[tuple[str, float]]:
     """Time of a step by class of operator, in seconds, the largest first."""
     busy = [(WORKS[work], float(step.busy_seconds[work])) for work in WORKS]
-    waiting = step.seconds - sum(seconds for _, seconds in busy)
-    return _largest_first([*busy, ("the GPU waits for the host", waiting)])
+    busy += [("the GPU waits for other GPUs", step.exposed_seconds)]
+    waits = ("the GPU waits for the host", step.seconds - sum(s for _, s in busy))
+    return _largest_first([*busy, waits])
 
 
 def _largest_first(parts: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:

@@ -10,6 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Part of a tensor on this rank: the shard of a distributed one, or the tensor itself."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def storage_of(held: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorage:
+    """Storage of a tensor's part on this rank; a storage itself."""
+    return local_tensor(held).untyped_storage() if isinstance(held, torch.Tensor) else held
+
+
 class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reports every storage that an operation returns, and its end, while active.
 
@@ -74,7 +85,7 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note_tensor(self, tensor: torch.Tensor) -> int:
         """Note the storage of a tensor, and return its identity."""
-        storage = tensor.untyped_storage()
+        storage = local_tensor(tensor).untyped_storage()
         identity: int = storage._cdata  # noqa: SLF001 - the one name all tensors of a storage share
         size = storage.nbytes()
         noted = self._sizes.get(identity)

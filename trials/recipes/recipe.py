@@ -25,6 +25,12 @@ class Recipe(RecipeFields):
             return self.gradient_accumulation
         return -(-self.effective_batch // batch_size)
 
+    def of_rank(self, ranks: int) -> Self:
+        """Recipe of each of so many GPUs, which share the effective batch."""
+        if self.effective_batch is None or ranks == 1:
+            return self
+        return self.model_copy(update={"effective_batch": self.effective_batch // ranks})
+
     def batch_limit(self, limit: int) -> int:
         """Largest batch size to try below a limit: none is larger than the effective batch."""
         return limit if self.effective_batch is None else min(limit, self.effective_batch)

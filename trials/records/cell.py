@@ -1,4 +1,4 @@
-"""Cells: a (GPU, model, recipe, sparsity, sequence length) to measure."""
+"""Cells: a (GPU, model, recipe, parallel layout, sparsity, sequence length) to measure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,13 +8,14 @@ from pydantic import Field, model_validator
 
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
 Weights = Literal["random", "pretrained"]
 
 
 class Cell(Record):
-    """One (GPU, model, recipe, sparsity, sequence length): the scope of one set of coefficients.
+    """One (GPU, model, recipe, layout, sparsity, length): the scope of one set of coefficients.
 
     Attributes:
         gpu: key of the GPU in the catalog.
@@ -29,6 +30,7 @@ class Cell(Record):
         experts: experts per layer; absent for a model without experts.
         active_experts: experts each token is routed to; absent for a model without experts.
         seq_len: tokens per example; every example is this long, and so is each sequence of a pair.
+        parallel: layout of several GPUs; absent for one GPU.
     """
 
     gpu: str
@@ -40,6 +42,8 @@ class Cell(Record):
     experts: PositiveInt | None = None
     active_experts: PositiveInt | None = None
     seq_len: PositiveInt
+    # Records of one GPU stay as they were before there were layouts.
+    parallel: Annotated[Parallel | None, Field(exclude_if=lambda layout: layout is None)] = None
 
     @model_validator(mode="after")
     def _active_experts_exist(self) -> Self:
@@ -53,6 +57,26 @@ class Cell(Record):
                     f"of {self.model}"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _ranks_share_the_batch(self) -> Self:
+        whole = self.recipe.effective_batch
+        if self.parallel is not None and whole is not None and whole % self.parallel.gpus:
+            raise ValueError(
+                f"effective_batch {whole} cannot be shared by {self.parallel.gpus} GPUs: use a "
+                "multiple"
+            )
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that train together."""
+        return 1 if self.parallel is None else self.parallel.gpus
+
+    @property
+    def rank_recipe(self) -> Recipe:
+        """Recipe of one GPU, whose effective batch is its part of the whole one."""
+        return self.recipe.of_rank(self.ranks)
 
     @property
     def sparsity(self) -> float:
@@ -73,7 +97,8 @@ class Cell(Record):
         gpu = f"{gpu}(simulated)" if self.simulated else gpu
         model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
         routing = "dense" if self.experts is None else f"{self.active_experts}of{self.experts}"
-        return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}"
+        layout = "" if self.parallel is None else f"/{self.parallel.key}"
+        return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}{layout}"
 
 
 class OfCell(Protocol):

@@ -84,8 +84,10 @@ class TileColumn(IntEnum):
     """Most rows of the tile where no parts divide them."""
 
 
-COPY_STREAM = 5
-"""Column of a new storage: 1 where the stream of the copies allocates it."""
+STREAM = 5
+"""Column of a new storage: number of the stream that allocates it."""
+COMPUTE_STREAM, COPY_STREAM = 0, 1
+"""Streams of the computation, and of copies to and from the host. Those of collectives follow."""
 
 
 def tile_bytes(numbers: FloatArray) -> FloatArray:
@@ -117,6 +119,8 @@ class OperatorClass(IntEnum):
     """Matrix products of all experts in one operator: one kernel on GPUs that have it."""
     HOST_COPY = 9
     """Copy between GPU and host, on a stream of its own."""
+    COLLECTIVE = 10
+    """Collective operation of several GPUs; ``Collective`` takes the place of the rate."""
 
 
 class Rate(IntEnum):
@@ -125,6 +129,18 @@ class Rate(IntEnum):
     BF16 = 0
     FP16 = 1
     FP32 = 2
+
+
+class Collective(IntEnum):
+    """Kind of a collective.
+
+    ``Column.BYTES`` has the bytes of the whole buffer (the output of an all-gather, the input of a
+    reduce-scatter), ``Column.PRODUCTS`` the ranks.
+    """
+
+    ALL_GATHER = 0
+    REDUCE_SCATTER = 1
+    ALL_REDUCE = 2
 
 
 class Segment(IntEnum):

@@ -54,11 +54,11 @@ class RunOfSteps:
         }
         parts = self._parts(batches)
         names = [self._steps_of(batch).names[part] for part, batch in parts]
-        apart = [self._steps_of(batch).steps.on_copy_stream[part] for part, batch in parts]
+        streams = [self._steps_of(batch).steps.streams[part] for part, batch in parts]
         return Moves(
             names=np.concatenate(names),
             sizes=np.concatenate([sizes[batch][part] for part, batch in parts]),
-            on_copy_stream=np.concatenate(apart),
+            streams=np.concatenate(streams),
         )
 
     def _steps_of(self, batch: DrawnBatch) -> "_StepsAtLengths":

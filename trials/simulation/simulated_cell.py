@@ -69,7 +69,7 @@ class SimulatedCell:
         expandable_segments: bool = False,
     ) -> None:
         self.expandable_segments = expandable_segments
-        self.recipe = cell.recipe
+        self.recipe, self._parallel = cell.rank_recipe, cell.parallel
         self.request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self.traces = traces
         self._stored = StoredPeaks(traces.folder)
@@ -225,7 +225,7 @@ class SimulatedCell:
         request, micro_batches = self.request_of(batch_size), self._micro_batches(batch_size)
         key = (request.batch_size, micro_batches)
         if key not in self._steps:
-            self._steps[key] = Steps(self.traces.get(request), micro_batches)
+            self._steps[key] = Steps(self.traces.get(request), micro_batches, self._parallel)
         return self._steps[key]
 
     def _micro_batches(self, batch_size: int) -> int:
@@ -242,7 +242,8 @@ class SimulatedCell:
             moves = steps.moves(batch_size)
             return (peaks_on_streams(moves, held, limit, expandable_segments=expandable),)
 
-        content = ("steps", trace.digest, micro_batches, batch_size, library, limit, expandable)
+        step = (trace.digest, repr(self._parallel), micro_batches, batch_size)
+        content = ("steps", *step, library, limit, expandable)
         return self._stored.get(content, replayed)[0]
 
 
@@ -268,6 +269,8 @@ def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) ->
     return SimulatedStepTime(
         seconds=step.seconds + further * (step.seconds - before.seconds),
         busy_seconds=step.busy_seconds + further * (step.busy_seconds - before.busy_seconds),
+        exposed_seconds=step.exposed_seconds
+        + further * (step.exposed_seconds - before.exposed_seconds),
     )
 
 

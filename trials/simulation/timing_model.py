@@ -6,8 +6,8 @@ eight times a layer, so the host determines its time where each expert has littl
 """
 
 from collections import deque
-from dataclasses import dataclass, fields
-from typing import Annotated
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,8 @@ from trials.simulation.clock.products import (
     ProductShapes,
     product_seconds,
 )
+from trials.simulation.ranks.rank_timeline import collective_seconds, rank_seconds
+from trials.simulation.ranks.stream_events import FIRST
 from trials.simulation.recording import (
     Column,
     FloatArray,
@@ -115,10 +117,12 @@ class SimulatedStepTime:
     Attributes:
         seconds: from start to end.
         busy_seconds: (operator classes,) seconds the GPU works, by ``OperatorClass``.
+        exposed_seconds: part of the duration that collectives add to the rest.
     """
 
     seconds: float
     busy_seconds: FloatArray
+    exposed_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +145,27 @@ class HostDeviceTimeline:
     overlapped: bool
     streams: IntArray | None = None
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether streams are those of a rank among several GPUs."""
+        return self.streams is not None and int(self.streams.max()) >= FIRST
+
     def seconds(self, host_factor: float = 1.0) -> float:
         """Seconds from start to end, with all host times multiplied by ``host_factor``."""
         host = self.host * host_factor
         if self.overlapped and self.streams is not None:
+            if self.has_ranks:
+                moves = self.work == OperatorClass.COLLECTIVE
+                return rank_seconds(host, self.device, moves, self.streams, self.waits)
             is_copy = self.work == OperatorClass.HOST_COPY
             return two_stream_seconds(host, self.device, is_copy, self.streams, self.waits)
         if self.overlapped:
             return overlapped_seconds(host, self.device, self.waits)
         return float(host.sum() + self.device.sum())
+
+    def without_collectives(self) -> Self:
+        """The same step with collectives that take no time."""
+        return replace(self, device=self.device * (self.work != OperatorClass.COLLECTIVE))
 
 
 def step_time(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) -> SimulatedStepTime:
@@ -160,7 +176,9 @@ def step_time(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) ->
     """
     timeline = timeline_of(operators, gpu, constants)
     busy = np.bincount(timeline.work, weights=timeline.device, minlength=len(OperatorClass))
-    return SimulatedStepTime(seconds=timeline.seconds(), busy_seconds=busy.astype(np.float64))
+    seconds = timeline.seconds()
+    exposed = seconds - timeline.without_collectives().seconds() if timeline.has_ranks else 0.0
+    return SimulatedStepTime(seconds, busy.astype(np.float64), exposed)
 
 
 def timeline_of(
@@ -233,6 +251,8 @@ def _device_seconds(
     bandwidth = gpu.memory_bandwidth_gb_per_second * 1e9
     transfer = numbers[:, Column.BYTES] / (bandwidth * constants.memory)
     copied = work == OperatorClass.HOST_COPY
+    moves = work == OperatorClass.COLLECTIVE
+    transfer[moves] = collective_seconds(rate[moves], numbers[moves], gpu)
     transfer[copied] = numbers[copied, Column.BYTES] / _host_link_bytes_per_second(gpu)
     floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
     seconds = np.maximum(np.maximum(computing, transfer), floor)

@@ -13,7 +13,9 @@ from typing import Literal
 from gpu_catalog import kernel_rates
 from gpu_catalog.catalog import shipped_text
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.links import link_notes
 from gpu_catalog.record import Record
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import AMPERE
@@ -84,7 +86,12 @@ class TraceRequest(Record):
     def key(self) -> str:
         """Key by content: the request, the versions of the libraries and the code that traces."""
         cell = self.cell.model_copy(
-            update={"gpu": "any", "simulated": False, "recipe": self._traced_recipe}
+            update={
+                "gpu": "any",
+                "simulated": False,
+                "recipe": self._traced_recipe,
+                "parallel": self.sharded,
+            }
         )
         content = (
             cell.model_dump_json(),
@@ -104,11 +111,17 @@ class TraceRequest(Record):
 
     @property
     def updates(self) -> str:
-        """Key of the optimizer's updates: the model and the recipe."""
+        """Key of the optimizer's updates: the model, the recipe and the shards."""
         recipe = self._traced_recipe.model_dump_json()
-        return repr(
-            (json.dumps(self.model.config, sort_keys=True), recipe, self.whole, self.target)
-        )
+        config = json.dumps(self.model.config, sort_keys=True)
+        shards = None if self.sharded is None else self.sharded.key
+        return repr((config, recipe, self.whole, self.target, shards))
+
+    @property
+    def sharded(self) -> Parallel | None:
+        """Layout of shards, if any: only these change what a rank runs between two reductions."""
+        layout = self.cell.parallel
+        return layout if layout is not None and layout.strategy == "fsdp2" else None
 
     @property
     def _traced_recipe(self) -> Recipe:
@@ -216,7 +229,30 @@ def approximations(
             recipe.quantisation == "int8"
         ),
     }
-    return tuple(text for text, applies in stands_in.items() if applies)
+    own = (text for text, applies in stands_in.items() if applies)
+    return (*own, *_layout_approximations(cell, gpu))
+
+
+def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
+    """Differences between the simulated ranks of a cell and those its GPUs would be."""
+    layout = cell.parallel
+    if layout is None:
+        return []
+    if layout.strategy == "ddp":
+        return link_notes(gpu, layout.gpus, ("all-reduce",))
+    notes = link_notes(gpu, layout.gpus, ("all-gather", "reduce-scatter"))
+    if cell.recipe.quantisation in {"nf4", "fp4"}:
+        notes.append(
+            "4-bit weights are stored in the compute dtype (bnb_4bit_quant_storage), without which "
+            "fsdp2 does not shard them"
+        )
+    return [
+        *notes,
+        (
+            "fsdp2 reduces gradients after every micro-batch (accelerate's sync_each_batch); "
+            "without it, accumulated gradients stay whole on every GPU"
+        ),
+    ]
 
 
 def _since(gpu: Gpu, capability: float) -> bool:
@@ -258,7 +294,7 @@ def _code() -> str:
 
 def replay_sources(trials: Path) -> Iterator[Path]:
     """Source files whose change, beside those of traces, makes simulated numbers invalid."""
-    for folder in ("simulation", "simulation/clock", "simulation/memory"):
+    for folder in ("simulation", "simulation/clock", "simulation/memory", "simulation/ranks"):
         yield from sorted((trials / folder).glob("*.py"))
 
 
@@ -267,10 +303,12 @@ def trace_sources(trials: Path) -> Iterator[Path]:
     for folder in (
         "models",
         "devices",
+        "ranks",
         "training/optimizers",
         "training/tasks",
         "simulation/tracing",
         "simulation/tracing/kernels",
+        "simulation/tracing/ranks",
     ):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"
@@ -278,3 +316,4 @@ def trace_sources(trials: Path) -> Iterator[Path]:
     yield from (trials / "training" / name for name in stepping)
     traced = ("recording.py", "layer_expansion.py", "trace_cache.py", "trace_request.py")
     yield from (trials / "simulation" / name for name in traced)
+    yield trials / "simulation" / "ranks" / "stream_events.py"

@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from trials.recipes.parallel import Parallel
 from trials.simulation.layer_expansion import whole_model, whole_step
 from trials.simulation.memory.blocks import in_blocks
 from trials.simulation.memory.streams import Moves
+from trials.simulation.ranks.buckets import held_with_buckets, synchronises, with_buckets
 from trials.simulation.recording import (
-    COPY_STREAM,
+    STREAM,
     Column,
     FloatArray,
     Held,
@@ -35,15 +37,18 @@ class Steps:
     Args:
         trace: traces at one to three batch sizes.
         micro_batches: forward and backward passes per step.
+        parallel: layout of several GPUs; absent for one.
 
     Attributes:
-        held: storages of the model itself.
+        held: storages of the model itself, and buckets of its gradients.
         names: (events,) names of the storages allocated and freed.
-        on_copy_stream: (events,) whether the stream of copies allocates the storage of an event.
+        streams: (events,) number of the stream that allocates the storage of an event.
         parts: events of the micro-batches and the update of the first step, then of the second.
     """
 
-    def __init__(self, trace: StepTrace, micro_batches: int = 1) -> None:
+    def __init__(
+        self, trace: StepTrace, micro_batches: int = 1, parallel: Parallel | None = None
+    ) -> None:
         self.held: Held = whole_model(trace.held, trace.copies)
         self._sizes = trace.batch_sizes
         # A third micro-batch is like the second.
@@ -52,6 +57,9 @@ class Steps:
             whole_step(recording, trace.copies, self._micro_batches)
             for recording in trace.recordings
         ]
+        if parallel is not None and parallel.strategy == "ddp":
+            self.held = held_with_buckets(self.held, streams[0])
+            streams = [with_buckets(stream, parallel.gpus) for stream in streams]
         stream = streams[0]
         moves = stream.kinds <= Kind.FREED
         made = stream.kinds == Kind.MADE
@@ -63,9 +71,9 @@ class Steps:
         self._bytes = [
             _bytes_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams
         ]
-        streams_used = np.zeros(len(self._purposes), np.bool_)
-        streams_used[stream.names[made]] = stream.numbers[made, COPY_STREAM] > 0
-        self.on_copy_stream = streams_used[self.names]
+        streams_used = np.zeros(len(self._purposes), np.int64)
+        streams_used[stream.names[made]] = stream.numbers[made, STREAM]
+        self.streams: IntArray = streams_used[self.names]
         tiled = made & (stream.numbers[:, TileColumn.ROW_BYTES] > 0)
         self._tiles = [s.numbers[tiled] for s in streams]
         self._tile_moves = [np.flatnonzero(self.names == name) for name in stream.names[tiled]]
@@ -79,6 +87,10 @@ class Steps:
         )
         self._numbers = [s.numbers[works] for s in streams]
         self._last = slice(*np.searchsorted(works, stream.parts_from[-2:]))
+        # A further micro-batch, which ddp does not synchronise.
+        repeated = np.arange(self._last.start, self._last.stop)
+        is_synchronised = parallel is not None and parallel.strategy == "ddp"
+        self._repeated = repeated[~(is_synchronised & synchronises(self._works)[repeated])]
 
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
         """Names of the storages allocated and freed, and their bytes, negative where freed."""
@@ -86,7 +98,7 @@ class Steps:
 
     def moves(self, batch_size: int) -> Moves:
         """Allocations and frees of storages."""
-        return Moves(*self.storages(batch_size), self.on_copy_stream)
+        return Moves(*self.storages(batch_size), self.streams)
 
     def numbers(self, batch_size: int) -> tuple[FloatArray, FloatArray]:
         """Bytes of each event's storage, (events,), and (tiles, columns) by ``TileColumn``."""
@@ -110,7 +122,7 @@ class Steps:
         numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
         works, last = self._works, self._last
         at = np.arange(len(numbers))
-        more = [at[last]] * ((micro_batches or self._micro_batches) - self._micro_batches)
+        more = [at[self._repeated]] * ((micro_batches or self._micro_batches) - self._micro_batches)
         at = np.concatenate([at[: last.stop], *more, at[last.stop :]])
         return Operators(works.kinds[at], works.names[at], numbers[at], works.segments[at])
 

@@ -24,8 +24,10 @@ from orchestrator.cli.options.value_types import (
     above_zero,
     batch_size,
     positive,
+    positives,
     run_folder,
     seq_lens,
+    strategy,
 )
 
 GPUS = f"""
@@ -35,6 +37,12 @@ GPUS = f"""
 --memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
                          that the catalog lacks
 --usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
+"""
+SEVERAL = """
+--gpus N[,N...]          GPUs of one node that train together; several numbers are compared. --gpu
+                         8xH100-SXM states it for one GPU (default: 1)
+--strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, or auto for the better one
+                         that fits (default: auto)
 """
 CONFIG = """
 --explain-config         print what each key of the configuration comes to, and estimate nothing
@@ -158,6 +166,7 @@ def add_estimate(commands: Any) -> None:
         "Nothing is measured.",
     )
     _add_training(estimate)
+    add_table(estimate, SEVERAL, gpus=positives, strategy=strategy)
     add_table(estimate, CONFIG + RESULTS, routing_draws=positive)
     estimate.set_defaults(gpu="all")
     check = commands.add_parser(

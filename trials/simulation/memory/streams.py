@@ -1,11 +1,11 @@
-"""Peaks of storages that two CUDA streams allocate: the computation's, and that of copies."""
+"""Peaks of storages that several CUDA streams allocate, each from blocks of its own."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trials.simulation.memory.blocks import AllocatorPeaks, in_blocks
-from trials.simulation.recording import IntArray
+from trials.simulation.recording import COMPUTE_STREAM, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +15,12 @@ class Moves:
     Attributes:
         names: (events,) storage of each event.
         sizes: (events,) its bytes, negative where it is freed.
-        on_copy_stream: (events,) whether the stream of copies allocates it.
+        streams: (events,) number of the stream that allocates it; 0 is the computation's.
     """
 
     names: IntArray
     sizes: IntArray
-    on_copy_stream: np.ndarray
+    streams: IntArray
 
     @property
     def peak_bytes(self) -> int:
@@ -40,7 +40,7 @@ def peaks_on_streams(
 ) -> AllocatorPeaks:
     """Peaks of storages, whose blocks the allocator caches for each stream apart.
 
-    Neither stream returns its cached blocks before a retry.
+    No stream returns its cached blocks before a retry.
 
     Args:
         moves: allocations and frees.
@@ -50,21 +50,28 @@ def peaks_on_streams(
     """
     from trials.simulation.memory.allocator import replay  # noqa: PLC0415 - as above
 
-    names, sizes, apart = moves.names, moves.sizes, moves.on_copy_stream
-    copies = replay(
-        names[apart], sizes[apart], capacity_bytes=None, expandable_segments=expandable_segments
-    ).peak_reserved_bytes
+    names, sizes, streams = moves.names, moves.sizes, moves.streams
+    others = sum(
+        replay(
+            names[streams == stream],
+            sizes[streams == stream],
+            capacity_bytes=None,
+            expandable_segments=expandable_segments,
+        ).peak_reserved_bytes
+        for stream in np.unique(streams[streams != COMPUTE_STREAM])
+    )
     first = int(names.max(initial=-1)) + 1
+    own = streams == COMPUTE_STREAM
     peaks = replay(
-        np.r_[first : first + len(held), names[~apart]],
-        np.r_[held, sizes[~apart]],
-        capacity_bytes=None if limit_bytes is None else max(limit_bytes - copies, 0),
+        np.r_[first : first + len(held), names[own]],
+        np.r_[held, sizes[own]],
+        capacity_bytes=None if limit_bytes is None else max(limit_bytes - others, 0),
         expandable_segments=expandable_segments,
     )
-    if not copies:
+    if not others:
         return peaks
     return replace(
         peaks,
         peak_allocated_bytes=moves.peak_bytes + int(in_blocks(held).sum()),
-        peak_reserved_bytes=peaks.peak_reserved_bytes + copies,
+        peak_reserved_bytes=peaks.peak_reserved_bytes + others,
     )

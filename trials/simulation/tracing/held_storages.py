@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
+from trials.devices.storages import local_tensor
 from trials.models.weight_placement import decoder_layers, quantisation_constants
 from trials.simulation.recording import Held, Purpose
 from trials.simulation.tracing.layer_repetition import RepeatedLayers
@@ -28,7 +29,7 @@ def held_storages(models: Sequence[nn.Module], repeated: RepeatedLayers) -> Held
             turn = 0 if turn > repeated.traced else turn  # layers after the last turn
             constants = {id(t) for t in quantisation_constants(part)}
             for tensor in model_tensors(part):
-                storage = tensor.untyped_storage()
+                storage = local_tensor(tensor).untyped_storage()
                 if storage._cdata not in counted:  # noqa: SLF001 - the one name of a storage
                     counted.add(storage._cdata)  # noqa: SLF001 - as above
                     sizes.append(storage.nbytes())

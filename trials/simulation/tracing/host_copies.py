@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trials.models.activation_offloading import MODULE, activation_offloading
 from trials.recipes.recipe import Recipe
-from trials.simulation.recording import Kind, OperatorClass, Wait
+from trials.simulation.recording import COMPUTE_STREAM, COPY_STREAM, Kind, OperatorClass, Wait
 from trials.simulation.tracing.tracer import NO_NUMBERS, Tracer
 from trials.training.census import HOST_COPY
 
@@ -48,11 +48,11 @@ class HostLink:
     def stream(self, stream: "_Stream") -> Iterator[None]:
         """Make storages and run copies on a stream."""
         assert self.tracer is not None
-        self.tracer.on_copy_stream = stream.copies
+        self.tracer.stream = COPY_STREAM if stream.copies else COMPUTE_STREAM
         try:
             yield
         finally:
-            self.tracer.on_copy_stream = False
+            self.tracer.stream = COMPUTE_STREAM
 
     def empty_cache(self) -> None:
         """Do nothing: the replayed allocator keeps its cache between micro-batches."""

@@ -149,7 +149,7 @@ def _report_pass(
     def passed(hidden: torch.Tensor) -> None:
         on_forward(turn)
         if hidden.requires_grad and torch.is_grad_enabled():
-            hidden.register_hook(lambda _: on_backward(turn))  # type: ignore[no-untyped-call]
+            _hook_first(hidden, lambda _: on_backward(turn))
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if before:
@@ -160,6 +160,18 @@ def _report_pass(
         return result
 
     layer.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+def _hook_first(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Call a hook with a tensor's gradient before those it has.
+
+    FSDP2 gathers the weights of the layer below in such a hook, which belongs to its own turn.
+    """
+    hooks: Any = tensor._backward_hooks or {}  # noqa: SLF001 - no other name
+    others = dict(hooks)
+    hooks.clear()  # PyTorch calls them in the order of their insertion
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+    hooks.update(others)
 
 
 class RouterLoops:

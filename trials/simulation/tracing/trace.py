@@ -4,7 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,10 @@ from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, li
 from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.kernels.packed_attention import varlen_by_simulation
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, RouterLoops, mark_passes
-from trials.simulation.tracing.tracer import Tracer, UntraceableError, fake_like
+from trials.simulation.tracing.ranks.fake_rank import FakeRank
+from trials.simulation.tracing.ranks.rank_tracer import RankTracer
+from trials.simulation.tracing.ranks.untraced_parameters import UntracedParameters
+from trials.simulation.tracing.tracer import Tracer, UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
 from trials.training.optimizers.construction import parameter_groups
@@ -103,6 +106,9 @@ class TraceableCell:
             give_head(self.reference, recipe.loss, target, REFERENCE_OUTPUTS)
         if recipe.liger_kernels:
             give_liger_layers(self._model)
+        self.rank: FakeRank | None = None
+        if cell.parallel is not None and cell.parallel.strategy == "fsdp2":
+            self.rank = FakeRank(self._model, cell.parallel, recipe, self._mode)
         self.link = HostLink()
         self.offloading = simulated_offloading(self._model, recipe, self.link)
         self.recipe = recipe
@@ -261,14 +267,17 @@ class _Step:
         self._batch_size = batch_size
         self._has_updates = has_updates
         self._layers = decoder_layers(cell.model)
-        self._untraced = UntracedParameters(cell, self._layers if has_updates else [])
+        self._untraced = UntracedParameters(
+            cell.repeated_layers, self._layers if has_updates else []
+        )
         self._layers_of_each = [decoder_layers(model) for model in cell.models]
         held = [t for model in cell.models for t in model_tensors(model)]
         held += self._untraced.parameters
         self._pass = -1
         note = None if census is None else census.note
         needs_mask = cell.recipe.packing or cell.is_padded
-        self._tracer = Tracer(
+        kind = Tracer if cell.rank is None else RankTracer
+        self._tracer = kind(
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
         cell.link.tracer = self._tracer
@@ -306,13 +315,14 @@ class _Step:
         tracer = self._tracer
         groups = parameter_groups(self._cell.model, self._trainable, self._cell.recipe.optimizer)
         stepper = self._cell.stepper([self._untraced.among(group) for group in groups])
-        with tracer:
+        with self._on_rank(), tracer:
             batch = [self._cell.batch(self._batch_size)]
             # Detached, as in a step: a loss would keep what the functions of autograd hold.
             loss = stepper.backward(lambda model: self._loss(model, batch[0], loops)).detach()
+            names = (self._gradient_name(p) for p in self._trainable)
+            # Gradients that ranks reduce together are one storage.
             self._gradients = np.array(
-                [name for p in self._trainable if (name := self._gradient_name(p)) is not None],
-                np.int64,
+                [*dict.fromkeys(n for n in names if n is not None)], np.int64
             )
             if not self._has_updates:
                 tracer.segment = Segment.FORGET  # with_updates_of drops this segment
@@ -329,6 +339,12 @@ class _Step:
             with self._cell.offloading:
                 pass  # the next micro-batch drops what the last one's left
         stepper.close()
+
+    def _on_rank(self) -> contextlib.AbstractContextManager[None]:
+        if self._cell.rank is None:
+            return contextlib.nullcontext()
+        assert isinstance(self._tracer, RankTracer)
+        return self._cell.rank.traced_by(self._tracer)
 
     def _loss(self, model: nn.Module, batch: TaskBatch, loops: RouterLoops) -> torch.Tensor:
         loss = task_loss(model, batch, self._cell.recipe)
@@ -352,49 +368,3 @@ class _Step:
             # functions of autograd hold (inputs of int8 products) is freed after the pass.
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP does
             engine.queue_callback(lambda: self._on_backward(1))
-
-
-class UntracedParameters:
-    """Parameters of layers that are not traced, so that the update has its full size.
-
-    They and their gradients are fake tensors; the tracer registers the gradients as copies of those
-    in the second turn.
-    """
-
-    def __init__(self, cell: TraceableCell, layers: list[nn.Module]) -> None:
-        self._pairs: list[tuple[nn.Parameter, nn.Parameter, int]] = []
-        turns = cell.repeated_layers
-        if turns.copies == 0 or not layers:
-            return
-        start, end = turns.starts[1:3]
-        second = [p for layer in layers[start:end] for p in layer.parameters() if p.requires_grad]
-        for copy in range(1, turns.copies + 1):
-            for parameter in second:
-                # A tensor suffices for an optimizer, and is faster to make than an nn.Parameter.
-                untraced: Any = fake_like(parameter).requires_grad_()
-                untraced.grad = fake_like(parameter)
-                self._pairs.append((untraced, parameter, copy))
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """All untraced parameters, in order."""
-        return [untraced for untraced, _, _ in self._pairs]
-
-    def among(self, trainable: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Trainable parameters of the whole model, given some of the traced one, in its order."""
-        members = {id(p) for p in trainable}
-        copies = [untraced for untraced, p, _ in self._pairs if id(p) in members]
-        second = {id(p) for _, p, _ in self._pairs}
-        end = max((i for i, p in enumerate(trainable, 1) if id(p) in second), default=0)
-        return [*trainable[:end], *copies, *trainable[end:]]
-
-    def register_gradients(self, tracer: Tracer) -> None:
-        """Register the gradients that the backward passes of their layers would have left."""
-        for untraced, parameter, copy in self._pairs:
-            if parameter.grad is None:
-                untraced.grad = None
-                continue
-            like = tracer.name_of(parameter.grad)
-            assert untraced.grad is not None
-            assert like is not None
-            tracer.add_ghost(untraced.grad, like, copy)

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
-from trials.devices.storages import StorageWatch
+from trials.devices.storages import StorageWatch, storage_of
 from trials.simulation.recording import (
-    COPY_STREAM,
+    STREAM,
     UPDATES,
     Column,
     IntArray,
@@ -115,7 +115,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._ghosts: list[tuple[int, int, int]] = []
         self._effects: dict[Hashable, ShapeEffects] = {}
         self.segment = Segment.BEFORE
-        self.on_copy_stream = False
+        self.stream = 0
         self._held = True
         self.note_all(already_live)
         self._held = False
@@ -125,9 +125,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self._held:
             return
         self._names[identity] = self._next_name
-        numbers = [float(size), *NO_NUMBERS[1:]]
-        numbers[COPY_STREAM] = float(self.on_copy_stream)
-        self.event(Kind.MADE, self._next_name, tuple(numbers))
+        self.event(Kind.MADE, self._next_name, _numbers_of_storage(size, self.stream))
         self.made_in[self._next_name] = self.segment
         self._next_name += 1
 
@@ -139,8 +137,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
     def name_of(self, held: torch.Tensor | torch.UntypedStorage) -> int | None:
         """Name of a storage, or of a tensor's; None for one made before the step."""
-        storage = held.untyped_storage() if isinstance(held, torch.Tensor) else held
-        return self._names.get(storage._cdata)  # noqa: SLF001 - as StorageWatch
+        return self._names.get(storage_of(held)._cdata)  # noqa: SLF001 - as StorageWatch
 
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Record that the backward pass has handed a parameter its gradient."""
@@ -151,17 +148,19 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             moved = 3.0 * parameter.grad.untyped_storage().nbytes()
             self.event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
 
-    def add_ghost(self, tensor: torch.Tensor, like: int, copy: int) -> None:
+    def add_ghost(self, tensor: torch.Tensor, like: int | None, copy: int) -> None:
         """Register the gradient of an untraced parameter as a copy of a traced storage.
 
         Args:
             tensor: the gradient; no operation made it, but its end is recorded.
-            like: name of the traced storage.
+            like: name of the traced storage; None to leave the gradient out.
             copy: number of the copy, from 1.
         """
         self._held = True
         identity = self.note_tensor(tensor)
         self._held = False
+        if like is None:
+            return
         self._names[identity] = self._next_name
         self._ghosts.append((self._next_name, like, copy))
         self._next_name += 1
@@ -279,6 +278,12 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self._following is not None and kind is not Kind.FREED:
             self.segment, self._following = self._following, None
         self._events.append((kind, name, self.segment, numbers))
+
+
+def _numbers_of_storage(size: int, stream: int) -> Numbers:
+    numbers = [float(size), *NO_NUMBERS[1:]]
+    numbers[STREAM] = float(stream)
+    return tuple(numbers)
 
 
 def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,101 @@
+"""Numbers of GPUs and strategies that an estimate compares."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from orchestrator.estimating.choosing.recipe_choice import fits
+from orchestrator.estimating.estimate import by_objective
+from orchestrator.estimating.estimate_records import Estimated
+from orchestrator.estimating.question import EstimateError, Question
+from orchestrator.estimating.requested_gpus import counted
+from trials.recipes.parallel import MOST_GPUS, Parallel, Strategy
+from trials.recipes.recipe import Recipe
+
+StrategyOption = Literal["auto", "ddp", "fsdp2"]
+STRATEGIES: Mapping[StrategyOption, tuple[Strategy, ...]] = {
+    "auto": ("fsdp2", "ddp"),
+    "ddp": ("ddp",),
+    "fsdp2": ("fsdp2",),
+}
+
+
+def names_by_count(names: Sequence[str], counts: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """Names of GPUs, without their counts, by the number of GPUs that train together.
+
+    Args:
+        names: names as in ``--gpu``; ``8xH100-SXM`` has a number of its own.
+        counts: numbers for the names without one.
+
+    Raises:
+        EstimateError: a number is too large.
+    """
+    groups: dict[int, list[str]] = defaultdict(list)
+    for name in names:
+        own, alone = counted(name)
+        for count in counts if own is None else (own,):
+            if not 1 <= count <= MOST_GPUS:
+                raise EstimateError(
+                    f"{count} GPUs: a layout of one node has 1 to {MOST_GPUS}: give fewer"
+                )
+            groups[count].append(alone)
+    if not groups:
+        return {1: ()}  # whose names are reported as missing
+    return {count: tuple(group) for count, group in groups.items()}
+
+
+def layouts(count: int, strategy: StrategyOption) -> tuple[Parallel | None, ...]:
+    """Layouts of so many GPUs; None for one."""
+    if count == 1:
+        return (None,)
+    return tuple(Parallel(gpus=count, strategy=one) for one in STRATEGIES[strategy])
+
+
+def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Question:
+    """The question on a layout, with an effective batch that its GPUs can share.
+
+    Args:
+        question: question on one GPU.
+        parallel: the layout.
+        limit: largest batch size to try.
+
+    Raises:
+        EstimateError: the effective batch that was asked for cannot be shared.
+    """
+    if parallel is None:
+        return question
+    size = question.batch if isinstance(question.batch, int) else 1
+    share, whole = parallel.gpus * size, question.recipe.effective_batch
+    recipes = question.recipe, question.fp16_recipe
+    if whole is not None and whole % share:
+        if not question.assumes_batch:
+            raise EstimateError(
+                f"--effective-batch {whole} cannot be shared by {parallel.gpus} GPUs with "
+                f"micro-batches of {size}: give a multiple of {share}"
+            )
+        whole = share * math.ceil(whole / share)
+        recipes = _with_batch(recipes[0], whole), _with_batch(recipes[1], whole)
+    recipe, fp16_recipe = recipes
+    return replace(
+        question,
+        recipe=recipe,
+        fp16_recipe=fp16_recipe,
+        batch_limit=recipe.of_rank(parallel.gpus).batch_limit(limit),
+        parallel=parallel,
+    )
+
+
+def _with_batch(recipe: Recipe, effective_batch: int) -> Recipe:
+    return recipe.model_copy(update={"effective_batch": effective_batch})
+
+
+def best_layouts(rows: Iterable[Estimated]) -> list[Estimated]:
+    """The best strategy of each GPU and number: of those that fit, the best by the objective."""
+    groups: dict[tuple[str, int], list[Estimated]] = defaultdict(list)
+    for row in rows:
+        groups[row.gpu.key, row.estimate.gpus].append(row)
+    return [
+        min(group, key=lambda row: (not fits(row), *by_objective(row))) for group in groups.values()
+    ]

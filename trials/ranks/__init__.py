@@ -1,0 +1,1 @@
+"""Several GPUs that train one model, by PyTorch's own code."""

@@ -1,0 +1,100 @@
+"""A model in shards on several ranks, as accelerate divides it for transformers' Trainer."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trials.devices.storages import StorageWatch
+from trials.models.fused_head import base_of
+from trials.models.weight_placement import DTYPES, decoder_layers
+from trials.recipes.parallel import Parallel
+from trials.recipes.recipe import Recipe
+
+
+def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh) -> None:
+    """Divide the weights of a model among the ranks of a mesh, in place.
+
+    The units that are gathered together are those of accelerate 1.15 (``fsdp2_prepare_model``):
+    every decoder layer, the embedding, the last norm with the head, and what is left.
+
+    Args:
+        model: model under its recipe, with all weights on this rank.
+        parallel: layout of strategy ``fsdp2``.
+        recipe: recipe of the model, whose autocast dtype is that of gathered weights and of reduced
+            gradients.
+        mesh: ranks, in one dimension.
+    """
+    dtype = None if recipe.autocast is None else DTYPES[recipe.autocast]
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    for layer in decoder_layers(model):
+        fully_shard(layer, reshard_after_forward=parallel.reshards, **settings)
+    given: Any = model
+    embedding, head = given.get_input_embeddings(), given.get_output_embeddings()
+    is_tied = embedding.weight is getattr(head, "weight", None)
+    if not is_tied:
+        fully_shard(embedding, reshard_after_forward=parallel.reshards, **settings)
+    tail = [_last_norm(base_of(model)), *([embedding] if is_tied else []), head]
+    # The backward pass begins with these, so that freeing them would gather them twice in a row.
+    fully_shard([m for m in tail if m is not None], reshard_after_forward=False, **settings)
+    fully_shard(model, **settings)
+
+
+def _last_norm(model: Any) -> nn.Module | None:
+    """Last norm among the children of the model below the head, as accelerate finds it."""
+    norms = [m for m in model.base_model.children() if "Norm" in type(m).__name__]
+    return norms[-1] if norms else None
+
+
+@contextlib.contextmanager
+def watched_resizes(watch: StorageWatch) -> Iterator[None]:
+    """Let a watch see gathered weights come and go: FSDP resizes storages without an operator."""
+    modules: list[Any] = [_fsdp_param, _fsdp_param_group]
+    names = ("alloc_storage", "free_storage")
+    own = [
+        (module, name, getattr(module, name))
+        for module in modules
+        for name in names
+        if hasattr(module, name)
+    ]
+
+    def watched(resize: Any) -> Any:
+        def resized(tensor: torch.Tensor) -> None:
+            resize(tensor)
+            watch.note_tensor(tensor)
+
+        return resized
+
+    for module, name, resize in own:
+        setattr(module, name, watched(resize))
+    try:
+        yield
+    finally:
+        for module, name, resize in own:
+            setattr(module, name, resize)
+
+
+@contextlib.contextmanager
+def unseen_propagation() -> Iterator[None]:
+    """Hide the tensors of global size on which DTensor works out the shapes of a result."""
+    kind: Any = ShardingPropagator
+    name = "_propagate_tensor_meta_non_cached"
+    own: Callable[..., Any] = getattr(kind, name)
+
+    def unseen(*args: Any) -> Any:
+        with _disable_current_modes():
+            return own(*args)
+
+    setattr(kind, name, unseen)
+    try:
+        yield
+    finally:
+        setattr(kind, name, own)

@@ -1,0 +1,1 @@
+"""Several GPUs in the simulation: their streams, collectives and buckets. No torch."""

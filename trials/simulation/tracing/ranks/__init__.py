@@ -1,0 +1,1 @@
+"""One rank of a group that moves nothing, under fake tensors."""

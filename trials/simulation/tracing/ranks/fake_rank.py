@@ -1,0 +1,99 @@
+"""The first rank of a group that moves nothing, with its shards of a fake model.
+
+Uneven shards are largest on the first rank, so its memory is the most of all ranks'.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trials.models.weight_placement import DTYPES, format_of
+from trials.ranks.sharding import shard, unseen_propagation, watched_resizes
+from trials.recipes.parallel import MOST_GPUS, Parallel
+from trials.recipes.recipe import Recipe
+from trials.simulation.tracing.fake_model import Params4bit
+from trials.simulation.tracing.ranks.rank_streams import RankStreams
+from trials.simulation.tracing.ranks.rank_tracer import RankTracer
+
+
+@cache
+def fake_mesh(ranks: int) -> DeviceMesh:
+    """Mesh of so many ranks, of which this process is the first."""
+    if not dist.is_initialized():
+        dist.init_process_group("fake", rank=0, world_size=MOST_GPUS, store=FakeStore())
+    group = dist.new_group(list(range(ranks)))
+    return DeviceMesh.from_group(group, "cpu")
+
+
+class FakeRank:
+    """First rank of a layout with the strategy ``fsdp2``.
+
+    Args:
+        model: fake model, whose weights are replaced by shards.
+        parallel: the layout.
+        recipe: recipe of the model.
+        mode: mode of the fake tensors.
+    """
+
+    def __init__(
+        self, model: nn.Module, parallel: Parallel, recipe: Recipe, mode: FakeTensorMode
+    ) -> None:
+        self._ranks = parallel.gpus
+        self._streams = RankStreams()
+        mesh = fake_mesh(parallel.gpus)
+        with mode, self._streams.in_place():
+            states = dict(_in_floats(model, recipe))
+            shard(model, parallel, recipe, mesh)
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    # Buffers of gathered weights are made once, and resized in every step.
+                    module.unshard()
+                    _keep(states, module)
+                    module.reshard()
+            _keep(states, model)
+
+    @contextlib.contextmanager
+    def traced_by(self, tracer: RankTracer) -> Iterator[None]:
+        """Report collectives, streams and gathered weights to a tracer."""
+        tracer.ranks = self._ranks
+        self._streams.tracer = tracer
+        try:
+            with self._streams.in_place(), watched_resizes(tracer), unseen_propagation():
+                yield
+        finally:
+            self._streams.tracer = None
+
+
+def _in_floats(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+    """Store packed 4-bit weights in the compute dtype (bitsandbytes' quant_storage).
+
+    Only so does accelerate shard them. Yields each of their layers with what bitsandbytes and PEFT
+    read from the weight.
+    """
+    dtype = DTYPES[recipe.compute_dtype]
+    for module in model.modules():
+        weight = module._parameters.get("weight")  # noqa: SLF001 - getattr would ask wrappers
+        if weight is None or format_of(weight) not in {"nf4", "fp4"}:
+            continue
+        elements = -(-weight.numel() // dtype.itemsize)
+        packed = Params4bit(torch.empty(elements, 1, dtype=dtype), requires_grad=False)
+        facts = dict(vars(weight))
+        vars(packed).update(facts)
+        module._parameters["weight"] = packed  # noqa: SLF001 - as above
+        yield module, facts
+
+
+def _keep(states: dict[nn.Module, dict[str, Any]], part: nn.Module) -> None:
+    """Give the present weights of a part's layers what libraries read from them."""
+    for module in part.modules():
+        if module in states:
+            vars(module._parameters["weight"]).update(states[module])  # noqa: SLF001 - as above

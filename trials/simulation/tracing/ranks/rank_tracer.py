@@ -1,0 +1,82 @@
+"""Recorder of one rank's step: collectives, and operators on its own shards."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+
+from trials.devices.storages import local_tensor
+from trials.simulation.recording import Collective, Kind, Numbers, OperatorClass, Rate
+from trials.simulation.tracing.operator_costs import tensors_in, touched_bytes
+from trials.simulation.tracing.tracer import NO_NUMBERS, Tracer
+
+DISTRIBUTED = (DTensor, AsyncCollectiveTensor)
+COLLECTIVES = {
+    # The name of an operator, its kind, and which argument is the whole buffer.
+    "c10d::_allgather_base_": (Collective.ALL_GATHER, 0),
+    "c10d::_reduce_scatter_base_": (Collective.REDUCE_SCATTER, 1),
+    "c10d::allreduce_": (Collective.ALL_REDUCE, 0),
+    "_c10d_functional::all_reduce": (Collective.ALL_REDUCE, 0),
+}
+
+
+class RankTracer(Tracer):  # type: ignore[no-untyped-call]
+    """Records the events of one rank's step.
+
+    Attributes:
+        ranks: ranks of the group.
+    """
+
+    ranks = 1
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation on shapes alone and record it; distributed tensors divide theirs."""
+        if any(issubclass(kind, DISTRIBUTED) for kind in types):
+            return NotImplemented
+        name = func.name().partition(".")[0]
+        if name in COLLECTIVES:
+            kind, buffer = COLLECTIVES[name]
+            whole = sum(t.numel() * t.element_size() for t in tensors_in((args[buffer],)))
+            self.event(Kind.RUN, 4 * OperatorClass.COLLECTIVE + kind, self._numbers(whole))
+        if func.namespace == "c10d":
+            return func(*args, **(kwargs or {}))
+        if func.namespace == "fsdp":  # copies between parameters and the buffer of a collective
+            moved = 2.0 * sum(touched_bytes(t) for t in tensors_in((args[0],)))
+            numbers = (moved, *NO_NUMBERS[1:-1], 1.0)
+            self.event(Kind.RUN, 4 * OperatorClass.MEMORY + Rate.BF16, numbers)
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def made(self, identity: int, size: int) -> None:
+        """Record a new storage; a gathered weight that was freed is none until it comes back."""
+        if size:
+            super().made(identity, size)
+
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """Record a gradient; those of parameters reduced together are one storage."""
+        assert parameter.grad is not None
+        grad = local_tensor(parameter.grad)
+        name = self.name_of(grad)
+        if name is None:
+            return
+        moved = 3.0 * grad.numel() * grad.element_size()
+        for index in range(len(self._events) - 1, -1, -1):
+            kind, other, segment, numbers = self._events[index]
+            if segment != self.segment or (kind is Kind.MADE and other == name):
+                break
+            if kind is Kind.ACCUMULATED and other == name:
+                del self._events[index]
+                moved += numbers[0]
+                break
+        self.event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
+
+    def _numbers(self, whole_bytes: int) -> Numbers:
+        return (float(whole_bytes), 0.0, 0.0, 0.0, 0.0, float(self.ranks), 1.0)
