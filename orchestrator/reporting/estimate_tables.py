@@ -352,8 +352,7 @@ def explanation(estimated: Estimated) -> str:
     total = sum(gib for _, gib in memory)
     rows = [(purpose, f"{gib:.2f}", f"{gib / total:.1%}") for purpose, gib in memory]
     parts.append(table(("memory at the peak", "GiB", "share"), rows))
-    if estimated.step is not None:
-        step = estimated.step
+    if (step := estimated.step) is not None:
         rows = [(work, f"{s:.4f}", f"{s / step.seconds:.1%}") for work, s in _time(step)]
         parts.append(table(("time of a step", "seconds", "share"), rows))
     return "\n\n".join(parts)
@@ -393,7 +392,7 @@ def _time(step: SimulatedStepTime) -> list[tuple[str, float]]:
     """Time of a step by class of operator, in seconds, the largest first."""
     busy = [(WORKS[work], float(step.busy_seconds[work])) for work in WORKS]
     busy += [("the GPU waits for other GPUs", step.exposed_seconds)]
-    waits = ("the GPU waits for the host", step.seconds - sum(s for _, s in busy))
+    waits = "the GPU waits for the host", step.seconds - sum(s for _, s in busy)
     return _largest_first([*busy, waits])
 
 
