@@ -115,7 +115,7 @@ def test_cell_whose_gpu_has_no_offer_is_excluded() -> None:
     """A measured GPU without an offer has no price."""
     reason = exclusion_reason(ranked(whole_trial(ATTIC, SPEC)), ATTIC)
     assert "no offer for attic" in reason
-    assert "catalog.offers" in reason
+    assert "--prices FILE" in reason
 
 
 def test_skipped_cell_keeps_the_plans_reason_unless_it_was_measured_before() -> None:
