@@ -98,6 +98,9 @@ def test_a_ranking_of_several_trainings_needs_a_model(
     assert Path("job.sbatch").read_text(encoding="utf-8").startswith("#!")
 
 
+ESTIMATE = ("estimate", "--model", "llama-tiny", "--seq-len", "32")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -105,7 +108,8 @@ def test_a_ranking_of_several_trainings_needs_a_model(
         ["export", "run", "--to", "slurm", "--format", "ado"],
         ["export", "run", "--format", "ado", "--model", "llama-tiny"],
         ["export", "run", "--format", "ado", "--config", "mine.yml"],
-        ["estimate", "--model", "llama-tiny", "--seq-len", "32", "--export", "x.yaml"],
+        [*ESTIMATE, "--export", "x.yaml"],
+        [*ESTIMATE, "--gpu", "2xA40", "--export", "x", "--to", "slurm"],
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(

@@ -169,11 +169,17 @@ def _estimated(
         constants=constants.source,
         left_out=requested.recipe.left_out,
         memory_error=memory_error,
-        not_compared=published_errors().not_compared(requested.recipe),
+        not_compared=_not_compared(requested),
         options=question.options_text() or None,
         **timed,
     )
     return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed, prices)
+
+
+def _not_compared(cell: Cell) -> tuple[str, ...]:
+    """Parts of a cell that no published run of known memory has."""
+    axes = published_errors().not_compared(cell.recipe)
+    return axes if cell.parallel is None else (*axes, "several GPUs")
 
 
 def _batch_choice(question: Question, batch: ChosenBatch) -> BatchChoice:

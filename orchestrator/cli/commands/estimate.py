@@ -91,13 +91,14 @@ def _request_ahead(
             from trials.simulation.tracing_child import started_ahead
 
             ahead = stack.enter_context(started_ahead(given["model"], given["seq_len"]))
+        from orchestrator.estimating.choosing.layouts import names_by_count
         from orchestrator.estimating.estimate_request import EstimateRequest, checks_of
         from orchestrator.model_names import shape_text
         from orchestrator.request import request_of
 
         request = request_of(EstimateRequest, given)
         if options.command == "estimate":
-            check_export(options)
+            check_export(options, names_by_count(request.gpu, request.gpus))
         if options.refuse is not None:
             options.refuse(checks_of(request).lines)
         if text := shape_text(request.model):
