@@ -286,6 +286,7 @@ def failure(case: Case, folder: Path, run: Callable[[list[str]], int] = run_comm
     for name, content in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+    inherited = psutil.Process().memory_info().rss
     child = os.fork()
     if child == 0:
         os._exit(_in_child(case, folder, run))
@@ -295,7 +296,7 @@ def failure(case: Case, folder: Path, run: Callable[[list[str]], int] = run_comm
     printed = (folder / "printed").read_text(encoding="utf-8", errors="replace")
     if used.ru_utime + used.ru_stime > CPU_SECONDS or status is None:
         return "slow"
-    if used.ru_maxrss * 1024 > MOST_BYTES or "MemoryError" in printed:
+    if used.ru_maxrss * 1024 > inherited + MOST_BYTES or "MemoryError" in printed:
         return "large"
     if TRACEBACK in printed or os.WIFSIGNALED(status):
         return "traceback"
