@@ -156,7 +156,7 @@ def test_the_address_holds_the_job_and_the_filters(browser: BrowserContext, repo
     page.select_option("#gpu", "A40")
     page.select_option("#market", "on-demand")
     page.fill("#deadline", "500")
-    address, seen = page.url, report.texts(LEAD)
+    address, seen = page.evaluate("location.href"), report.texts(LEAD)
     assert "Rent A40" in seen[0]
     sent = browser.new_page()
     sent.goto(address)
@@ -165,6 +165,19 @@ def test_the_address_holds_the_job_and_the_filters(browser: BrowserContext, repo
     assert sent.input_value("#deadline") == "500"
     assert sent.locator("#speed-charts figcaption").all_inner_texts() == ["A40"]
     sent.close()
+
+
+def test_the_fastest_offer_is_not_called_the_cheapest(report: Opened) -> None:
+    """Where the run's objective is time, its first offer may be more expensive than others."""
+    text = report.page.evaluate(
+        """() => {
+          const rows = OFFERS.filter((row) => row.cell.job === job);
+          const costliest = d3.greatest(rows, (row) => row.usd);
+          const byTime = rows.map((row) => ({ ...row, rank: row === costliest ? 0 : row.rank }));
+          return adviceOf(byTime)[0].textContent;
+        }"""
+    )
+    assert re.search(r"It is the fastest of the \d+ offers that match\.$", text)
 
 
 def test_odds_of_the_page_agree_with_those_of_the_ranking(report: Opened) -> None:

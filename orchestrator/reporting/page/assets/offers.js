@@ -77,13 +77,15 @@ const strong = (text) => element("strong", {}, text);
 /** The recommendation among rows, as the page's own is worded. */
 function adviceOf(rows) {
   const best = d3.least(rows, (row) => row.rank);
+  const isCheapest = rows.every((row) => row.usd >= best.usd);  // else the run's objective is time
   const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
   const lead = element("p", { class: "lead" }, best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
     ` ${offerText(best)} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
     ` (${span(best.usd_low, best.usd_high)}) and takes `, strong(hours(best.hours)),
     ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${few}. `,
     ...(rows.length === 1 ? ["No other offer matches."]
-      : [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), "."]));
+      : isCheapest ? [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), "."]
+        : [`It is the fastest of the ${rows.length} offers that match.`]));
   const named = [best];
   const others = [
     ["Cheapest without interruptions", best.market === "spot" ? d3.least(rows.filter((row) => row.market !== "spot"), (row) => row.usd) : null],
