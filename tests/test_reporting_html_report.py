@@ -132,7 +132,7 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
     page.fill("#budget", "0.000001")
     assert "The cheapest costs $" in report.texts(LEAD)[0]
     page.get_by_role("button", name="Clear filters").click()
-    page.wait_for_function("document.getElementById('filtered').hidden")
+    page.wait_for_selector("#filtered", state="hidden")
     assert re.search(r"probability of .*%\.$", report.texts(LEAD)[0])
 
 
