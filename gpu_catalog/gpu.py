@@ -34,8 +34,9 @@ class Gpu(Record):
 
     Attributes:
         key: name of the GPU in this project and in offers; also the Ray resource of its nodes.
-        kind: ``cuda``, or ``cpu`` for machines without a GPU.
-        device_names: exact names that CUDA reports for the device; required for ``cuda``.
+        kind: ``cuda``; ``rocm`` for AMD GPUs, which have memory and prices but no modelled times;
+            or ``cpu`` for machines without a GPU.
+        device_names: exact names that CUDA or ROCm reports for the device; required for GPUs.
         architecture: generation, for example Ampere.
         compute_capability: CUDA compute capability, for example 8.6.
         multiprocessors: number of streaming multiprocessors.
@@ -56,7 +57,7 @@ class Gpu(Record):
     """
 
     key: Key
-    kind: Literal["cuda", "cpu"]
+    kind: Literal["cuda", "cpu", "rocm"]
     device_names: tuple[str, ...] = ()
     architecture: str | None = None
     compute_capability: str | None = None
@@ -76,8 +77,10 @@ class Gpu(Record):
 
     @model_validator(mode="after")
     def _can_be_identified(self) -> Self:
-        if self.kind == "cuda" and not self.device_names:
-            raise ValueError(f"{self.key}: a cuda GPU needs device_names, as CUDA reports them")
+        if self.kind != "cpu" and not self.device_names:
+            raise ValueError(
+                f"{self.key}: a {self.kind} GPU needs device_names, as PyTorch reports them"
+            )
         if self.kind == "cpu" and self.usable_memory_bytes is None:
             raise ValueError(
                 f"{self.key}: a cpu needs usable_memory_bytes, the budget to measure to"

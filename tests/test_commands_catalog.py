@@ -129,13 +129,13 @@ def test_rejected_prices_are_listed_on_stderr_and_beyond_twenty_in_a_file(
     rows += [
         f"NVIDIA L40S,r{number},0.0,8,32,1,L40S,48.0,True,,nvidia,,x86,{{}}" for number in range(3)
     ]
-    rows += ["AMD Instinct MI300X OAM,moon,2.49,24,283,1,MI300X,192.0,False,,amd,,x86,{}"]
+    rows += ["AMD Instinct MI250X,moon,2.49,24,283,1,MI250X,128.0,False,,amd,,x86,{}"]
     file = folder / "runpod.csv"
     file.write_text("\n".join([COLUMNS, *rows]), encoding="utf-8")
     assert main(["catalog", "refresh", "--source", "gpuhunt"]) == 0
     err = capsys.readouterr().err
     assert err.count(": rejected: spot price 0") == 3
-    assert "MI300X 1\n" in err
+    assert "MI250X 1\n" in err
     rows += [row.replace(",r0,", f",q{number},") for number in range(30) for row in rows[1:2]]
     file.write_text("\n".join([COLUMNS, *rows]), encoding="utf-8")
     assert main(["catalog", "refresh", "--source", "gpuhunt"]) == 0
@@ -190,14 +190,14 @@ def test_a_users_own_gpus_are_listed_with_the_shipped_ones(
 ) -> None:
     """A user's catalog file is validated as the shipped data is."""
     text = (
-        "gpus:\n  - {key: L40, kind: cuda, device_names: [NVIDIA L40], source: me, "
-        "recorded: 2026-11-20}\noffers:\n  - {gpu: L40, usd_per_hour: 0.3}\n"
+        "gpus:\n  - {key: A30, kind: cuda, device_names: [NVIDIA A30], source: me, "
+        "recorded: 2026-11-20}\noffers:\n  - {gpu: A30, usd_per_hour: 0.3}\n"
     )
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     assert main(["catalog", "gpus", "--catalog", "mine.yaml"]) == 0
-    assert "NVIDIA L40 " in capsys.readouterr().out
+    assert "NVIDIA A30 " in capsys.readouterr().out
     assert main(["catalog", "prices", "--catalog", "mine.yaml"]) == 0
-    assert "| L40 " in capsys.readouterr().out
+    assert "| A30 " in capsys.readouterr().out
     (tmp_path / "mine.yaml").write_text(text.replace("0.3", "0"), encoding="utf-8")
     assert main(["catalog", "prices", "--catalog", "mine.yaml"]) == 1
     assert capsys.readouterr().err.startswith("mine.yaml:4: offers[0]")

@@ -206,9 +206,9 @@ def test_the_command_that_starts_the_file_is_printed(tmp_path: Path) -> None:
 
 
 def test_every_gpu_that_is_named_is_in_the_catalog() -> None:
-    """Each of them has a name in dstack."""
+    """Each of them has a name in dstack, but for two that gpuhunt does not know."""
     keys = {gpu.key for gpu in load_catalog().gpus if gpu.kind == "cuda"}
-    assert set(DSTACK_GPUS) == keys
+    assert set(DSTACK_GPUS) == keys - {"RTX-4500-Ada", "RTX-5000-Ada"}
     assert set(HF_FLAVORS) <= keys
 
 

@@ -29,7 +29,11 @@ def test_a_gpu_without_measurements_gets_its_siblings() -> None:
 def test_geforce_and_a10g_accumulate_at_half_rate() -> None:
     """Their peaks in bf16 are twice those in fp32, so they reach more of them."""
     half = {gpu.key for gpu in CATALOG.gpus if gpu.kind == "cuda" and "half" in group_of(gpu)}
-    assert half == {"RTX-3090", "RTX-4090", "RTX-5090", "A10G"}
+    assert half == {
+        *("RTX-3090", "RTX-4090", "RTX-5090", "A10G", "L40"),
+        *("RTX-3090-Ti", "RTX-4070-Ti-SUPER", "RTX-4080", "RTX-4080-SUPER"),
+        *("RTX-5070-Ti", "RTX-5080"),
+    }
 
 
 def test_every_gpu_of_the_catalog_has_every_rate() -> None:

@@ -102,11 +102,19 @@ def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
                 "on-demand",
                 dt.date(2026, 11, 20),
             ),
+            (
+                "MI300X",
+                "runpod",
+                "AMD Instinct MI300X OAM",
+                1,
+                2.49,
+                "on-demand",
+                dt.date(2026, 11, 20),
+            ),
         ]
     ]
     assert {o.source for o in result.offers} == {"gpuhunt: lambdalabs.csv", "gpuhunt: runpod.csv"}
-    unknown, ambiguous = result.unidentified
-    assert unknown.endswith(": MI300X 1")
+    (ambiguous,) = result.unidentified
     assert ambiguous.endswith(": A100 of lambda 1")
     [warning] = result.warnings
     assert "lambdalabs" in warning

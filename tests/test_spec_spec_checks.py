@@ -135,7 +135,7 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ]),
     # a user's own rows
     ("max_batch_size: 64", "catalog: {gpus: [{key: x, kind: xpu}]}", [
-        ("8: catalog.gpus[0].kind: must be 'cuda' or 'cpu', not 'xpu'",),
+        ("8: catalog.gpus[0].kind: must be 'cuda', 'cpu' or 'rocm', not 'xpu'",),
         ("8: catalog.gpus[0].source: is missing",),
         ("8: catalog.gpus[0].recorded: is missing",),
     ]),

@@ -55,6 +55,12 @@ def forms() -> tuple[InstanceForm, ...]:
 
 
 @cache
+def left_out() -> dict[str, str]:
+    """Names of GPUs with 16 GB and more that the catalog leaves out, and the reason for each."""
+    return tomllib.loads(shipped_text("gpu_names.toml", __package__))["left_out"]  # type: ignore[no-any-return]
+
+
+@cache
 def names() -> dict[str, tuple[str, ...]]:
     """Catalog keys that each name may stand for, by the case-folded name."""
     keys_by_name = tomllib.loads(shipped_text("gpu_names.toml", __package__))["names"]

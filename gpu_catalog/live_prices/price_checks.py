@@ -5,7 +5,7 @@ without its host, or too old. ``check_offers`` compares prices: spot at or above
 prices far below those elsewhere.
 
 A low price may be an error or the best offer. A plain limit of 60 % of the median elsewhere rejects
-six of the 71 shipped prices, among them the cheapest H100, H200, A100 and L40S, and none of the six
+six of the 73 shipped prices, among them the cheapest H100, H200, A100 and L40S, and none of the six
 is known to be wrong. So three kinds of low price are accepted:
 
 - a provider's own (``first_hand``): no catalog can have garbled it;

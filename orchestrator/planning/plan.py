@@ -135,7 +135,7 @@ def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResour
         if reason is not None:
             return reason
     gpu = catalog.gpu(cell.device)
-    if cell.simulated and gpu.kind != "cuda":
+    if cell.simulated and gpu.kind == "cpu":
         return f"only CUDA GPUs are simulated: measure on {gpu.key} (leave simulated_on out)"
     if cell.simulated:
         return incompatibility(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)

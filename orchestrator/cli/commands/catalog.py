@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_catalog.catalog import Catalog, CatalogError
+from gpu_catalog.live_prices.gpu_identification import left_out
 from gpu_catalog.live_prices.price_checks import RejectedOffer
 from gpu_catalog.live_prices.refresh import refresh
 from gpu_catalog.live_prices.sources.aws_api import AwsApi
@@ -30,6 +31,8 @@ REJECTED = "rejected.txt"
 def run_gpus(options: argparse.Namespace) -> int:
     """Print the GPUs of the catalog."""
     print_result(gpus_table(request_of(PriceOptions, vars(options)).in_use().catalog))
+    reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out().items())
+    print_result(f"\nLeft out: {reasons}")
     return 0
 
 
