@@ -54,6 +54,8 @@ def read(values: dict[str, Any]) -> Configuration:
         (FACTORY | {"neat_packing": True}, {"packing": True}),
         (FACTORY | {"packing": True}, {"packing": False}),
         (FACTORY | {"moe_aux_loss_coef": 0.1}, {"router_loss": True}),
+        (FACTORY | {"quantization_bit": 4}, {"experts": "grouped"}),
+        (PEFT | {"load_in_4bit": True}, {"experts": "grouped", "quantised_experts": None}),
         (FACTORY | {"optim": "paged_adamw_8bit"}, {"optimizer": "paged_adamw_8bit"}),
         (FULL, {"method": "full", "precision": "bf16-mixed", "lora_rank": None}),
         (FACTORY | {"stage": "rm"}, {"task": "reward", "loss": "full-logits"}),

@@ -27,6 +27,14 @@ QUANTISED = re.compile("gptq|awq|aqlm|gguf|nvfp4")
 """Parts of the names of models whose weights are quantised beforehand."""
 
 
+FUSED = "grouped"
+"""Experts as transformers 5 holds them under each trainer.
+
+They are parameters of three dimensions, which bitsandbytes does not quantise and which are no
+linear layers that a trainer finds.
+"""
+
+
 class ConfigurationError(UserError):
     """The configuration cannot be read or estimated; a line for each reason."""
 
@@ -78,6 +86,7 @@ class Configuration:
 def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> Configuration:
     """Classify every key of a configuration, and derive its options."""
     reading = classified(trainer.keys, values, trainer.unknown)
+    reading.options["experts"] = FUSED
     trainer.derive(_well_formed(trainer, values, reading), reading)
     options = {name: value for name, value in reading.options.items() if value is not None}
     tokens = options.pop("sequence_len", None)

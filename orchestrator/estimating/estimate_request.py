@@ -174,7 +174,8 @@ def question_on(
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
     seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len)
-    filled = {}
+    # A dense model's recipe does not name how experts are run.
+    filled: dict[str, Any] = {} if model.experts else {"experts": None, "quantised_experts": False}
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)

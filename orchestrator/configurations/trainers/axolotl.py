@@ -90,7 +90,7 @@ def _method(config: Config, reading: Reading) -> None:
         reading.refuse("adapter", adapter, "not simulated: use lora or qlora")
         return
     if adapter is None:
-        reading.options |= {"method": "full", "experts": "grouped"}
+        reading.options["method"] = "full"
         if config.get("quantize_moe_experts"):
             name = "quantize_moe_experts"
             reading.refuse(name, config[name], "axolotl refuses it without an adapter")
@@ -127,9 +127,8 @@ def _method(config: Config, reading: Reading) -> None:
 
 
 def _experts(config: Config, reading: Reading) -> None:
-    """Experts as transformers has them: fused, quantised only by axolotl's own option."""
+    """Fused experts, which only axolotl's own option quantises."""
     options, quantises = reading.options, config.get("quantize_moe_experts")
-    options["experts"] = "grouped"
     if not quantises:
         return
     options["quantised_experts"] = True

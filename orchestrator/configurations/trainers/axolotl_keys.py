@@ -38,6 +38,8 @@ LOADING = irrelevant("loading and preparation of data or weights")
 GENERATING = irrelevant("inference, not training")
 REPLACED = "PEFT's and transformers' own layers, which need more memory and time"
 SAME = "the same model with all weights"
+NO_EVALUATION = "no evaluation: its time, and memory beyond training's, come on top"
+ANOTHER_ADAPTER = assumed("the rank and layers of this file; the adapters there may have others")
 NOT_SIMULATED = "not simulated: remove it, or measure the step"
 
 KEYS: dict[str, Key] = {
@@ -113,7 +115,7 @@ KEYS: dict[str, Key] = {
         kto_desirable_weight kto_undesirable_weight dpo_label_smoothing
         center_rewards_coefficient lora_fan_in_fan_out reinit_weights train_on_inputs
         loss_watchdog_threshold loss_watchdog_patience debug rpo_alpha
-        peft_ensure_weight_tying mean_resizing_embeddings dpo_norm_loss lora_model_dir
+        peft_ensure_weight_tying mean_resizing_embeddings dpo_norm_loss
         jagged_restart_max_steps shuffle_merged_datasets shuffle_before_merging_datasets
         curriculum_sampling num_labels lora_alpha_pattern adam_beta3 adam_epsilon2
         lisa_layers_attribute lisa_step_interval eaft_alpha eaft_k torchdistx_path peft
@@ -181,7 +183,7 @@ KEYS: dict[str, Key] = {
         """,
     ),
     (
-        assumed("no evaluation: its time comes on top, and every example is trained on"),
+        assumed(f"{NO_EVALUATION}, and every example is trained on"),
         "val_set_size test_datasets evals_per_epoch eval_steps",
     ),
     (
@@ -198,6 +200,7 @@ KEYS: dict[str, Key] = {
         fused_attn_kernel use_kernels flash_attn_fuse_mlp flash_attn_rms_norm flash_optimum
         """,
     ),
+    (ANOTHER_ADAPTER, "lora_model_dir"),
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha noisy_embedding_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
     (assumed("the model's own vocabulary"), "resize_token_embeddings_to_32x shrink_embeddings"),

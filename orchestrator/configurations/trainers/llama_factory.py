@@ -14,10 +14,12 @@ from orchestrator.configurations.key_classes import (
 )
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.axolotl_keys import (
+    ANOTHER_ADAPTER,
     GENERATING,
     LOADING,
     LOGGING,
     MULTIMODAL,
+    NO_EVALUATION,
     NOT_SIMULATED,
     SAVING,
     SEVERAL_GPUS,
@@ -90,7 +92,7 @@ KEYS: dict[str, Key] = (
             loraplus_lr_ratio loraplus_lr_embedding use_rslora pissa_init
             pissa_iter pissa_convert train_on_prompt mask_history ld_alpha
             mix_strategy interleave_probs disable_shuffling early_stopping_steps ppo_*
-            create_new_adapter adapter_name_or_path adapter_folder
+            create_new_adapter adapter_folder
             reward_model reward_model_* train_from_scratch init_special_tokens
             """,
         ),
@@ -121,8 +123,9 @@ KEYS: dict[str, Key] = (
             max_new_tokens repetition_penalty length_penalty skip_special_tokens eval_num_beams
             """,
         ),
-        (assumed("no evaluation: its time comes on top"), "val_size eval_dataset"),
+        (assumed(NO_EVALUATION), "val_size eval_dataset"),
         (irrelevant("evaluation"), "eval_on_each_dataset compute_accuracy"),
+        (ANOTHER_ADAPTER, "adapter_name_or_path"),
         (assumed("PEFT's and transformers' own layers"), "use_v1_kernels"),
         (assumed("the model's own vocabulary"), "resize_vocab"),
         (

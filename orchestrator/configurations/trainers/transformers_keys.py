@@ -14,6 +14,7 @@ from orchestrator.configurations.key_classes import (
 from orchestrator.configurations.trainers.axolotl_keys import (
     LOADING,
     LOGGING,
+    NO_EVALUATION,
     NOT_SIMULATED,
     OPTIMIZERS,
     SAVING,
@@ -74,7 +75,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
         """,
     ),
     (
-        assumed("no evaluation: its time comes on top"),
+        assumed(NO_EVALUATION),
         """
         do_eval eval_strategy evaluation_strategy do_predict predict_with_generate
         """,
