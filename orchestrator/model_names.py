@@ -5,12 +5,19 @@ from pathlib import Path
 
 from trials.records.model import Model, find_model, presets
 
-VARIANTS = re.compile(r"-(hf|base|instruct|chat|it|2507|0924|v0\.1|bnb-4bit|unsloth)(?=-|$)")
+VARIANTS = re.compile(
+    r"-(hf|base|instruct|chat|it|pt|think|thinking|reasoning|v0\.1|bnb-4bit|unsloth"
+    r"|0924|1025|1125|2501|2503|2506|2507)(?=-|$)"
+)
 """Parts of a name that change weights alone."""
 FORMATS = re.compile(r"-(q\d+(-\w+)*|f?p?16|gguf|awq|gptq|latest)$")
 """Formats of weights at the end of a name, as in Ollama's tags."""
-MAKERS = re.compile(r"^(meta-llama|llama|qwen|mistral)-?(?=\d)")
-JOINED = {"meta-llama": "llama-", "llama": "llama-", "qwen": "qwen", "mistral": "mistral-"}
+MAKERS = re.compile(r"^(meta-llama|llama|qwen|mistral|gemma|phi|olmo)-?(?=\d)")
+JOINED = {
+    **{maker: f"{maker}-" for maker in ("llama", "mistral", "gemma", "phi", "olmo")},
+    "meta-llama": "llama-",
+    "qwen": "qwen",
+}
 """Makers' names directly before a version."""
 SAME_ARCHITECTURE = {
     "llama-3-70b": "llama-3.1-70b",
@@ -20,13 +27,18 @@ SAME_ARCHITECTURE = {
     "llama-3-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "hermes-3-llama-3.1-8b": "llama-3.1-8b",
-    "qwen3-30b-a3b-thinking": "qwen3-30b-a3b",
     "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     "qwen2-0.5b": "qwen2.5-0.5b",
     "qwen2-7b": "qwen2.5-7b",
     "qwen2.5-coder-7b": "qwen2.5-7b",
     "qwen2.5-coder-0.5b": "qwen2.5-0.5b",
-    "qwen3-4b-thinking": "qwen3-4b",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
+    "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
+    "mistral-small": "mistral-small-24b",
+    "mistral-small-3-24b": "mistral-small-24b",
+    "magistral-small": "mistral-small-24b",
+    "phi-4-plus": "phi-4",
+    "phi-4-14b": "phi-4",
 }
 """Models whose layers, shapes and vocabulary are those of a preset of another name."""
 

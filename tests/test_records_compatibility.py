@@ -17,6 +17,13 @@ EVERYTHING = frozenset(EXTRAS)
 LORA = {"method": "lora", "lora_rank": 8}
 
 
+def test_gpt_oss_attends_eagerly_unless_a_recipe_says_otherwise() -> None:
+    """Transformers has no SDPA for its attention sinks."""
+    gpu, model = cpu(), find_model("gpt-oss-20b")
+    assert with_defaults(Recipe(method="full"), model, gpu).attention == "eager"
+    assert with_defaults(Recipe(method="full"), find_model("qwen3-8b"), gpu).attention == "sdpa"
+
+
 @settings(deadline=None, max_examples=50)
 @given(RECIPES)
 def test_resolving_twice_changes_nothing(recipe: Recipe) -> None:

@@ -12,6 +12,12 @@ from trials.records.model import Model, UnknownModelError, find_model, presets
 
 FULL_SIZE = (
     "blackmamba-2.8b",
+    "deepseek-v2-lite",
+    *("gemma-3-12b", "gemma-3-1b", "gemma-3-27b", "gemma-3-4b", "gemma-4-31b"),
+    *("gpt-oss-120b", "gpt-oss-20b", "granite-4.0-h-small"),
+    *("llama-3.2-1b", "llama-3.2-3b", "mistral-small-24b", "moonlight-16b-a3b"),
+    *("olmo-3-32b", "olmo-3-7b", "phi-4", "qwen3-0.6b", "qwen3-1.7b", "qwen3-14b"),
+    *("qwen3-32b", "qwen3-8b", "qwen3-next-80b-a3b", "smollm3-3b"),
     "llama-2-13b",
     "llama-2-7b",
     "llama-3.1-70b",

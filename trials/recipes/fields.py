@@ -202,7 +202,8 @@ class RecipeFields(WeightFields):
             pass.
         activation_offloading: whether saved activations are on the host between forward and
             backward pass, by TRL's context manager. It needs a CUDA GPU.
-        attention: attention kernel; by default ``sdpa``. Leave it out for models without attention.
+        attention: attention kernel; by default ``sdpa``, or ``eager`` where transformers has no
+            other. Leave it out for models without attention.
         experts: ``looped`` has one linear layer per expert and projection; ``grouped`` uses
             transformers' grouped matrix product, with adapters on experts by PEFT's
             ``target_parameters``, and quantises experts only by ``quantised_experts``. By default

@@ -19,6 +19,8 @@ ROUTER_LOSS_FAMILIES = (
 Others whose configurations have a coefficient lack a part: TRL's fused head stops at them, they
 return no router logits, or transformers has no such loss for them.
 """
+EAGER_FAMILIES = ("gpt_oss",)
+"""Families without scaled_dot_product_attention in transformers, which loads them as eager."""
 AMPERE = 8.0  # the first compute capability with bf16, FlashAttention-2 and the grouped product
 
 
@@ -34,12 +36,13 @@ def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
     splits = recipe.method == "qlora" or bool(set(targets or ()) - {"attention", "router"})
     looped = splits and not recipe.quantised_experts
     experts = recipe.experts or ("looped" if looped else "grouped")
+    kernel = "eager" if model.family in EAGER_FAMILIES else "sdpa"
     mamba = recipe.mamba or ("mamba-ssm" if gpu.kind == "cuda" else "reference")
     return Recipe.model_validate(
         recipe.model_dump()
         | {
             "lora_targets": targets,
-            "attention": (recipe.attention or "sdpa") if model.has_attention else None,
+            "attention": (recipe.attention or kernel) if model.has_attention else None,
             "experts": experts if model.experts is not None else None,
             "quantised_experts": recipe.quantised_experts and model.experts is not None,
             "mamba": mamba if model.has_mamba else None,

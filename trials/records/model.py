@@ -185,6 +185,8 @@ class Model(Record):
 def presets() -> dict[str, Model]:
     """Shipped presets by name, in alphabetical order and without aliases.
 
+    ``nulls`` of a file are keys of the configuration that are null, which TOML cannot write.
+
     Raises:
         ValueError: a preset file does not describe a model; the message names the file.
     """
@@ -192,7 +194,9 @@ def presets() -> dict[str, Model]:
     folder = resources.files("trials.records") / "presets"
     for file in sorted(folder.iterdir(), key=lambda path: path.name):
         try:
-            preset = Model.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+            raw = tomllib.loads(file.read_text(encoding="utf-8"))
+            raw["config"] |= dict.fromkeys(raw.pop("nulls", ()))
+            preset = Model.model_validate(raw)
         except (ValidationError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{file.name}: {error}") from error
         models[preset.name] = preset

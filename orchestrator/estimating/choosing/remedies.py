@@ -19,6 +19,7 @@ from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH
 from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import EstimatedJob, Question, obstacle
 from trials.recipes.fields import Method
+from trials.records.compatibility import EAGER_FAMILIES
 from trials.records.optional_packages import importable_extras
 from trials.simulation.simulated_cell import GIB
 
@@ -118,7 +119,8 @@ def _kernel(question: Question) -> Changes:
     """Attention that saves memory and time."""
     if question.recipe.has_square_mask:
         return {"attention": "flash_attention_2"}
-    return {"attention": "sdpa"} if question.recipe.attention == "eager" else {}
+    has_other = question.model.family not in EAGER_FAMILIES
+    return {"attention": "sdpa"} if question.recipe.attention == "eager" and has_other else {}
 
 
 def _same_effective_batch(question: Question, batch_size: int) -> Changes:
