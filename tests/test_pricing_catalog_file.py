@@ -13,28 +13,28 @@ CATALOG = load_catalog()
 WRITTEN = dt.date(2026, 11, 1)
 GPU_YAML = """\
 gpus:
-  - key: L40
+  - key: A30
     kind: cuda
-    device_names: [NVIDIA L40]
+    device_names: [NVIDIA A30]
     marketed_memory_gb: 48
     source: its data sheet
     recorded: 2026-11-20
 offers:
-  - {gpu: L40, usd_per_hour: 0.31}
+  - {gpu: A30, usd_per_hour: 0.31}
   - {gpu: A40, provider: acme, region: moon, instance: a40.8, gpus_per_instance: 8,
      usd_per_hour: 2.4, market: spot, source: a letter, recorded: 2026-11-20}
 """
 GPU_TOML = """\
 [[gpus]]
-key = "L40"
+key = "A30"
 kind = "cuda"
-device_names = ["NVIDIA L40"]
+device_names = ["NVIDIA A30"]
 marketed_memory_gb = 48
 source = "its data sheet"
 recorded = 2026-11-20
 
 [[offers]]
-gpu = "L40"
+gpu = "A30"
 usd_per_hour = 0.31
 
 [[offers]]
@@ -75,9 +75,9 @@ def test_a_file_of_gpus_and_offers_is_merged_over_the_catalog(
     """YAML and TOML are equivalent; no shipped GPU or offer is lost."""
     rows = read_catalog_file(written(tmp_path, name, text), CATALOG)
     merged = CATALOG.merged(rows.gpus, rows.offers)
-    assert merged.gpu_by_device_name("NVIDIA L40").key == "L40"
-    [own] = merged.offers("L40")
-    assert (own.provider, own.region, own.instance, own.usd_per_hour) == ("own", "own", "L40", 0.31)
+    assert merged.gpu_by_device_name("NVIDIA A30").key == "A30"
+    [own] = merged.offers("A30")
+    assert (own.provider, own.region, own.instance, own.usd_per_hour) == ("own", "own", "A30", 0.31)
     assert (own.recorded, own.source, own.as_of) == (WRITTEN, name, None)
     assert len(merged.all_offers) == len(CATALOG.all_offers) + 2
     assert [o.usd_per_gpu_hour for o in merged.offers("A40") if o.provider == "acme"] == [0.3]
@@ -309,11 +309,11 @@ def test_a_number_in_place_of_text_must_be_quoted(tmp_path: Path) -> None:
 
 def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
     """Neither by key nor by the name that CUDA reports; repeating the same facts is allowed."""
-    text = GPU_YAML.replace("key: L40", "key: A40").replace("gpu: L40", "gpu: A40")
-    other = GPU_YAML.replace("NVIDIA L40", "NVIDIA A40")
+    text = GPU_YAML.replace("key: A30", "key: A40").replace("gpu: A30", "gpu: A40")
+    other = GPU_YAML.replace("NVIDIA A30", "NVIDIA A40")
     for changed, line in (
         (text, "2: gpus[0]: GPU 'A40' is in the catalog already: choose another key"),
-        (other, "2: gpus[0]: GPU 'L40': device name 'NVIDIA A40' is that of 'A40' already"),
+        (other, "2: gpus[0]: GPU 'A30': device name 'NVIDIA A40' is that of 'A40' already"),
     ):
         path = written(tmp_path, "a.yaml", changed)
         with pytest.raises(CatalogError) as error:
@@ -328,8 +328,8 @@ def test_facts_of_a_known_gpu_cannot_be_replaced(tmp_path: Path) -> None:
 def test_a_known_gpu_among_others_has_the_line_of_its_key(tmp_path: Path) -> None:
     """The GPUs before it are accepted, and its key need not come first."""
     own = GPU_YAML.partition("offers:")[0]
-    second = own.partition("\n")[2].replace("key: L40", "note: mine\n    key: A40")
-    path = written(tmp_path, "a.yaml", own + second.replace("NVIDIA L40", "Another"))
+    second = own.partition("\n")[2].replace("key: A30", "note: mine\n    key: A40")
+    path = written(tmp_path, "a.yaml", own + second.replace("NVIDIA A30", "Another"))
     with pytest.raises(CatalogError) as error:
         read_catalog_file(path, CATALOG)
     assert str(error.value).startswith(f"{path}:9: gpus[1]: GPU 'A40'")
@@ -337,7 +337,7 @@ def test_a_known_gpu_among_others_has_the_line_of_its_key(tmp_path: Path) -> Non
 
 def test_a_gpu_that_cannot_be_identified_is_refused(tmp_path: Path) -> None:
     """Without the name that CUDA reports, no measurement can be attributed to the GPU."""
-    path = written(tmp_path, "a.yaml", GPU_YAML.replace("    device_names: [NVIDIA L40]\n", ""))
+    path = written(tmp_path, "a.yaml", GPU_YAML.replace("    device_names: [NVIDIA A30]\n", ""))
     with pytest.raises(CatalogError) as error:
         read_catalog_file(path, CATALOG)
     assert str(error.value).startswith(f"{path}:2: ")

@@ -14,12 +14,12 @@ from orchestrator.request import request_of
 from orchestrator.spec.sweep_spec import CatalogRows
 
 OWN_PRICE = "gpu,usd_per_hour\nA40,0.25\n"
-L40 = """\
+A30 = """\
 gpus:
-  - {key: L40, kind: cuda, device_names: [NVIDIA L40], marketed_memory_gb: 48, source: a sheet,
+  - {key: A30, kind: cuda, device_names: [NVIDIA A30], marketed_memory_gb: 48, source: a sheet,
      recorded: 2026-11-20}
 offers:
-  - {gpu: L40, usd_per_hour: 0.31}
+  - {gpu: A30, usd_per_hour: 0.31}
 """
 
 
@@ -79,27 +79,27 @@ def test_a_price_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 def test_a_catalog_file_overrides_the_rows_that_the_run_started_with(tmp_path: Path) -> None:
     """Its rows are kept apart, to be saved with the run."""
-    in_use = prices_in_use((), written(tmp_path / "own.yaml", L40))
-    assert [gpu.key for gpu in in_use.rows.gpus] == ["L40"]
-    assert prices(in_use.catalog, "L40", "own") == [0.31]
+    in_use = prices_in_use((), written(tmp_path / "own.yaml", A30))
+    assert [gpu.key for gpu in in_use.rows.gpus] == ["A30"]
+    assert prices(in_use.catalog, "A30", "own") == [0.31]
     later = prices_in_use(
-        (), written(tmp_path / "own.yaml", L40.replace("0.31", "0.4")), in_use.rows
+        (), written(tmp_path / "own.yaml", A30.replace("0.31", "0.4")), in_use.rows
     )
-    assert prices(later.catalog, "L40", "own") == [0.4]
-    assert prices(prices_in_use(run_rows=in_use.rows).catalog, "L40", "own") == [0.31]
+    assert prices(later.catalog, "A30", "own") == [0.4]
+    assert prices(prices_in_use(run_rows=in_use.rows).catalog, "A30", "own") == [0.31]
     assert prices_in_use(run_rows=in_use.rows).rows == CatalogRows()
 
 
 def test_options_name_a_table_and_files(tmp_path: Path) -> None:
     """As text with commas, or as a path; the run's rows and the catalog file reach the prices."""
     file = written(tmp_path / "a.csv", OWN_PRICE)
-    own = written(tmp_path / "own.yaml", L40)
+    own = written(tmp_path / "own.yaml", A30)
     by_text = request_of(PriceOptions, {"prices": f"paper,{file}", "catalog": own}).in_use()
     assert (by_text.table, by_text.files) == ("paper", (file,))
-    assert prices(by_text.catalog, "L40", "own") == [0.31]
+    assert prices(by_text.catalog, "A30", "own") == [0.31]
     by_path = request_of(PriceOptions, {"prices": file}).in_use(by_text.rows)
     assert (by_path.table, by_path.files) == ("shipped", (file,))
-    assert prices(by_path.catalog, "L40", "own") == [0.31]
+    assert prices(by_path.catalog, "A30", "own") == [0.31]
 
 
 @pytest.mark.parametrize(
