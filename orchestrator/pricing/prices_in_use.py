@@ -8,17 +8,20 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from gpu_catalog.catalog import Catalog, CatalogError
+from gpu_catalog.catalog import Catalog, CatalogError, load_catalog
 from gpu_catalog.price_table import (
     OLD_DAYS,
     PAPER,
     REFRESHED,
     TABLES,
+    PriceTable,
     age_text,
     price_table,
+    written_offers,
 )
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.pricing.catalog_file import read_catalog_file, read_price_file
+from orchestrator.pricing.price_history import snapshot_of
 from orchestrator.request import PathText, names_in, path_text
 from orchestrator.spec.sweep_spec import CatalogRows
 
@@ -64,43 +67,56 @@ class PriceOptions:
     prices: Annotated[
         tuple[PathText, ...], BeforeValidator(lambda given: names_in(path_text(given)))
     ] = ()
+    as_of: dt.date | None = None
 
     def in_use(self, run_rows: CatalogRows | None = None) -> PricesInUse:
         """Read them; see ``prices_in_use``."""
-        return prices_in_use(self.prices, self.catalog, run_rows)
+        return prices_in_use(self.prices, self.catalog, run_rows, self.as_of)
 
 
 def prices_in_use(
     given: Sequence[str] = (),
     catalog_file: Path | None = None,
     run_rows: CatalogRows | None = None,
+    as_of: dt.date | None = None,
 ) -> PricesInUse:
     """Read the prices of a table and of files.
 
     Args:
-        given: name of a table and price files, as given to ``--prices``.
+        given: name of a table or folder of snapshots, and price files, as given to ``--prices``.
         catalog_file: file with the user's GPUs and offers, as given to ``--catalog``.
         run_rows: rows of the file that the run started with; those of ``catalog_file`` override
             them.
+        as_of: date of the prices, as given to ``--as-of``; only with a folder of snapshots.
 
     Raises:
         CatalogError: a table or file does not exist, or a file cannot be read.
     """
     run_rows = run_rows or CatalogRows()
-    tables = [name for name in given if name in NAMES]
+    folders = [name for name in given if name not in NAMES and Path(name).is_dir()]
+    if as_of is not None and not folders:
+        raise CatalogError(f"--as-of {as_of}: give --prices a folder of snapshots, too")
+    tables = [name for name in given if name in NAMES or name in folders]
     if len(tables) > 1:
         raise CatalogError(
             f"--prices {' and '.join(tables)}: give only one table; files override it"
         )
-    files = tuple(Path(name) for name in given if name not in NAMES)
+    files = tuple(Path(name) for name in given if name not in tables)
     for file in files:
         if not file.exists():
             near = did_you_mean(str(file), NAMES) or f": {', '.join(NAMES)}"
             raise CatalogError(f"--prices {file}: no such file or price table{near}")
-    table = price_table(tables[0] if tables else None)
+    table = _snapshot(Path(folders[0]), as_of) if folders else price_table(*tables)
     catalog = table.catalog.merged(run_rows.gpus, run_rows.offers)
     rows = CatalogRows()
     if catalog_file is not None:
         rows = read_catalog_file(catalog_file, catalog)
         catalog = catalog.merged(rows.gpus, rows.offers)
     return PricesInUse(table.name, catalog, rows, files)
+
+
+def _snapshot(folder: Path, as_of: dt.date | None) -> PriceTable:
+    path, shipped = snapshot_of(folder, as_of), load_catalog()
+    keys = {gpu.key for gpu in shipped.gpus}
+    offers = (offer for offer in written_offers(path) if offer.gpu in keys)
+    return PriceTable(path.name, Catalog(shipped.gpus, offers))

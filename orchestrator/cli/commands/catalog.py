@@ -1,4 +1,4 @@
-"""Command ``catalog``: GPUs, prices, and the refresh of prices."""
+"""Command ``catalog``: GPUs, prices, their refresh and their history."""
 
 import argparse
 import datetime as dt
@@ -19,6 +19,12 @@ from gpu_catalog.suggestions import did_you_mean
 from orchestrator.cli.options.clock import now, today
 from orchestrator.console import print_result, remark
 from orchestrator.markdown_table import records_table, table
+from orchestrator.pricing.price_history import (
+    PriceCourse,
+    price_courses,
+    snapshot_path,
+    sparkline,
+)
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import names_in, request_of
 
@@ -116,6 +122,44 @@ def run_refresh(options: argparse.Namespace) -> int:
     if options.out is not None:
         print_result(f"give it to other commands as --prices {out}")
     return 0
+
+
+def run_snapshot(options: argparse.Namespace) -> int:
+    """Write the prices in use to a dated file."""
+    prices = request_of(PriceOptions, vars(options)).in_use()
+    offers = prices.over(prices.catalog).all_offers
+    out = snapshot_path(options.out, today())
+    write_offers(out, offers)
+    print_result(f"{out}: {len(offers)} {age_text(offers, today())}")
+    return 0
+
+
+def run_history(options: argparse.Namespace) -> int:
+    """Print what each GPU has cost.
+
+    Raises:
+        CatalogError: no snapshot has a price of any of the GPUs.
+    """
+    courses = price_courses(options.folder, names_in(options.gpu or ""))
+    if not courses:
+        raise CatalogError(f"{options.folder}: no snapshot has a price of {options.gpu}")
+    print_result(records_table(map(_course_row, courses)))
+    print_result("\nThe lowest price of each snapshot, in dollars per GPU and hour.")
+    return 0
+
+
+def _course_row(course: PriceCourse) -> dict[str, object]:
+    dates, usd = zip(*course.points, strict=True)
+    return {
+        "GPU": course.gpu,
+        "market": course.market,
+        "first": f"{short(usd[0], 4)} on {dates[0]}",
+        "last": f"{short(usd[-1], 4)} on {dates[-1]}",
+        "change": f"{course.change:+.0%}",
+        "lowest": short(min(usd), 4),
+        "snapshots": len(usd),
+        "course": sparkline(usd),
+    }
 
 
 def _remark_rejected(rejected: Sequence[RejectedOffer], out: Path) -> None:

@@ -89,7 +89,8 @@ CATALOG = """
 PRICES = f"""{CATALOG}\
 --prices TABLE|FILE...   a price table: refreshed (the default once it exists), shipped or paper; or
                          a CSV or YAML file of your own prices, which replace those of the table;
-                         repeatable
+                         or a folder of snapshots, of which the last counts; repeatable
+--as-of DATE             the last snapshot until this date, of the folder that --prices names
 """
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options.value_types import above_zero, positive
+from orchestrator.cli.options.value_types import above_zero, date, positive
 
 # Types of values by how the help shows them.
 TYPES: dict[str, Callable[[str], object]] = {
@@ -26,6 +26,7 @@ TYPES: dict[str, Callable[[str], object]] = {
     "USD": above_zero,
     "HOURS": above_zero,
     "FILE": Path,
+    "DATE": date,
 }
 
 

@@ -1,6 +1,7 @@
 """Values of options, converted and checked; a wrong value is an ``ArgumentTypeError``."""
 
 import argparse
+import datetime as dt
 import math
 import re
 from pathlib import Path
@@ -9,6 +10,14 @@ from pathlib import Path
 def run_folder(text: str) -> Path | str:
     """A path; an address stays text, as a path would merge its slashes."""
     return text if "://" in text else Path(text)
+
+
+def date(text: str) -> dt.date:
+    """A date, as 2026-11-22."""
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a date, as 2026-11-22") from None
 
 
 def positive(text: str) -> int:

@@ -135,6 +135,13 @@ REFRESH = f"""{PRICES}
                          us-east-1 and us-west-2)
 --out FILE               write a CSV that commands use only with --prices FILE
 """
+SNAPSHOT = f"""{PRICES}
+--out FILE.csv|FOLDER    file to write; in a folder, prices-DATE.csv of today
+"""
+HISTORY = """
+folder FOLDER            folder of the snapshots
+--gpu A,B                keys of 'catalog gpus' (default: all that have prices)
+"""
 
 
 class WithoutModel(argparse.Action):
@@ -303,3 +310,17 @@ def add_catalog(commands: Any) -> None:
     )
     add_table(refresh, REFRESH)
     refresh.set_defaults(source="gpuhunt,aws")
+    snapshot = parts.add_parser(
+        "snapshot",
+        run="catalog.run_snapshot",
+        help="keep the prices in use as a dated file",
+        description="Write the prices in use to a file, for 'catalog history' and for --prices "
+        "FOLDER --as-of DATE. Run 'catalog refresh' first for today's prices.",
+    )
+    add_table(snapshot, SNAPSHOT, required=("--out",), out=Path)
+    history = parts.add_parser(
+        "history",
+        run="catalog.run_history",
+        help="show what each GPU has cost, by the snapshots in a folder",
+    )
+    add_table(history, HISTORY, folder=Path)

@@ -1,0 +1,92 @@
+"""Snapshots of prices: written, chosen by date, and read as the course of a GPU's price."""
+
+import datetime as dt
+from pathlib import Path
+
+import pytest
+from builders.price_rows import offer
+
+from gpu_catalog.catalog import CatalogError
+from gpu_catalog.price_table import write_offers
+from orchestrator.cli.main import main
+from orchestrator.pricing.price_history import (
+    price_courses,
+    snapshot_of,
+    snapshot_path,
+    sparkline,
+)
+from orchestrator.pricing.prices_in_use import prices_in_use
+
+FIRST, SECOND = dt.date(2026, 10, 1), dt.date(2026, 11, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two snapshots: a GPU that became dearer, by its cheaper of two offers, and a newcomer."""
+    dear = offer(provider="dear", usd_per_hour=8, gpus_per_instance=2)
+    write_offers(snapshot_path(tmp_path, FIRST), [offer(usd_per_hour=1), dear])
+    later = [offer(usd_per_hour=1.5), dear, offer(gpu="B300", market="spot", usd_per_hour=2)]
+    write_offers(snapshot_path(tmp_path, SECOND), later)
+    (tmp_path / "prices-last.csv").write_text("not a snapshot", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_course_of_a_gpu_is_its_lowest_price_in_each_snapshot(folder: Path) -> None:
+    """Instances of several GPUs count per GPU; markets are apart."""
+    newcomer, dearer = price_courses(folder)
+    assert (newcomer.gpu, newcomer.market, newcomer.points) == ("B300", "spot", ((SECOND, 2.0),))
+    assert dearer.points == ((FIRST, 1.0), (SECOND, 1.5))
+    assert dearer.change == pytest.approx(0.5)
+    assert price_courses(folder, ["B300"]) == [newcomer]
+
+
+def test_the_snapshot_of_a_date_is_the_last_until_then(folder: Path) -> None:
+    """Before the first there is none; without a date it is the last."""
+    assert snapshot_of(folder, dt.date(2026, 10, 31)).name == "prices-2026-10-01.csv"
+    assert snapshot_of(folder, SECOND) == snapshot_of(folder, None)
+    with pytest.raises(CatalogError, match="2026-10-01"):
+        snapshot_of(folder, dt.date(2026, 9, 30))
+
+
+def test_prices_in_use_are_those_of_the_date(folder: Path) -> None:
+    """Only what the snapshot has is offered; a date alone is refused."""
+    then = prices_in_use([str(folder)], as_of=FIRST).catalog
+    assert [o.usd_per_hour for o in then.offers("L40S")] == [1, 8]
+    assert [o.usd_per_hour for o in prices_in_use([str(folder)]).catalog.offers("B300")] == [2]
+    assert then.offers("A40") == []
+    with pytest.raises(CatalogError, match="--prices"):
+        prices_in_use(as_of=FIRST)
+
+
+def test_a_folder_without_snapshots_or_with_an_impossible_date_says_so(tmp_path: Path) -> None:
+    """The message names the command, or the file."""
+    with pytest.raises(CatalogError, match="catalog snapshot"):
+        price_courses(tmp_path)
+    (tmp_path / "prices-2026-13-01.csv").touch()
+    with pytest.raises(CatalogError, match="2026-13-01"):
+        price_courses(tmp_path)
+
+
+def test_a_sparkline_spans_from_the_lowest_to_the_highest() -> None:
+    """Equal prices have no height."""
+    assert sparkline([1, 2, 8]) == "▁▂█"
+    assert sparkline([3, 3]) == "▁▁"
+
+
+def test_a_snapshot_is_written_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shipped prices go into a file of today, which history reads."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert main(["catalog", "snapshot", "--prices", "shipped", "--out", str(tmp_path / "s")]) == 0
+    [written] = (tmp_path / "s").glob("prices-*.csv")
+    assert written.name in capsys.readouterr().out
+    assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "B300"]) == 0
+    out = capsys.readouterr().out
+    assert "2.447" in out
+    assert "6.99" in out
+    assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "L40"]) == 1
+    assert "L40" in capsys.readouterr().err
+    arguments = ["catalog", "prices", "--prices", str(tmp_path / "s"), "--as-of", "2020-01-01"]
+    assert main(arguments) == 1
+    assert "2020-01-01" in capsys.readouterr().err
