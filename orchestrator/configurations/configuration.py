@@ -15,6 +15,7 @@ from orchestrator.configurations.key_classes import (
     Reading,
     classified,
     shown,
+    unquoted,
 )
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.markdown_table import table
@@ -85,6 +86,7 @@ class Configuration:
 
 def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> Configuration:
     """Classify every key of a configuration, and derive its options."""
+    values = {name: unquoted(value) for name, value in values.items()}
     reading = classified(trainer.keys, values, trainer.unknown)
     reading.options["experts"] = FUSED
     trainer.derive(_well_formed(trainer, values, reading), reading)

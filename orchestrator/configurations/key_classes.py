@@ -5,6 +5,7 @@ time; *assumed*: the estimate goes on with a stated assumption in its place; or 
 estimate would be wrong.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,6 +26,9 @@ class Computed(str):
 
     __slots__ = ()
 
+
+QUOTED_SWITCHES = {"true": True, "false": False}
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 LONGEST_VALUE = 40  # characters of a value that is shown
 
@@ -118,6 +122,17 @@ class Reading:
     def refusals(self) -> Iterator[Line]:
         """Lines of refused keys."""
         return (line for line in self.lines.values() if line.key_class == "refused")
+
+
+def unquoted(value: object) -> object:
+    """Switch or number that a text spells, as YAML reads ``"true"`` and ``1e-4``; else itself."""
+    if not isinstance(value, str) or isinstance(value, Computed) or len(value) > LONGEST_VALUE:
+        return value
+    if value.lower() in QUOTED_SWITCHES:
+        return QUOTED_SWITCHES[value.lower()]
+    if not NUMBER.fullmatch(value):
+        return value
+    return int(value) if value.isdigit() else float(value)
 
 
 def is_idle(value: object, idle: tuple[object, ...]) -> bool:

@@ -215,7 +215,9 @@ def _precision(config: Config, reading: Reading) -> None:
             "bf16", config.get("bf16", ABSENT), "assumed", "a GPU with bf16; others are skipped"
         )
         bf16 = not fp16
-    if bf16 or config.get("bfloat16"):
+    if bf16 == "full":  # core/builders/base.py:273: no autocast
+        _without_autocast(reading)
+    elif bf16 or config.get("bfloat16"):
         reading.options["precision"] = "bf16-mixed" if has_adapters else "bf16"
     elif fp16:
         reading.options["precision"] = "fp16"
@@ -225,9 +227,7 @@ def _precision(config: Config, reading: Reading) -> None:
             )
     elif config.get("float16"):
         # No autocast and no loss scaling: weights, gradients and states have the bytes of bf16.
-        reading.options["precision"] = "bf16"
-        if has_adapters:
-            reading.options["adapter_dtype"] = "fp32"
+        _without_autocast(reading)
         reading.mark("float16", config["float16"], "assumed", "bf16, which costs as much as fp16")
     elif config.get("load_in_8bit"):
         reading.refuse(
@@ -242,6 +242,12 @@ def _precision(config: Config, reading: Reading) -> None:
     if reading.options.get("precision") == "bf16" and not _converts_back(config):
         text = "bf16; axolotl holds embeddings, head and norms in fp32 without flash attention"
         reading.assume("dtype of embeddings", text)
+
+
+def _without_autocast(reading: Reading) -> None:
+    reading.options["precision"] = "bf16"
+    if reading.options.get("method") != "full":
+        reading.options.setdefault("adapter_dtype", "fp32")
 
 
 def _without_format(config: Config, reading: Reading) -> None:

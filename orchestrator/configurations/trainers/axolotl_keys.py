@@ -39,6 +39,8 @@ GENERATING = irrelevant("inference, not training")
 REPLACED = "PEFT's and transformers' own layers, which need more memory and time"
 SAME = "the same model with all weights"
 NO_EVALUATION = "no evaluation: its time, and memory beyond training's, come on top"
+STOPS_EARLY = assumed("trains to the end")
+RESUMES = assumed("trains from the start")
 ANOTHER_ADAPTER = assumed("the rank and layers of this file; the adapters there may have others")
 NOT_SIMULATED = "not simulated: remove it, or measure the step"
 
@@ -111,7 +113,7 @@ KEYS: dict[str, Key] = {
         lr_div_factor adam_epsilon adam_beta1 adam_beta2 warmup_steps warmup_ratio seed
         eta_min loraplus_lr_ratio loraplus_lr_embedding jagged_restart_steps
         jagged_restart_warmup_steps jagged_restart_anneal_steps peft_use_rslora
-        early_stopping_patience rl_beta dpo_beta orpo_alpha simpo_gamma cpo_alpha
+        rl_beta dpo_beta orpo_alpha simpo_gamma cpo_alpha
         kto_desirable_weight kto_undesirable_weight dpo_label_smoothing
         center_rewards_coefficient lora_fan_in_fan_out reinit_weights train_on_inputs
         loss_watchdog_threshold loss_watchdog_patience debug rpo_alpha
@@ -136,7 +138,7 @@ KEYS: dict[str, Key] = {
         output_dir saves_per_epoch save_steps save_strategy save_total_limit save_only_model
         save_safetensors save_first_step hub_model_id hub_strategy hub_revision
         load_best_model_at_end metric_for_best_model greater_is_better
-        resume_from_checkpoint auto_resume_from_checkpoints dynamic_checkpoint merge_method
+        auto_resume_from_checkpoints dynamic_checkpoint merge_method
         fsdp_final_state_dict_type
         """,
     ),
@@ -146,32 +148,32 @@ KEYS: dict[str, Key] = {
         chat_template chat_template_jinja chat_template_kwargs special_tokens tokens
         eot_tokens added_tokens_overrides default_system_message tokenizer_type
         tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common
-        tokenizer_save_jinja_files excess_length_strategy min_sample_len max_prompt_len
-        fix_untrained_tokens eval_sequence_len dataset_exact_deduplication
+        tokenizer_save_jinja_files min_sample_len max_prompt_len
+        fix_untrained_tokens eval_sequence_len
         """,
     ),
     (
         LOADING,
         """
         dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory
-        dataset_shard_num dataset_shard_idx num_dataset_shards_to_save skip_prepare_dataset
+        num_dataset_shards_to_save skip_prepare_dataset
         push_dataset_to_hub hf_use_auth_token dataloader_* remove_unused_columns
         trust_remote_code low_cpu_mem_usage lora_on_cpu revision_of_model device_map
-        max_memory gpu_memory_limit strict base_model_ignore_patterns
+        strict base_model_ignore_patterns
         experimental_skip_move_to_device streaming streaming_multipack_buffer_size
         pretrain_multipack_buffer_size pretrain_multipack_attn
         pretraining_sample_concatenation is_falcon_derived_model is_llama_derived_model
         is_mistral_derived_model is_qwen_derived_model sample_packing_group_size
-        sample_packing_bin_size sample_packing_sequentially sample_packing_mp_start_method
+        sample_packing_bin_size sample_packing_mp_start_method
         multipack_real_batches accelerator_config gradient_checkpointing_kwargs
         peft_init_lora_weights flex_attn_compile_kwargs torch_compile_backend
-        torch_compile_mode device local_rank torch_compile_options overrides_of_model_kwargs
+        torch_compile_mode device local_rank torch_compile_options
         cls_model_config is_preprocess preprocess_iterable total_num_tokens
         total_supervised_tokens sample_packing_eff_est axolotl_config_path
-        qlora_sharded_model_loading dpo_loss_type dpo_loss_weights dpo_use_weighting
+        qlora_sharded_model_loading dpo_loss_type dpo_loss_weights
         expert_parallel_* trl vllm ebft diffusion heads_k_stride ring_attn_func
         model_quantization_config_kwargs pose_* scaling_softmax_factor scaling_softmax_bias
-        chunked_cross_entropy_num_chunks flash_attn_cross_entropy dpo_use_logits_to_keep
+        chunked_cross_entropy_num_chunks dpo_use_logits_to_keep
         role_boundaries
         """,
     ),
@@ -201,6 +203,16 @@ KEYS: dict[str, Key] = {
         """,
     ),
     (ANOTHER_ADAPTER, "lora_model_dir"),
+    (STOPS_EARLY, "early_stopping_patience"),
+    (RESUMES, "resume_from_checkpoint"),
+    (assumed("not applied: give --examples"), "dataset_shard_num dataset_exact_deduplication"),
+    (irrelevant("which part of the data"), "dataset_shard_idx"),
+    (assumed("best-fit packing, which fills rows better"), "sample_packing_sequentially"),
+    (assumed("the whole model is on the GPU"), "gpu_memory_limit max_memory"),
+    (
+        assumed("examples beyond sequence_len are cut, not dropped", idle=("truncate",)),
+        "excess_length_strategy",
+    ),
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha noisy_embedding_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
     (assumed("the model's own vocabulary"), "resize_token_embeddings_to_32x shrink_embeddings"),
@@ -235,7 +247,8 @@ KEYS: dict[str, Key] = {
         llmcompressor use_eaft dpo_padding_free dpo_use_liger_kernel torch_empty_cache_steps
         gc_steps gc_collect_steps use_glm_dsa_kernels use_dsv4_kernels dsv4_fp4_grouped_mode
         expert_backend nonexpert_quantization float32 mora_type rl_adapter_ref_model
-        optim_args rope_scaling
+        optim_args rope_scaling dpo_use_weighting overrides_of_model_kwargs
+        flash_attn_cross_entropy
         """,
     ),
 )

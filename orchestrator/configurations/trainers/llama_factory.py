@@ -23,9 +23,10 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     NOT_SIMULATED,
     SAVING,
     SEVERAL_GPUS,
+    STOPS_EARLY,
     TOKENS,
 )
-from orchestrator.configurations.trainers.lora_targets import targets_of
+from orchestrator.configurations.trainers.lora_targets import names_of, targets_of
 from orchestrator.configurations.trainers.training_length import length_of
 from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
 
@@ -91,7 +92,7 @@ KEYS: dict[str, Key] = (
             pref_beta pref_ftx pref_bco_weight kto_* dpo_label_smoothing simpo_gamma
             loraplus_lr_ratio loraplus_lr_embedding use_rslora pissa_init
             pissa_iter pissa_convert train_on_prompt mask_history ld_alpha
-            mix_strategy interleave_probs disable_shuffling early_stopping_steps ppo_*
+            mix_strategy interleave_probs disable_shuffling ppo_*
             create_new_adapter adapter_folder
             reward_model reward_model_* train_from_scratch init_special_tokens
             """,
@@ -126,6 +127,7 @@ KEYS: dict[str, Key] = (
         (assumed(NO_EVALUATION), "val_size eval_dataset"),
         (irrelevant("evaluation"), "eval_on_each_dataset compute_accuracy"),
         (ANOTHER_ADAPTER, "adapter_name_or_path"),
+        (STOPS_EARLY, "early_stopping_steps"),
         (assumed("PEFT's and transformers' own layers"), "use_v1_kernels"),
         (assumed("the model's own vocabulary"), "resize_vocab"),
         (
@@ -273,14 +275,13 @@ def _method(config: Config, reading: Reading) -> None:
         _quantisation(config, reading)
     (_rotations if kind == "oft" else _rank)(config, reading)
     target = config.get("lora_target", "all")
-    if target == "all":
+    if target in ("all", ["all"]):
         options["lora_targets"] = ("all-linear",)
     else:
-        names = [name.strip() for name in str(target).split(",")]
+        names = names_of(target)
         options["lora_targets"] = targets_of({"lora_target": names}, "lora_target", reading)
     if config.get("additional_target"):
-        more = str(config["additional_target"]).split(",")
-        options["modules_to_save"] = tuple(name.strip() for name in more)
+        options["modules_to_save"] = tuple(names_of(config["additional_target"]))
 
 
 def _freeze(config: Config, reading: Reading) -> None:
@@ -385,8 +386,8 @@ LLAMA_FACTORY = Trainer(
     shapes={
         "lora_dropout": (int, float),
         "max_grad_norm": (int, float),
-        "additional_target": (str,),
-        "lora_target": (str,),
+        "additional_target": (str, list),
+        "lora_target": (str, list),
         "stage": (str,),
         "finetuning_type": (str,),
         "quantization_bit": (int,),

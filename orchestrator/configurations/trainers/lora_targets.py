@@ -18,6 +18,11 @@ BLOCKS = ("model.layers", "model.language_model.layers", "language_model.model.l
 DEPTHS = (0, 1, 7, 19)  # blocks that a pattern must treat alike
 
 
+def names_of(value: str | list[str]) -> list[str]:
+    """Names, as a list or with commas between (llamafactory/hparams/finetuning_args.py:561)."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
 def targets_of(config: Config, key: str, reading: Reading) -> tuple[str, ...]:
     """Layers that a key names; PEFT matches a list by ends of names, and a text as a pattern."""
     value = config.get(key)

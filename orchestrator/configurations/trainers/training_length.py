@@ -26,15 +26,19 @@ def length_of(
             options["examples"], options["epochs"] = count * options["effective_batch"], 1
         reading.mark(epochs[0], epochs[1], "irrelevant", f"{name} decides")
         return
-    passes = _count(reading, *epochs)
+    name, value = epochs
+    if isinstance(value, float) and math.isfinite(value) and value > 0 and value % 1:
+        options["epochs"] = math.ceil(value)
+        text = f"{math.ceil(value)} epochs, an upper bound: give --examples and --epochs"
+        reading.mark(name, value, "assumed", text)
+        return
+    passes = _count(reading, name, value)
     if passes is not None:
         options["epochs"] = passes
 
 
 def _count(reading: Reading, name: str, value: object) -> int | None:
     """A whole number of at least 1; anything else is refused."""
-    if isinstance(value, str):
-        value = float(value) if value.replace(".", "", 1).isdigit() else value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         whole = int(value)
         if whole == value and whole > 0:

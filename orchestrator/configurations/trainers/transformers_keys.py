@@ -17,6 +17,7 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     NO_EVALUATION,
     NOT_SIMULATED,
     OPTIMIZERS,
+    RESUMES,
     SAVING,
     SEVERAL_GPUS,
 )
@@ -62,7 +63,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
         SAVING,
         """
         output_dir overwrite_output_dir save_* hub_* push_to_hub push_to_hub_*
-        load_best_model_at_end resume_from_checkpoint
+        load_best_model_at_end
         restore_callback_states_from_checkpoint
         """,
     ),
@@ -87,6 +88,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
         include_for_metrics bf16_full_eval fp16_full_eval
         """,
     ),
+    (RESUMES, "resume_from_checkpoint"),
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
     (

@@ -165,7 +165,10 @@ def _method(config: Config, reading: Reading) -> None:
     options["lora_alpha"] = config.get("lora_alpha", 32)
     options["lora_dropout"] = float(config.get("lora_dropout", 0.05) or 0)
     options["dora"] = bool(config.get("use_dora"))
-    names = targets_of(config, "lora_target_modules", reading)
+    stated = config.get("lora_target_modules")
+    if isinstance(stated, list) and len(stated) == 1:  # trl/trainer/model_config.py: __post_init__
+        stated = stated[0]
+    names = targets_of({"lora_target_modules": stated}, "lora_target_modules", reading)
     if not names:
         reading.assume("lora_target_modules", "q_proj, v_proj: PEFT's own for most models")
     options["lora_targets"] = names or PEFT_DEFAULT
