@@ -66,6 +66,17 @@ def test_readings_can_be_left_out() -> None:
     assert one.model_fields_set is other.model_fields_set
 
 
+def test_the_median_of_steps_can_stand_for_them() -> None:
+    """It is checked as the steps are; a probe without timed steps keeps none."""
+    reader = LineReader(readings=False, steps=False)
+    timed = reader.observation(LINES[0]).measurement
+    assert timed is not None
+    assert timed.step_seconds == (0.15,)
+    assert reader.observation(LINES[2]) == KINDS[2]
+    with pytest.raises(ValidationError, match="step_seconds"):
+        reader.observation(LINES[0].replace(b"[0.1,0.2,0.15]", b'[0.1,"x",0.15]'))
+
+
 def test_a_line_in_another_format_is_read() -> None:
     """Another program's spaces and key order, or an older version's missing field, are allowed."""
     reader, fields = LineReader(), json.loads(LINES[0])

@@ -3,6 +3,7 @@
 The module of a command is imported when it runs, so that ``--help`` answers at once.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,9 @@ from trials.child_process.environment import SAFE_PATH
 
 MOST_MISTAKES = 20
 """Most lines of mistakes that are printed."""
+COLLECTED = (100_000, 20, 20)
+"""Thresholds of Python's garbage collector. Records have no cycles: by its own thresholds, a fifth
+of the time of `rank` and `report` on a long log goes to looking for them."""
 _received: list[int] = []
 """Signals that ended this process. Ray forgets the type of an exception raised in its own code."""
 
@@ -31,6 +35,7 @@ def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
 def program() -> NoReturn:
     """The command ``finetune-cost``."""
     signal.signal(signal.SIGTERM, _terminate)
+    gc.set_threshold(*COLLECTED)
     os.environ |= SAFE_PATH  # for every process that it starts: Ray's, and those of a pool
     sys.exit(main(sys.argv[1:], is_alone=True))
 

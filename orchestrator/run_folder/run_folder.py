@@ -146,11 +146,12 @@ class RunFolder:
             reason = f"not {what} ({mistake(error)})"
             raise StoreError(f"{self.path / name}: {reason}: {remedy}") from None
 
-    def observations(self, *, readings: bool = True) -> list[Observation]:
+    def observations(self, *, readings: bool = True, steps: bool = True) -> list[Observation]:
         """All observations, in the order written, without a torn last line.
 
         Args:
             readings: as of ``LineReader``.
+            steps: as of ``LineReader``.
 
         Raises:
             StoreError: a line before the last cannot be read.
@@ -159,18 +160,20 @@ class RunFolder:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            return list(self.each_observation(readings=readings))
+            return list(self.each_observation(readings=readings, steps=steps))
         finally:
             if was_enabled:
                 gc.enable()
 
-    def each_observation(self, *, readings: bool = True) -> Iterator[Observation]:
+    def each_observation(
+        self, *, readings: bool = True, steps: bool = True
+    ) -> Iterator[Observation]:
         """Iterate over the observations: a long log need not fit into memory.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        return self._logged(LineReader(readings=readings).observation, profiles=False)
+        return self._logged(LineReader(readings=readings, steps=steps).observation, profiles=False)
 
     def profiles(self) -> list[Profiled]:
         """All profiles. They share the log with the observations."""

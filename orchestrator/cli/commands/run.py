@@ -1,29 +1,23 @@
-"""Commands on a run folder: ``rank``, ``what-if``, ``report`` and ``status``."""
+"""Commands on a run folder: ``rank``, ``what-if`` and ``report``."""
 
 import argparse
 
 from orchestrator.cli.options.clock import now, today
 from orchestrator.console import print_result, remark
-from orchestrator.markdown_table import table
-from orchestrator.planning.node_pricing import NodePrices
-from orchestrator.planning.spending import Meter
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.comparison import compare, comparison_markdown
 from orchestrator.reporting.html_report import html_comparison
 from orchestrator.reporting.markdown_report import cheapest_section, headline
-from orchestrator.reporting.sections.trouble_section import slow_nodes_text, trouble_lines
+from orchestrator.reporting.sections.trouble_section import slow_nodes_text
 from orchestrator.reporting.write_reports import write_ranking, write_report
 from orchestrator.request import request_of
 from orchestrator.run_folder.file_names import PAGE, REPORT
-from orchestrator.run_folder.load_results import plan_of, results_of, run_and_prices
+from orchestrator.run_folder.load_results import results_of, run_and_prices
 from orchestrator.run_folder.rank_run import RankRequest, rank_run
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.running.progress import fastest
 from orchestrator.storage.run_storage import distinct_names
 from orchestrator.tables.table_run import run_of
-from trials.records.cell import by_cell
-from trials.records.observation import largest_batch
 
 
 def run_rank(options: argparse.Namespace) -> int:
@@ -72,37 +66,4 @@ def _compare(options: argparse.Namespace) -> int:
     file = folders[0].write(f"comparison-{names[1]}.html", html_comparison(comparison, now()))
     print_result(comparison_markdown(comparison))
     remark(f"{file}: the same comparison with charts, in one file")
-    return 0
-
-
-def run_status(options: argparse.Namespace) -> int:
-    """Print the state of each trial, and what the run has cost, from its files alone."""
-    folder = RunFolder.existing(options.run)
-    prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
-    observations = folder.observations(readings=False)
-    plan = plan_of(folder, spec, observations)
-    skipped = {skip.cell for skip in plan.skipped}
-    is_running = folder.is_running()
-    rows = []
-    of_cell = by_cell(observations)
-    for cell in spec.all_cells():
-        cells_own = of_cell[cell]
-        # An adaptive sweep measures no more of a cell than it needs.
-        partial = "partial" if fastest(cells_own) and not is_running else "started"
-        unfinished = partial if cells_own else "waiting"
-        state = "done" if cell in plan.complete else "skipped" if cell in skipped else unfinished
-        largest = largest_batch(cells_own)
-        size = "" if largest is None else largest[0]
-        rows.append((cell.key, state, size, fastest(cells_own) or "", len(cells_own)))
-    print_result(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
-    profiles = folder.profiles()
-    running = f"{'a' if is_running else 'no'} sweep is running"
-    made = sum(profile.profile is not None for profile in profiles)
-    profiled = f", {made} profiles" if made else ""
-    print_result(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
-    faults = folder.faults()
-    rates = NodePrices(prices.over(spec.merged_catalog()), folder.rented())
-    meter = Meter(spec, rates, [*observations, *profiles], faults.faults)
-    for line in (*meter.text(), *trouble_lines(faults, observations)):
-        print_result(line)
     return 0

@@ -244,20 +244,20 @@ def add_dataset_command(commands: Any) -> None:
 def add_run(commands: Any) -> None:
     """Add the commands."""
     for name, run, text in (
-        ("rank", "run_rank", "price a job on every offer; write ranking.csv and ranking.json"),
-        ("what-if", "run_rank", "price a job as rank does, and leave the run unchanged"),
+        ("rank", "run.run_rank", "price a job on every offer; write ranking.csv and ranking.json"),
+        ("what-if", "run.run_rank", "price a job as rank does, and leave the run unchanged"),
         (
             "report",
-            "run_report",
+            "run.run_report",
             "write report.html and report.md, print the latter; or compare two runs",
         ),
-        ("status", "run_status", "print the progress of a run"),
+        ("status", "sweep.run_status", "print the progress of a run"),
     ):
-        command = commands.add_parser(name, run=f"run.{run}", help=text)
-        add_table(command, RANK if run == "run_rank" else RUN, run=run_folder)
-        if run == "run_rank":
+        command = commands.add_parser(name, run=run, help=text)
+        add_table(command, RANK if run == "run.run_rank" else RUN, run=run_folder)
+        if run == "run.run_rank":
             add_job(command)
-        elif run == "run_report":
+        elif run == "run.run_report":
             add_table(command, OTHER, other=run_folder)
 
 
