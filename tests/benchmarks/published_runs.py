@@ -29,7 +29,7 @@ from trials.records.compatibility import with_defaults
 from trials.records.observation import Outcome
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
-from trials.simulation.trace_cache import TraceError, Traces
+from trials.simulation.trace_cache import Traces
 from trials.simulation.varying_lengths import VaryingLengths
 
 CATALOG = load_catalog()
@@ -170,7 +170,11 @@ def _each(one: Comparison) -> tuple[object, ...]:
 
 
 def main() -> None:
-    """Print the errors of all rows, a summary by source, and the rows that are not expressed."""
+    """Print the errors of all rows, a summary by source, and the rows that are not expressed.
+
+    Raises:
+        TraceError: a run that a recipe expresses cannot be traced.
+    """
     with Path(sys.argv[1]).open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     missing: Counter[tuple[str, str]] = Counter()
@@ -186,11 +190,7 @@ def main() -> None:
         traces = Traces(workers=1) if stack is None else traces_of(stack, Path(sys.argv[2]))
         cells = [simulated_run(row, run, traces) for row, run in runs]
         traces.prepare([cell.request for cell in cells])  # one process makes them all
-        for row, run in runs:
-            try:
-                comparisons.append(compare(row, run, traces))
-            except TraceError as error:
-                missing[row["framework"] or "not stated", str(error)] += 1
+        comparisons += [compare(row, run, traces) for row, run in runs]
     say = sys.stdout.write
     headers = ("source", "figure", "lengths", "runs", "median error", "90 %", "largest", "bias")
     say(f"## By source\n\n{table(headers, summary(comparisons))}\n\n")

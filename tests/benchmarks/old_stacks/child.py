@@ -102,7 +102,10 @@ def litgpt_4bit(wheels: Path) -> None:
         return weight  # type: ignore[no-any-return]
 
     def quantise_all(
-        model: nn.Module, recipe: Recipe, quantise: Callable[[Any, nn.Linear, Recipe], None]
+        model: nn.Module,
+        recipe: Recipe,
+        quantise: Callable[[Any, nn.Linear, Recipe], None],
+        _: weight_placement.QuantisedValues,
     ) -> None:
         for module in model.modules():
             if isinstance(module, nn.Linear):
