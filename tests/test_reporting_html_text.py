@@ -6,10 +6,11 @@ from pathlib import Path
 
 from builders.catalog_offers import offer
 from builders.observations import environment, observation
-from builders.runs import ONE_CELL, results, spec_of, whole_trial
+from builders.runs import ONE_CELL, made_run, results, spec_of, whole_trial
 from fakes.browser import OPEN_ALL, Opened
 from playwright.sync_api import BrowserContext
 
+from orchestrator.cli.main import main
 from orchestrator.reporting.comparison import compare, comparison_markdown
 from orchestrator.reporting.html_report import html_comparison, html_report, markdown
 from trials.records.observation import Measurement, Outcome
@@ -104,3 +105,20 @@ def test_markdown_of_reports_becomes_tables_and_nothing_else() -> None:
     assert "<strong>sure</strong>" in html
     assert "<td>&lt;img src=" in html
     assert "<td>[x](http://y)</td>" in html
+
+
+def test_notes_of_ones_own_stand_in_both_reports_and_are_no_html(tmp_path: Path) -> None:
+    """Their headings are below those of the report; a report without notes has no such part."""
+    run = made_run(tmp_path / "run")
+    assert main(["report", str(run.path)]) == 0
+    assert "## Notes" not in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    text = "# Why\n\nThe **A40** stays free in *May*. <script>alert(1)</script>\n"
+    (tmp_path / "run" / "notes.md").write_text(text, encoding="utf-8")
+    assert main(["report", str(run.path)]) == 0
+    report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert "\n## Notes\n\n### Why\n\nThe **A40** stays" in report
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<strong>A40</strong>" in page
+    assert "<script>alert" not in page
+    (tmp_path / "run" / "notes.md").write_bytes(b"\xff\xfe")
+    assert main(["report", str(run.path)]) == 1

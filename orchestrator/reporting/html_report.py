@@ -33,6 +33,7 @@ from orchestrator.reporting.markdown_report import (
     detail_sections,
     headline,
     keys_by_reason,
+    notes_text,
     ranking_notes,
     winners_tables,
 )
@@ -93,6 +94,7 @@ def html_report(whole: RunResults, made: datetime) -> str:
         job_groups=_groups(jobs),
         chosen=max(range(len(jobs)), key=lambda position: jobs[position].gpus),
         headline=headline(ranking),
+        notes=notes_text(results.notes),
         remarks=ranking_notes(winners, ranking).splitlines() if winners else [],
         cheapest=winners_tables(winners),
         spent=short(spent) if spent else None,

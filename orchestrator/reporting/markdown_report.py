@@ -1,5 +1,6 @@
 """Markdown report of a run: recommendation, ranking and the details behind them. Pure."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -38,6 +39,7 @@ from trials.records.observation import Basis, Environment, Observation
 MOST_RECOMMENDATIONS = 6  # written as sentences; more would bury the tables
 MOST_NAMED = 3  # excluded cells named for one reason; more are counted
 MOST_OFFERS = 25  # offers listed for one job
+HEADING = re.compile(r"^(#{1,4} )", re.MULTILINE)
 STABLE = 0.10  # widest stable interval of the hours, as a part of them
 
 
@@ -48,10 +50,16 @@ def markdown(results: RunResults) -> str:
         f"# {results.spec.name}",
         headline(ranking),
         cheapest_section(ranking),
+        f"## Notes\n\n{notes_text(results.notes)}" if results.notes else "",
         _ranking_section(ranking),
         *detail_sections(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def notes_text(notes: str) -> str:
+    """The user's notes, with their headings below those of the report."""
+    return HEADING.sub(r"##\1", notes)
 
 
 def detail_sections(results: RunResults) -> list[str]:

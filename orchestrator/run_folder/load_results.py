@@ -40,6 +40,7 @@ def results_of(
         learned=curves(learned_in(folder)),
         faults=folder.faults(),
         rented=folder.rented(),
+        notes=folder.notes(),
         today=today,
     )
 

@@ -20,6 +20,7 @@ from orchestrator.run_folder.file_names import (
     LEARNING,
     LENGTHS,
     MODELS,
+    NOTES,
     PLAN,
     RANKING,
     RECIPES,
@@ -84,6 +85,15 @@ class RunFolder:
         if content is None:
             raise StoreError(f"{self.path}: not a run folder: it has no {SPEC}")
         return decoded(content, str(self.path / SPEC))
+
+    def notes(self) -> str:
+        """The user's own notes on the run, as Markdown; empty without any.
+
+        Raises:
+            SpecError: they are not text.
+        """
+        content = self.storage.read(NOTES)
+        return "" if content is None else decoded(content, str(self.path / NOTES)).strip()
 
     def spec(self, base: Catalog | None = None) -> SweepSpec:
         """Parse the specification of the run.

@@ -29,6 +29,7 @@ class RunResults:
     """The contents of a run folder, with the laws and the ranking that follow from them.
 
     Attributes:
+        notes: the user's own notes, as Markdown.
         today: date for the drift of prices; None for prices as recorded.
     """
 
@@ -40,6 +41,7 @@ class RunResults:
     learned: Sequence[LearningCurve] = ()
     faults: Faults = NO_FAULTS
     rented: NodeRentals = NOT_SAID
+    notes: str = ""
     today: date | None = None
 
     @cached_property
