@@ -80,3 +80,37 @@ def test_recipes_of_one_job_have_different_names() -> None:
     assert "-fp32-checkpointed: " in section
     assert "| full-fp32 " in cheapest
     assert "-fp32-checkpointed " in cheapest
+
+
+CHECKPOINTED = ONE_CELL.replace("recipes: [{", "recipes: [{gradient_checkpointing: true, ")
+
+
+def test_recipes_that_differ_in_a_field_stand_side_by_side_with_it() -> None:
+    """The field is named with both values; neither cell is listed as one run's alone."""
+    comparison = compare(results(ONE_CELL), results(CHECKPOINTED), ("a", "b"))
+    (speed,) = comparison.speeds
+    assert speed.recipe == "full-fp32 (gradient_checkpointing: False → True)"
+    assert comparison.unmatched == ([], [])
+    text = comparison_markdown(comparison)
+    assert "gradient_checkpointing: False → True" in text
+    assert "Only in" not in text
+
+
+def test_a_cell_with_two_such_partners_has_none() -> None:
+    """Which of the two it should stand beside is not known."""
+    both = ONE_CELL.replace(
+        "recipes: [{",
+        "recipes: [{loss: chunked, method: full, precision: fp32}, {gradient_checkpointing: true, ",
+    )
+    comparison = compare(results(ONE_CELL), results(both), ("a", "b"))
+    assert comparison.speeds == []
+    assert [len(cells) for cells in comparison.unmatched] == [1, 2]
+
+
+def test_at_most_ten_cells_of_one_run_are_listed() -> None:
+    """The others are counted."""
+    many = ONE_CELL.replace("[16]", str([*range(17, 29)]))
+    text = comparison_markdown(compare(results(ONE_CELL), results(many), ("a", "b")))
+    alone = text.split("## Only in b")[1]
+    assert alone.count("\n- ") == 11
+    assert alone.endswith("- and 2 more")

@@ -1,7 +1,8 @@
 """Comparison of two runs: throughput, largest batch sizes and recommendations. Pure.
 
 Cells match when they have the same GPU, model, weights, recipe, sparsity and length. One may be
-simulated and the other measured: every number shows its basis.
+simulated and the other measured: every number shows its basis. Of the others, two whose recipes
+differ in one field stand side by side too, with that field named.
 """
 
 import math
@@ -25,10 +26,12 @@ from orchestrator.reporting.sections.recommendation import (
     recommendations,
 )
 from orchestrator.run_folder.run_results import RunResults
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Basis, largest_batch
 
 SPEEDS = "Examples per second"
+MOST_ALONE = 10  # lines of cells that only one run has; more are counted
 SAME = 0.0005  # smaller changes are shown as +0.0 %
 ANOTHER_HOUR = (
     "Intervals cover the scatter of steps within one run. A machine that was busier or hotter in "
@@ -47,6 +50,7 @@ class SpeedChange:
         bases: basis of each of the two values.
         ratio: after / before.
         low, high: 90 % interval of the ratio; absent for two simulations, which share their error.
+        other: recipe of the cell in the second run.
     """
 
     cell: Cell
@@ -57,6 +61,12 @@ class SpeedChange:
     ratio: float
     low: float | None
     high: float | None
+    other: Recipe
+
+    @property
+    def recipe(self) -> str:
+        """Key of the recipe, with the field in which the second run's differs."""
+        return " ".join([self.cell.recipe.key, *_field(self.cell.recipe, self.other)])
 
     @property
     def verdict(self) -> str:
@@ -86,12 +96,14 @@ class LargestChange:
         cell: as the first run has it.
         before, after: examples in the largest batch of the first and the second run.
         bases: basis of each of the two values.
+        other: recipe of the cell in the second run.
     """
 
     cell: Cell
     before: int
     after: int
     bases: tuple[Basis, Basis]
+    other: Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,10 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
     first = {_identity(cell): cell for cell in before.cells}
     second = {_identity(cell): cell for cell in after.cells}
     pairs = [(cell, second[identity]) for identity, cell in first.items() if identity in second]
+    alone = [cell for identity, cell in first.items() if identity not in second]
+    alone_after = [cell for identity, cell in second.items() if identity not in first]
+    pairs += _pairs_but_for_a_field(alone, alone_after)
+    matched = {cell for pair in pairs for cell in pair}
     return Comparison(
         names=names,
         differing=[
@@ -131,10 +147,38 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
         largest=list(_largest_changes(before, after, pairs)),
         choices=list(_choices(before, after)),
         unmatched=(
-            [cell for identity, cell in first.items() if identity not in second],
-            [cell for identity, cell in second.items() if identity not in first],
+            [cell for cell in alone if cell not in matched],
+            [cell for cell in alone_after if cell not in matched],
         ),
     )
+
+
+def _pairs_but_for_a_field(
+    before: Sequence[Cell], after: Sequence[Cell]
+) -> Iterator[tuple[Cell, Cell]]:
+    """Cells whose recipes differ in one field, where each has no other such partner."""
+    partners = [
+        (cell, other)
+        for cell in before
+        for other in after
+        if _setting(cell) == _setting(other) and _field(cell.recipe, other.recipe)
+    ]
+    first, second = (Counter(pair[side] for pair in partners) for side in (0, 1))
+    return (pair for pair in partners if first[pair[0]] == 1 == second[pair[1]])
+
+
+def _setting(cell: Cell) -> tuple[object, ...]:
+    return (cell.gpu, cell.capped_on, cell.model, cell.weights, cell.active_experts, cell.seq_len)
+
+
+def _field(before: Recipe, after: Recipe) -> list[str]:
+    """The one field in which two recipes differ, as text; empty for none and for several."""
+    fields = [name for name, value in before if value != getattr(after, name)]
+    return [
+        f"({name}: {getattr(before, name)} → {getattr(after, name)})"
+        for name in fields
+        if len(fields) == 1
+    ]
 
 
 def _largest_changes(
@@ -146,7 +190,7 @@ def _largest_changes(
         if first is not None and second is not None:
             # All observations of a cell have one basis.
             bases = observations[0][0].basis, observations[1][0].basis
-            yield LargestChange(cell, first[0], second[0], bases)
+            yield LargestChange(cell, first[0], second[0], bases, other.recipe)
 
 
 def _choices(
@@ -213,11 +257,13 @@ def _speeds(
         first, second = _latest(before, cell), _latest(after, other)
         shared = first.keys() & second.keys()
         if shared:
-            yield _speed_change(cell, max(shared), first[max(shared)], second[max(shared)])
+            size = max(shared)
+            yield _speed_change(cell, other.recipe, size, first[size], second[size])
 
 
 def _speed_change(
     cell: Cell,
+    other: Recipe,
     batch_size: int,
     before: tuple[Basis, CellStepTime],
     after: tuple[Basis, CellStepTime],
@@ -236,7 +282,7 @@ def _speed_change(
         low, high = math.hypot(most[1], least[0]), math.hypot(least[1], most[0])
         ends = (ratio * math.exp(-low), ratio * math.exp(high))
     before_rate, after_rate = (batch_size / step.seconds for step in steps)
-    return SpeedChange(cell, batch_size, before_rate, after_rate, bases, ratio, *ends)
+    return SpeedChange(cell, batch_size, before_rate, after_rate, bases, ratio, *ends, other)
 
 
 def _latest(results: RunResults, cell: Cell) -> dict[int, tuple[Basis, CellStepTime]]:
@@ -274,7 +320,9 @@ def comparison_markdown(comparison: Comparison) -> str:
         )
     for name, cells in zip(comparison.names, comparison.unmatched, strict=True):
         if cells:
-            parts.append(f"## Only in {name}\n\n" + "\n".join(f"- {cell.key}" for cell in cells))
+            lines = [f"- {cell.key}" for cell in cells[:MOST_ALONE]]
+            lines += [f"- and {len(cells) - MOST_ALONE} more"] * (len(cells) > MOST_ALONE)
+            parts.append(f"## Only in {name}\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
 
@@ -286,13 +334,18 @@ def _choice_row(before: Recommendation, after: Recommendation) -> tuple[object, 
 def _speed_row(speed: SpeedChange) -> tuple[object, ...]:
     cell, (first, second) = speed.cell, speed.bases
     rates = (f"{short(speed.before)} {first}", f"{short(speed.after)} {second}")
-    settings = (cell.gpu, job_title(cell), cell.recipe.key, speed.batch_size)
+    settings = (cell.gpu, job_title(cell), speed.recipe, speed.batch_size)
     return (*settings, *rates, speed.change, speed.verdict)
 
 
 def _largest_row(largest: LargestChange) -> tuple[object, ...]:
     return (
-        largest.cell.key.replace("(simulated)", ""),  # the numbers show their basis
+        " ".join(
+            [
+                largest.cell.key.replace("(simulated)", ""),  # the numbers show their basis
+                *_field(largest.cell.recipe, largest.other),
+            ]
+        ),
         f"{largest.before} {largest.bases[0]}",
         f"{largest.after} {largest.bases[1]}",
         f"{largest.after - largest.before:+d}",
@@ -321,7 +374,7 @@ def changes_table(comparison: Comparison) -> PageTable:
     names = chart_names([Named(c.gpu, c.model, c.recipe.key, job_title(c)) for c in cells])
     rows = [
         (
-            *(name, s.cell.gpu, job_title(s.cell), s.cell.recipe.key, s.batch_size),
+            *(name, s.cell.gpu, job_title(s.cell), s.recipe, s.batch_size),
             *(s.before, s.after, *(basis.value for basis in s.bases)),
             *(s.ratio, s.low, s.high, s.verdict),
         )
