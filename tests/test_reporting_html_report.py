@@ -338,3 +338,17 @@ def test_laws_of_the_page_are_those_of_the_run() -> None:
     assert match is not None
     errors = json.loads(match.group(1))["tables"]["errors"]
     assert len(errors["rows"]) == sum(len(family.candidates) for family in families) > 0
+
+
+def test_each_gpu_has_a_scale_of_its_own_and_a_log_axis_says_so(report: Opened) -> None:
+    """The highest value of each GPU is at the top of its panel: a slow one is no flat line."""
+    choose(report, "llama-2-7b, 64 tokens")
+    figures = report.page.locator("#speed-charts figure").all()
+    assert len(figures) == 2
+    for figure in figures:
+        chart = figure.locator("svg[role=img]").bounding_box()
+        drawn = [mark.bounding_box() for mark in figure.locator("[aria-label=area] path").all()]
+        assert chart is not None
+        assert 15 < min(box["y"] for box in drawn if box is not None) - chart["y"] < 30
+        (label,) = figure.locator("[aria-label='x-axis label'] text").all_text_contents()
+        assert label == "examples per step, log scale →"

@@ -129,8 +129,8 @@ function costChart(holder, beyond, rows) {
   const label = `Cost against time of ${rows.length} offers. The cheapest: ${offerTitle(byUsd[0]).replaceAll("\n", ", ")}.`;
   return drawn(holder, (width) => plot({
     width, height: Math.max(260, Math.min(400, width * 0.82)),
-    x: { ...scaleOf(ends("hours"), short), label: "hours →", grid: true },
-    y: { ...scaleOf(ends("usd"), dollars), label: "↑ dollars", grid: true },
+    x: { ...labelled(scaleOf(ends("hours"), short), "hours"), grid: true },
+    y: { ...labelled(scaleOf(ends("usd"), dollars), "dollars", upwards), grid: true },
     marks: [
       Plot.line(front, { ...at, curve: "step-after", stroke: "currentColor", strokeDasharray: "2 4", strokeOpacity: 0.7 }),
       Plot.link(notable, { x1: "hours_low", x2: "hours_high", y1: "usd_low", y2: "usd_high", stroke: colour, strokeWidth: 3, strokeOpacity: 0.35, strokeLinecap: "round" }),
@@ -187,9 +187,16 @@ function sparsityKey(holder, rows) {
   }));
 }
 
+/** A scale with the label of its axis, which says where it is logarithmic. */
+function labelled(scale, name, arrow = (text) => `${text} →`) {
+  return { ...scale, label: arrow(scale.type === "log" ? `${name}, log scale` : name) };
+}
+
+const upwards = (text) => `↑ ${text}`;
+
 function batchScale(rows) {
   const most = d3.max(rows, (row) => row.batch);
-  return { type: "log", base: 2, domain: [1, Math.max(most, 2)], label: "examples per step →", ticks: 6, tickFormat: "d", grid: true };
+  return { ...labelled({ type: "log", base: 2 }, "examples per step"), domain: [1, Math.max(most, 2)], ticks: 6, tickFormat: "d", grid: true };
 }
 
 /** Throughput against batch size: visits as points, the law and its 90 % interval. */
@@ -198,7 +205,7 @@ function speedCharts(holder, key, probes, laws) {
   const all = [...timed, ...laws];
   if (!timed.length) return nothing(holder, "No steps were timed.");
   sparsityKey(key, all);
-  const most = d3.max([...timed.map((row) => row.examples_per_second), ...laws.map((row) => row.examples_per_second_high)]);
+  const most = (gpu) => d3.max([...gpu(timed).map((row) => row.examples_per_second), ...gpu(laws).map((row) => row.examples_per_second_high)]);
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
     `${row.batch} examples per step`,
@@ -206,8 +213,8 @@ function speedCharts(holder, key, probes, laws) {
   ].join("\n");
   return forEachGpu(holder, timed, (chart, gpu, own) => drawn(chart, (width) => plot({
     width, height: 230,
-    x: batchScale(all),
-    y: { domain: [0, most], label: "↑ examples/s", grid: true, ticks: 5 },
+    x: batchScale(own(all)),
+    y: { domain: [0, most(own)], label: upwards("examples/s"), grid: true, ticks: 5 },
     marks: [
       ...bySparsity(own(laws), all, (rows, { colour, dash }) => [
         Plot.areaY(rows, { x: "batch", y1: "examples_per_second_low", y2: "examples_per_second_high", fill: colour, fillOpacity: 0.16 }),
@@ -239,7 +246,7 @@ function memoryCharts(holder, key, probes, laws) {
     const inside = own(laws).filter((row) => unit * row.gib < 1.08 * limit);
     drawn(chart, (width) => plot({
       width, height: 230,
-      x: batchScale(peaked),
+      x: batchScale(probesOfGpu),
       y: { domain: [0, 1.12 * limit], label: `↑ ${name}`, grid: true, ticks: 5 },
       marks: [
         Plot.ruleY([limit], { stroke: "currentColor", strokeWidth: 1.5, strokeDasharray: "6 3" }),
@@ -272,7 +279,7 @@ function largestChart(holder, rows) {
   const predicted = rows.filter((row) => row.predicted !== null);
   const limits = rows.filter((row) => row.largest > 0);
   return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
-    x: { ...(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }), label: "examples per step →", grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
+    x: { ...labelled(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }, "examples per step"), grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
     marks: [
       Plot.ruleY(predicted, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
       Plot.tickX(predicted, { x: "predicted", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),
