@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator.configurations.key_classes import ABSENT, Config, Reading, irrelevant
 from orchestrator.configurations.trainer import Trainer
+from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import KEYS, MULTIMODAL, NOT_SIMULATED
 from orchestrator.configurations.trainers.lora_targets import PEFT_DEFAULT, targets_of
 from orchestrator.configurations.trainers.training_length import length_of
@@ -21,8 +22,7 @@ PLUGINS = {
     "axolotl.integrations.liger.LigerPlugin": "liger",
     "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin": "cce",
 }
-ATTENTION_KERNELS = ("eager", "sdpa", "flash_attention_2")
-LIKE_FLASH_ATTENTION = ("flash-attn", "flash_attention", "xformers")
+ATTENTION_KERNELS = {name: name for name in ("eager", "sdpa", "flash_attention_2")}
 LIGER_LAYERS = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
 AN_ADAPTER = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
@@ -296,16 +296,7 @@ IGNORED_PLUGINS = ("axolotl.integrations.swanlab", "axolotl.integrations.lm_eval
 
 
 def _attention(config: Config, reading: Reading) -> None:
-    kernel = config.get("attn_implementation")
-    if kernel in ATTENTION_KERNELS:
-        reading.options["attention"] = kernel
-    elif isinstance(kernel, str) and any(part in kernel for part in LIKE_FLASH_ATTENTION):
-        reading.options["attention"] = "flash_attention_2"
-        text = "flash_attention_2, which holds as little in memory; its speed differs"
-        reading.mark("attn_implementation", kernel, "assumed", text)
-    elif kernel is not None:
-        text = f"not simulated: use one of {', '.join(ATTENTION_KERNELS)}"
-        reading.refuse("attn_implementation", kernel, text)
+    attention_of(config, ATTENTION_KERNELS, reading)
     for name, value in config.items():
         if name.endswith("_attention") and value is True:
             if name in ATTENTION_SWITCHES:

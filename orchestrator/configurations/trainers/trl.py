@@ -12,6 +12,7 @@ from orchestrator.configurations.key_classes import (
     used,
 )
 from orchestrator.configurations.trainer import Trainer
+from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
     LOADING,
     NOT_SIMULATED,
@@ -44,7 +45,7 @@ KEYS: dict[str, Key] = (
     TRAINING_ARGUMENTS
     | {
         "model_name_or_path": used("model"),
-        "attn_implementation": used("attention", ATTENTION),
+        "attn_implementation": shared("attention"),
         "dtype": shared("precision"),
         "torch_dtype": shared("precision"),
         "use_peft": shared("method"),
@@ -127,6 +128,7 @@ def derive(config: Config, reading: Reading) -> None:
     refuse_keys_of_other_tasks(options["task"], config, reading)
     _method(config, reading)
     _precision(config, reading)
+    attention_of(config, ATTENTION, reading)
     _loss(config, reading)
     _preference(config, reading)
     options["gradient_checkpointing"] = checkpoints(config, reading, by_default=True)

@@ -1,9 +1,10 @@
-"""Notes on gaps of an estimate: no time, no price, no larger batch, no machine around a card."""
+"""Notes on gaps of an estimate: no time, no price, no larger batch, experts in 16 bits."""
 
 from collections.abc import Iterator, Sequence
 
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.question import Question
+from trials.recipes.recipe import Recipe
 from trials.records.observation import Outcome
 
 
@@ -11,6 +12,7 @@ def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[st
     """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
     rows = [e.estimate for e in estimates]
     yield from _own_cards(estimates, question)
+    yield from _fused_experts(estimates[0].cell.recipe)
     endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
     if endless and question.recipe.effective_batch is None:
         yield f"Batch sizes above {rows[0].batch_limit} were not tried: {', '.join(endless)}."
@@ -30,6 +32,14 @@ def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[st
     positions = estimates[0].cell.request.model.positions
     if positions is not None and rows[0].seq_len > positions:
         yield f"{rows[0].model} supports examples of at most {positions} tokens."
+
+
+def _fused_experts(recipe: Recipe) -> Iterator[str]:
+    if recipe.method == "qlora" and recipe.experts == "grouped" and not recipe.quantised_experts:
+        yield (
+            "Experts are not quantised: transformers 5 fuses them, and bitsandbytes quantises "
+            "linear layers alone."
+        )
 
 
 def _own_cards(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
