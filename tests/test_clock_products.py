@@ -92,3 +92,18 @@ def test_without_multiprocessors_there_are_no_tiles() -> None:
     assert seconds(1, 1, 1, multiprocessors=None) == pytest.approx(2 / PEAK)
     assert seconds(1, 1, 1, multiprocessors=None, count=8) == pytest.approx(16 / PEAK)
     assert len(TILES) == len(PLAIN.rates)
+
+
+def test_activations_that_fit_are_in_the_cache_and_weights_are_not() -> None:
+    """A thin product of 1 MB, nearly all activations, on a cache of 4 GB/s beside 1 GB/s."""
+    rows, inner, columns = 10_000.0, 992.0, 8.0
+    numbers = (rows, inner, columns, 1.0, 1e6, 1.0)
+    shapes = ProductShapes(*(np.array([number]) for number in numbers))
+    weights = 1e6 * inner * columns / (inner * columns + rows * (inner + columns))
+
+    def taken(cache_bytes: float) -> float:
+        rates = ProductRates(1e18, 1e18, 1e9, cache_bytes, 4e9)
+        return float(product_seconds(shapes, PLAIN, MULTIPROCESSORS, rates)[0])
+
+    assert taken(1e6) == pytest.approx(weights / 1e9 + (1e6 - weights) / 4e9)
+    assert taken(0.9e6) == taken(0.0) == pytest.approx(1e-3)

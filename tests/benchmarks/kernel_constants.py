@@ -40,6 +40,8 @@ UNITS = {"launch_us": "us", "ramp": "elements"}
 # What a kernel can be: some collectors add a time of their own to each, and unused tiles have no
 # rate that rows could determine.
 LIMITS = {"launch_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
+CACHE_SIZES_MB = (24.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 160.0)
+CACHED_BANDWIDTHS = np.geomspace(0.8, 4.0, 30)  # of the memory's; a grid, since sizes are a step
 SCALE = 0.08  # of errors beyond which a row counts less
 SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2"
 PREFIXES = {Rate.BF16: "product", Rate.FP32: "product_fp32"}
@@ -58,11 +60,24 @@ class Products:
         columns = {f.name: getattr(self.shapes, f.name)[at] for f in fields(self.shapes)}
         return Products(replace(self.shapes, **columns), self.seconds[at])
 
-    def errors(self, gpu: str, constants: ProductConstants, peaks: tuple[float, ...]) -> FloatArray:
-        """(rows,) logarithms of predicted over measured seconds, by reached FLOP/s."""
+    def errors(
+        self,
+        gpu: str,
+        constants: ProductConstants,
+        peaks: tuple[float, ...],
+        cache: tuple[float, float] = (0.0, 1.0),
+    ) -> FloatArray:
+        """(rows,) logarithms of predicted over measured seconds.
+
+        Args:
+            gpu: key of the GPU.
+            constants: numbers that all GPUs share.
+            peaks: FLOP/s that it reaches in short and in sustained work.
+            cache: megabytes of its L2 cache, and its speed relative to the memory's.
+        """
         facts = measured_gpus()[gpu]
         bandwidth = (facts.memory_bandwidth_gb_per_second or 0.0) * 1e9
-        rates = ProductRates(short=peaks[0], sustained=peaks[1], bandwidth=bandwidth)
+        rates = ProductRates(*peaks, bandwidth, 1e6 * cache[0], bandwidth * cache[1])
         predicted = product_seconds(self.shapes, constants, facts.multiprocessors, rates)
         return np.log(predicted / self.seconds)
 
@@ -144,9 +159,10 @@ def fitted_rows(samples: Fitted, rate: Rate) -> tuple[KernelRate, ...]:
     )
 
 
-def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Products) -> FloatArray:
-    """Absolute relative errors of the rows that no fit sees, by a table of rates."""
-    rate = Rate.FP32 if label == "fp32" else Rate.BF16
+def constants_of(
+    rows: tuple[KernelRate, ...], key: str, rate: Rate
+) -> tuple[ProductConstants, tuple[float, ...]]:
+    """Shared numbers of a table, and FLOP/s that a GPU reaches by it."""
     group, prefix = group_of(measured_gpus()[key]), PREFIXES[rate]
     names = [field.name for field in fields(START)]
     numbers = {
@@ -154,9 +170,47 @@ def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Produ
         for name in (*names, "short", "sustained")
     }
     constants = ProductConstants(**{name: numbers.pop(name) for name in names})
-    reached = tuple(peak_of(key, rate) * number for number in numbers.values())
+    return constants, tuple(peak_of(key, rate) * number for number in numbers.values())
+
+
+def cache_rows(
+    rows: tuple[KernelRate, ...], key: str, products: list[Products]
+) -> tuple[KernelRate, ...]:
+    """Size and speed of a GPU's L2 cache, from products that only move data: the least error."""
+    constants, peaks = constants_of(rows, key, Rate.BF16)
+
+    def error(cache: tuple[float, float]) -> float:
+        errors = [one.errors(key, constants, peaks, cache) for one in products]
+        return float(np.abs(np.concatenate(errors)).mean())
+
+    grid = [(size, float(speed)) for size in CACHE_SIZES_MB for speed in CACHED_BANDWIDTHS]
+    size, speed = min(grid, key=error)
+    # Half a step of the grid stands for the standard error.
+    steps = {"cache_mb": 16.0, "cached_bandwidth": 0.03 * speed}
+    return tuple(
+        KernelRate(
+            gpu=key,
+            group=group_of(measured_gpus()[key]),
+            quantity=f"product_{name}",
+            value=float(f"{value:.4g}"),
+            unit=unit,
+            standard_error=float(f"{steps[name]:.2g}"),
+            rows=sum(len(one.seconds) for one in products),
+            source=SOURCE,
+        )
+        for name, value, unit in (("cache_mb", size, "MB"), ("cached_bandwidth", speed, "1"))
+    )
+
+
+def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Products) -> FloatArray:
+    """Absolute relative errors of the rows that no fit sees, by a table of rates."""
+    rate = Rate.FP32 if label == "fp32" else Rate.BF16
+    constants, reached = constants_of(rows, key, rate)
+    own = {row.quantity: row.value for row in rows if row.gpu == key}
+    size = own.get("product_cache_mb", 0.0) if rate is Rate.BF16 else 0.0
     judged = products.where(~in_fit(products))
-    errors: FloatArray = np.abs(np.expm1(judged.errors(key, constants, reached)))
+    cache = (size, own.get("product_cached_bandwidth", 1.0))
+    errors: FloatArray = np.abs(np.expm1(judged.errors(key, constants, reached, cache)))
     return errors
 
 
@@ -175,6 +229,9 @@ def main() -> None:
         elif label not in CACHED or key not in LARGE_CACHES:
             samples[key].append(drawn(seen, MOST[label]))
     rows = fitted_rows(samples, Rate.BF16) + fitted_rows(fp32, Rate.FP32)
+    for key in sorted(LARGE_CACHES):
+        seen = [measured[label, key] for label in sorted(CACHED)]
+        rows += cache_rows(rows, key, [one.where(in_fit(one)) for one in seen])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(KernelRate.model_fields)

@@ -17,9 +17,9 @@ from gpu_catalog.kernel_rates import rates_of
 from gpu_catalog.record import Record
 from trials.simulation.clock.products import (
     ProductConstants,
-    ProductRates,
     ProductShapes,
     product_seconds,
+    reached_by,
 )
 from trials.simulation.ranks.rank_timeline import collective_seconds, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
@@ -299,11 +299,7 @@ def _product_seconds(
         prefix = "product_fp32_" if peak == Rate.FP32 else "product_"
         shapes = ProductShapes(*(numbers[own, column] for column in PRODUCT_COLUMNS))
         shared = ProductConstants(**{name: reached_rates[f"{prefix}{name}"] for name in names})
-        reached = ProductRates(
-            short=peaks[peak] * reached_rates[f"{prefix}short"],
-            sustained=peaks[peak] * reached_rates[f"{prefix}sustained"],
-            bandwidth=bandwidth,
-        )
+        reached = reached_by(reached_rates, prefix, peaks[peak], bandwidth)
         seconds[own] = product_seconds(shapes, shared, gpu.multiprocessors, reached)
     return seconds
 

@@ -6,6 +6,7 @@ last wave that is not full takes less than a full one, since the clock rises and
 waves overlap. The library picks the best of several tiles; here the model does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,11 +68,35 @@ class ProductShapes:
 
 @dataclass(frozen=True, slots=True)
 class ProductRates:
-    """Rates of a GPU: FLOP/s in short and in sustained work, and peak bytes per second."""
+    """Rates of a GPU.
+
+    Attributes:
+        short, sustained: FLOP/s in short and in sustained work.
+        bandwidth: peak bytes per second of the memory.
+        cache_bytes: most bytes of activations that the L2 cache holds; 0 for a cache too small
+            to matter.
+        cached_bandwidth: bytes per second at which these are read and written.
+    """
 
     short: float
     sustained: float
     bandwidth: float
+    cache_bytes: float = 0.0
+    cached_bandwidth: float = np.inf
+
+
+def reached_by(
+    numbers: Mapping[str, float], prefix: str, peak: float, bandwidth: float
+) -> ProductRates:
+    """Rates of a GPU by its numbers in ``gpu_catalog.kernel_rates``, peak FLOP/s and bandwidth."""
+    cached = numbers.get(f"{prefix}cached_bandwidth")
+    return ProductRates(
+        short=peak * numbers[f"{prefix}short"],
+        sustained=peak * numbers[f"{prefix}sustained"],
+        bandwidth=bandwidth,
+        cache_bytes=1e6 * numbers.get(f"{prefix}cache_mb", 0.0),
+        cached_bandwidth=bandwidth * cached if cached else np.inf,
+    )
 
 
 def product_seconds(
@@ -88,7 +113,7 @@ def product_seconds(
         multiprocessors: of the GPU; without them no product has tiles.
         rates: of the GPU.
     """
-    moving = shapes.moved / (rates.bandwidth * constants.bandwidth)
+    moving = _moving_seconds(shapes, constants, rates)
     if multiprocessors is None:
         flops = 2.0 * shapes.rows * shapes.inner * shapes.columns * shapes.count
     else:
@@ -100,6 +125,24 @@ def product_seconds(
     computing = first * (rates.short / rates.sustained) ** long
     launching = constants.launch_us * 1e-6 * np.maximum(shapes.launches, 1.0)
     seconds: FloatArray = np.maximum(moving, computing) + launching
+    return seconds
+
+
+def _moving_seconds(
+    shapes: ProductShapes, constants: ProductConstants, rates: ProductRates
+) -> FloatArray:
+    """(operators,) seconds of reading and writing the matrices.
+
+    The matrix (inner, columns) comes from memory: it is a weight, which a step reads once. The
+    other two are activations: a neighbour of the product reads or writes them, so that they are in
+    the L2 cache if they fit.
+    """
+    weights = shapes.inner * shapes.columns
+    elements = weights + shapes.rows * (shapes.inner + shapes.columns)
+    activations = shapes.moved * (1.0 - weights / np.maximum(elements, 1.0))
+    cached = np.where(activations <= rates.cache_bytes, activations, 0.0)
+    from_memory = (shapes.moved - cached) / (rates.bandwidth * constants.bandwidth)
+    seconds: FloatArray = from_memory + cached / rates.cached_bandwidth
     return seconds
 
 
