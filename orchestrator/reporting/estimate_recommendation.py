@@ -242,7 +242,10 @@ def varying_text(estimates: Sequence[Estimated], question: Question) -> str | No
     )
     if remedies:
         changes = ", ".join(map(_change_text, remedies))
-        lines.append(f"{row.gpu}: the largest that survives rises from {survives} to {changes}.")
+        others = " Other GPUs were not tried." if len(estimates) > 1 else ""
+        lines.append(
+            f"{row.gpu}: the largest that survives rises from {survives} to {changes}.{others}"
+        )
     return " ".join(lines) or None
 
 
