@@ -59,6 +59,22 @@ def estimates(
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
+    shared = simulations(jobs, traces)
+    candidates = [
+        batch_candidates(question, gpu, shared[_simulation(question, gpu)])
+        for question, gpu in jobs
+    ]
+    timed = at_lengths(candidates, traces)
+    return [
+        _estimated(row, catalog, constants, choose_batch(row, timed, constants))
+        for row in candidates
+    ]
+
+
+def simulations(
+    jobs: Sequence[EstimatedJob], traces: TraceSource
+) -> dict[Simulation, SimulatedCells]:
+    """Simulations that estimates of jobs need, with their traces made at once."""
     shared: dict[Simulation, SimulatedCells] = {}  # a trace does not depend on the GPU
     for question, gpu in jobs:
         key = _simulation(question, gpu)
@@ -70,15 +86,7 @@ def estimates(
         question.changes or question.batch in {1, "fastest"} for question, _ in jobs
     )
     traces.prepare([r for cells in shared.values() for r in cells.requests(alone=alone)])
-    candidates = [
-        batch_candidates(question, gpu, shared[_simulation(question, gpu)])
-        for question, gpu in jobs
-    ]
-    timed = at_lengths(candidates, traces)
-    return [
-        _estimated(row, catalog, constants, choose_batch(row, timed, constants))
-        for row in candidates
-    ]
+    return shared
 
 
 def by_objective(estimated: Estimated) -> tuple[int, bool, float, float]:

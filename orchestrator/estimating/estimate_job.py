@@ -2,7 +2,7 @@
 
 import datetime as dt
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -17,9 +17,14 @@ from orchestrator.estimating.choosing.layouts import (
     names_by_count,
     on_layout,
 )
-from orchestrator.estimating.choosing.recipe_choice import best_recipes, jobs_on, recipes_to_try
+from orchestrator.estimating.choosing.recipe_choice import (
+    best_recipes,
+    for_comparison,
+    jobs_on,
+    recipes_to_try,
+)
 from orchestrator.estimating.choosing.remedies import with_remedies
-from orchestrator.estimating.estimate import by_objective, estimates
+from orchestrator.estimating.estimate import by_objective, estimates, simulations
 from orchestrator.estimating.estimate_records import Estimated, Estimates
 from orchestrator.estimating.estimate_request import (
     BATCH_LIMIT,
@@ -84,6 +89,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         raise
 
     simulation = Simulation(offered, constants, traces)
+    _prepare(requested, request, question, simulation)
     estimated: list[Estimated] = []
     reasons: list[str] = []
     for count, gpus in requested.items():
@@ -96,6 +102,38 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         skipped=tuple(dict.fromkeys(reasons)),
         prices=prices.age(catalog, today),
     )
+
+
+def _prepare(
+    requested: Mapping[int, Sequence[Gpu]],
+    request: EstimateRequest,
+    question: Question,
+    simulation: "Simulation",
+) -> None:
+    """Make the traces of all layouts at once: a process takes longer to start than to trace one."""
+    on_layouts = [
+        (on_layout(question, layout, BATCH_LIMIT), gpus)
+        for count, gpus in requested.items()
+        for layout in layouts(count, request.strategy)
+    ]
+    if len(on_layouts) > 1 and not question.finds_seq_len:
+        jobs = [job for asked, gpus in on_layouts for job in _jobs(gpus, request, asked)[0]]
+        lengths = traced_lengths(question.workload, question.seq_len)
+        compared = [(for_comparison(asked), gpu) for asked, gpu in jobs]
+        simulations(compared, simulation.at_lengths(lengths).traces)
+
+
+def _jobs(
+    gpus: Sequence[Gpu], request: EstimateRequest, question: Question
+) -> tuple[list[EstimatedJob], list[str]]:
+    """Jobs of each GPU by the recipes that the request leaves to choose.
+
+    Returns:
+        The jobs, and the reason against each GPU that can run none.
+    """
+    varied = partial(varied_question, request, question)
+    groups = recipes_to_try(request.recipe, varied) if request.chooses else [[question]]
+    return jobs_on(groups, gpus)
 
 
 def _estimates_of_count(
@@ -154,9 +192,7 @@ def estimates_on(
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    varied = partial(varied_question, request, question)
-    groups = recipes_to_try(request.recipe, varied) if request.chooses else [[question]]
-    jobs, reasons = jobs_on(groups, gpus)
+    jobs, reasons = _jobs(gpus, request, question)
     estimated: list[Estimated] = []
     if jobs and question.finds_seq_len:
         simulation = simulation.at_lengths(lengths_up_to(question.seq_len))
@@ -166,5 +202,6 @@ def estimates_on(
         estimated_jobs = simulation.at_lengths(lengths).estimates
         shorter_jobs = simulation.at_lengths(lengths_up_to(question.seq_len // 2)).estimates
         best = best_recipes(jobs, estimated_jobs)
+        varied = partial(varied_question, request, question)
         estimated = with_remedies(best, varied, estimated_jobs, shorter_jobs)
     return estimated, reasons

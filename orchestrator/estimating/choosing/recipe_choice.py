@@ -104,7 +104,7 @@ def best_recipes(jobs: Sequence[EstimatedJob], estimated_jobs: Estimating) -> li
         TraceError: the model cannot be traced under a recipe.
     """
     ranked = compared_recipes(jobs, estimated_jobs)
-    if all(_for_comparison(question) is question for question, _ in jobs):
+    if all(for_comparison(question) is question for question, _ in jobs):
         return [_with_runners_up(rows) for rows in ranked.values()]
     whole = {(gpu.key, question.options_text()): (question, gpu) for question, gpu in jobs}
     drawn: dict[str, list[Estimated]] = {gpu: [] for gpu in ranked}
@@ -144,13 +144,13 @@ def compared_recipes(
         TraceError: the model cannot be traced under a recipe.
     """
     on: defaultdict[str, list[Estimated]] = defaultdict(list)
-    compared = [(_for_comparison(question), gpu) for question, gpu in jobs]
+    compared = [(for_comparison(question), gpu) for question, gpu in jobs]
     for row in sorted(estimated_jobs(compared) if jobs else [], key=_order):
         on[row.gpu.key].append(row)
     return on
 
 
-def _for_comparison(question: Question) -> Question:
+def for_comparison(question: Question) -> Question:
     """The question without draws of lengths and routings; itself where it has neither."""
     is_drawn = drawn_lengths(question.workload, question.seq_len) is not None
     if not is_drawn and not question.routing_draws:
