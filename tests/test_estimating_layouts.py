@@ -41,11 +41,11 @@ def test_all_layouts_are_traced_at_once_and_ddp_has_the_trace_of_one_gpu() -> No
     request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 512})
     question = question_of(request, CATALOG, TODAY)
     on_layouts = [layout for count in (1, 2, 4) for layout in layouts(count, "auto")]
-    asked = Asked()
+    source = Asked()
     gpu = CATALOG.gpu("H100-SXM")
-    simulations([(on_layout(question, layout, 64), gpu) for layout in on_layouts], asked)
+    simulations([(on_layout(question, layout, 64), gpu) for layout in on_layouts], source)
     assert len(on_layouts) == 5
-    assert [len(call) for call in asked.calls] == [3]
+    assert [len(call) for call in source.calls] == [3]
 
 
 def test_a_count_in_the_name_of_a_gpu_replaces_those_of_the_option() -> None:

@@ -117,9 +117,9 @@ def _prepare(
         for layout in layouts(count, request.strategy)
     ]
     if len(on_layouts) > 1 and not question.finds_seq_len:
-        jobs = [job for asked, gpus in on_layouts for job in _jobs(gpus, request, asked)[0]]
+        jobs = [job for one, gpus in on_layouts for job in _jobs(gpus, request, one)[0]]
         lengths = traced_lengths(question.workload, question.seq_len)
-        compared = [(for_comparison(asked), gpu) for asked, gpu in jobs]
+        compared = [(for_comparison(job), gpu) for job, gpu in jobs]
         simulations(compared, simulation.at_lengths(lengths).traces)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -84,17 +85,24 @@ def watched_resizes(watch: StorageWatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unseen_propagation() -> Iterator[None]:
-    """Hide the tensors of global size on which DTensor works out the shapes of a result."""
+    """Hide the tensors of global size on which DTensor works out the shapes of a result.
+
+    On the way, DTensor looks for strided shards among all tensors of a list, for each of them. A
+    mesh of one dimension has none, so the search is left out: it takes most of a trace.
+    """
     kind: Any = ShardingPropagator
     name = "_propagate_tensor_meta_non_cached"
     own: Callable[..., Any] = getattr(kind, name)
+    search: Callable[..., None] = _sharding_prop._propagate_use_strided_shard_flag  # noqa: SLF001 - no public name
 
     def unseen(*args: Any) -> Any:
         with _disable_current_modes():
             return own(*args)
 
     setattr(kind, name, unseen)
+    _sharding_prop._propagate_use_strided_shard_flag = lambda *_: None  # noqa: SLF001 - as above
     try:
         yield
     finally:
         setattr(kind, name, own)
+        _sharding_prop._propagate_use_strided_shard_flag = search  # noqa: SLF001 - as above
