@@ -12,7 +12,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check kernel-constants
+.PHONY: help setup sweep browser test test-long chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check kernel-constants
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: setup  ## all tests, a Ray cluster on this machine among them
 
 test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick, at the moments of five seeds, as root
 	$(RUN) -m pytest -rs -m long
+
+chaos: setup  ## children, workers, raylet, GCS and driver killed at random while sweeps run (MINUTES=60, SEED=0)
+	MINUTES=$(or $(MINUTES),60) SEED=$(or $(SEED),0) $(RUN) -W ignore tests/chaos.py
 
 fuzz: setup  ## damaged and hostile input of every kind: no traceback, 10 s, 2 GB (EXAMPLES=10000, SEED=0)
 	OMP_NUM_THREADS=1 EXAMPLES=$(or $(EXAMPLES),10000) SEED=$(or $(SEED),0) $(RUN) tests/fuzz.py

@@ -1,0 +1,207 @@
+"""Kills at random moments while sweeps run: `make chaos`, for `MINUTES=` from `SEED=`.
+
+A sweep of six cells runs on a Ray of its own: into a folder, into a bucket that refuses a third of
+the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
+driver are killed, and children are stopped. A driver that ends early is started again until the
+sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model.
+
+Printed are kills; observations that were in the log and are not any more; probes with two verdicts;
+processes that live a minute after their driver; and files left among the temporary ones. The
+script ends with 1 if there is any of these, or a sweep that never ends.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fakes.network_cluster import STAND_IN
+from fakes.ray_sweeps import SPEC, environment
+from fakes.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
+
+from orchestrator.storage.local_storage import OBSERVATIONS
+from trials.records.observation import Observation
+
+CHAOS = SPEC.replace("[24, 32, 40]", "[24, 32, 40, 48, 56, 64]")
+CELLS = 6
+TARGETS = ("child", "stopped child", "worker", "raylet", "gcs_server", "driver")
+WEIGHTS = (4, 1, 3, 1, 1, 3)
+STARTING = 0.02  # share of the kills that are kept while no trial runs: sweeps are to get further
+ROUND_KILLS = 15  # of a sweep; then it may end
+OUTLIVE_SECONDS = 60.0
+ROUND_SECONDS = 600.0
+DISK = ("-t", "tmpfs", "-o", "size=192k")
+WHERES = ("folder", "bucket", "full disk") if os.geteuid() == 0 else ("folder", "bucket")
+
+
+def family(driver: int) -> list[psutil.Process]:
+    """A driver and all processes below it."""
+    try:
+        process = psutil.Process(driver)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kind_of(process: psutil.Process) -> str | None:
+    """The target that a process is."""
+    with contextlib.suppress(psutil.Error):
+        words = " ".join(process.cmdline())
+        if "law_worker" in words or "trials.training.worker" in words:
+            return "child"
+        if "ray::" in words:
+            return "worker"
+        name = Path(process.exe()).name
+        return name if name in TARGETS else None
+    return None
+
+
+class Round:
+    """One sweep under kills, with what was seen of it."""
+
+    def __init__(self, place: Path, where: str, server: S3Server, chance: random.Random) -> None:
+        self.where, self.chance, self._server, self._place = where, chance, server, place
+        self._out = place / "disk" / "run"
+        self._out.parent.mkdir(parents=True)
+        if where == "full disk":
+            subprocess.run(["mount", *DISK, "none", self._out.parent], check=True)
+        (place / "small.yaml").write_text(CHAOS, encoding="utf-8")
+        (place / "tmp").mkdir()
+        self.kills: Counter[str] = Counter()
+        self.seen: set[str] = set()
+        self.begun: set[psutil.Process] = set()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start, or resume, the sweep."""
+        path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
+        variables = {"PYTHONPATH": path, "TMPDIR": str(self._place / "tmp")}
+        variables |= {"RAY_TMPDIR": str(self._place / "tmp")}
+        if self.where == "bucket":
+            variables |= CREDENTIALS | {"AWS_ENDPOINT_URL": self._server.url}
+        out = f"s3://{BUCKET}/{self._place.name}" if self.where == "bucket" else str(self._out)
+        words = ("sweep", str(self._place / "small.yaml"), "--out", out, "--wait-for-nodes", "0.2")
+        with (self._place / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "orchestrator", *words],
+                env=environment(self._place, **variables),
+                cwd=self._place,
+                stdout=log,
+                stderr=log,
+            )
+
+    def logged(self) -> list[Observation]:
+        """Every whole line of the log, repeated ones too."""
+        if self.where == "bucket":
+            objects = self._server.objects(f"{self._place.name}/observations/")
+            content = b"".join(objects.values())
+        else:
+            file = self._out / OBSERVATIONS
+            content = file.read_bytes() if file.exists() else b""
+        return [Observation.model_validate_json(line) for line in content.split(b"\n")[:-1]]
+
+    def is_complete(self) -> bool:
+        """Whether every cell was timed: a trial whose child was killed thrice ends without."""
+        return len({o.cell.key for o in self.logged() if o.is_timing}) == CELLS
+
+    def run(self, until: float) -> str | None:
+        """Run until the sweep is complete; why it never was, or None."""
+        end = time.monotonic() + ROUND_SECONDS
+        driver = self.start()
+        while time.monotonic() < end:
+            time.sleep(self.chance.uniform(0.05, 2.0))
+            self.begun |= set(family(driver.pid))
+            self.seen |= {o.key for o in self.logged()}
+            if driver.poll() is None:
+                if self.kills.total() < ROUND_KILLS and time.monotonic() < until:
+                    self.kill(driver.pid)
+                continue
+            if driver.returncode == 0 and self.is_complete():
+                return None
+            if self.where == "full disk":
+                more = ["mount", "-o", "remount,size=64m", self._out.parent]
+                subprocess.run(more, check=True)
+                self.kills["full disk"] += 1
+            driver = self.start()
+        driver.kill()
+        return f"never complete: {(self._place / 'log').read_text()[-2000:]}"
+
+    def kill(self, driver: int) -> None:
+        """Kill, or stop, one process of a kind that is drawn, if there is one."""
+        (kind,) = self.chance.choices(TARGETS, WEIGHTS)
+        if not any(kind_of(p) == "child" for p in family(driver)):
+            if self.chance.random() > STARTING:
+                return
+            kind = "driver"
+        wanted = kind.removeprefix("stopped ")
+        found = [p for p in family(driver) if p.pid != driver and kind_of(p) == wanted]
+        if kind == "driver":
+            found = family(driver)[:1]
+        if found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = self.chance.choice(found)
+                process.send_signal(signal.SIGSTOP if kind != wanted else signal.SIGKILL)
+                self.kills[kind] += 1
+
+    def damage(self) -> dict[str, list[str]]:
+        """What was lost, doubled or left."""
+        logged = self.logged()
+        verdicts = Counter(o.key.rpartition("/t")[0] for o in logged if o.outcome.is_verdict)
+        alive = psutil.wait_procs(self.begun, timeout=OUTLIVE_SECONDS)[1]
+        return {
+            "lost": sorted(self.seen - {o.key for o in logged}),
+            "duplicated": sorted(key for key, times in verdicts.items() if times > 1),
+            "processes": [str(p) for p in alive if p.is_running()],
+            "files": sorted(str(p) for p in (self._place / "tmp").glob("sweep-*")),
+        }
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self.begun:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if self.where == "full disk":
+            subprocess.run(["umount", "-l", self._out.parent], check=True)
+
+
+def main() -> int:
+    """Run rounds until the time is over; 1 if one of them was damaged."""
+    seed, minutes = int(os.environ.get("SEED", "0")), float(os.environ.get("MINUTES", "60"))
+    chance, until = random.Random(seed), time.monotonic() + 60 * minutes
+    kills: Counter[str] = Counter()
+    damaged, number = False, 0
+    with s3_server() as server:
+        server.fails_every = 3
+        while time.monotonic() < until:
+            where = WHERES[number % len(WHERES)]
+            with tempfile.TemporaryDirectory(prefix="c", ignore_cleanup_errors=True) as place:
+                one = Round(Path(place), where, server, chance)
+                try:
+                    failure = one.run(until)
+                    damage = one.damage()
+                finally:
+                    one.close()
+            kills += one.kills
+            found = {name: items for name, items in damage.items() if items}
+            damaged = damaged or bool(found) or failure is not None
+            line = (
+                f"seed {seed}, round {number}, {where}: {dict(one.kills)} {found} {failure or ''}"
+            )
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+            number += 1
+    sys.stdout.write(f"{kills.total()} kills in {number} sweeps: {dict(kills)}\n")
+    return int(damaged)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
