@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import get_args
 
 import numpy as np
@@ -109,10 +110,14 @@ def coverage(
     errors: Sequence[PublishedError], kind: Callable[[PublishedError], str]
 ) -> dict[str, tuple[int, int]]:
     """Runs of each kind within the intervals of the other sources' runs, and all its runs."""
+
+    @cache
+    def interval_without(source: str, method: Method, lengths: LengthKind) -> MemoryError90:
+        return error_interval([one for one in errors if one.source != source], method, lengths)
+
     covered = dict.fromkeys(sorted(map(kind, errors)), (0, 0))
     for one in errors:
-        others = [other for other in errors if other.source != one.source]
-        interval = error_interval(others, one.method, one.lengths)
+        interval = interval_without(one.source, one.method, one.lengths)
         within, runs = covered[kind(one)]
         is_within = interval.low <= math.exp(one.error) <= interval.high
         covered[kind(one)] = (within + is_within, runs + 1)
