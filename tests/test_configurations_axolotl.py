@@ -165,6 +165,7 @@ def test_keys_set_the_options_of_the_estimate(
         (BASE | {"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters"),
         (LORA | {"unfrozen_parameters": ["^lm_head.*"]}, "unfrozen_parameters"),
         (BASE | {"num_epochs": 0}, "num_epochs"),
+        ({**BASE, "gradient_accumulation_steps": None, "batch_size": "a"}, "batch_size"),
         (BASE | {"micro_batch_size": "auto"}, "micro_batch_size"),
         (BASE | {"sequence_len": "long"}, "sequence length"),
         (LORA | {"lora_r": None}, "lora_r"),

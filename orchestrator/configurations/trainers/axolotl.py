@@ -362,6 +362,9 @@ def _batches(config: Config, reading: Reading) -> None:
 
 SHAPES: dict[str, tuple[type, ...]] = {
     "adapter": (str, bool),
+    "batch_size": (int, float),
+    "micro_batch_size": (int, float),
+    "gradient_accumulation_steps": (int, float),
     "rl": (str, bool),
     "bnb_config_kwargs": (dict,),
     "lora_dropout": (int, float),
