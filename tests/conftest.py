@@ -40,6 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep traces in a cache that starts empty and that all tests of a process share."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def made_for_small_steps() -> Iterator[None]:
     """Apply the settings for small steps to a file that names this fixture in ``pytestmark``."""

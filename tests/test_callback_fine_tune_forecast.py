@@ -72,7 +72,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Working directory with ``my-model`` and ``data.jsonl``, as the page names them."""
     path = tmp_path_factory.mktemp("training")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(path / "cache"))
         patched.setenv("HF_HUB_OFFLINE", "1")
         patched.setenv("HF_DATASETS_CACHE", str(path / "datasets"))
         patched.setenv("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -12,14 +12,6 @@ GPU = ("--gpu", "RTX-4090")
 TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 32\n"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _cached(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Keep traces in a folder that the tests of this file share."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A configuration of TRL with a micro-batch of 16 and an effective batch of 32."""

@@ -23,8 +23,7 @@ catalog:
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in an empty working directory, with traces of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    """Run in an empty working directory."""
     monkeypatch.chdir(tmp_path)
 
 

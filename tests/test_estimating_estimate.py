@@ -1,7 +1,6 @@
 """``estimate`` as a user meets it: tables, JSON, explanations, and one line per mistake."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,6 @@ AT_ONCE = (
     *("--startup-minutes", "0", "--checkpoint-seconds", "0"),
     *("--interruptions-per-day", "0"),
 )
-
-
-@pytest.fixture(scope="module")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trace cache shared by the tests of this file."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _cached(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep traces in the shared cache instead of the home directory."""
-    with monkeypatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(shared_cache))
-        yield
 
 
 def estimate_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

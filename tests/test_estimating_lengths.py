@@ -3,7 +3,6 @@
 import datetime as dt
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,10 +71,9 @@ def test_at_most_three_lengths_are_traced() -> None:
 
 
 def test_each_of_several_lengths_has_rows_and_a_recommendation(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The rows of a length are those of an estimate at that length alone."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tiny = ("estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len")
     assert main([*tiny, "256,128", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -117,9 +115,8 @@ def test_nothing_else_decides_on_a_length_that_is_found(
 
 
 @pytest.mark.long
-def test_the_longest_context_of_an_8b_model_on_an_a40(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_longest_context_of_an_8b_model_on_an_a40() -> None:
     """QLoRA fits more than twice that of LoRA; an H200 holds all that the model states."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     lora, qlora = (
         {
             row.gpu.key: row.estimate

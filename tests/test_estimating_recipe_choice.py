@@ -3,7 +3,7 @@
 import datetime as dt
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,6 @@ Record = Callable[[str, object], None]  # pytest's record_property
 TINY = {"model": "llama-tiny", "seq_len": 512}
 NO_OPTIONS: dict[str, Any] = {"nodes": RentalOptions(), "prices": PriceOptions()}
 TODAY = dt.date(2026, 11, 23)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep traces in a cache that the tests of this file share."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def estimates(**options: Any) -> list[Estimate]:

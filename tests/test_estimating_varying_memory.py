@@ -1,6 +1,6 @@
 """Changes under which a larger micro-batch survives varying lengths, named where they help."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,6 @@ from orchestrator.reporting.estimate_recommendation import varying_text
 from trials.simulation.simulated_prober import usable_bytes
 
 SPREAD = range(16, 1473, 8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep traces in a cache that the tests of this file share."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def estimated(folder: Path, lengths: Sequence[int], **options: Any) -> Estimated:

@@ -51,13 +51,6 @@ def points() -> list[Point]:
     return made
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep traces in a cache of this file."""
-    patched = pytest.MonkeyPatch()
-    patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def test_calibration_recovers_the_constants_that_made_the_steps(points: list[Point]) -> None:
     """Constants and host factors return within a few percent; unused constants stay unfitted."""
     calibration = calibrate(points, EfficiencyConstants())

@@ -1,17 +1,10 @@
 """The table of measured results is made from the kept observations alone."""
 
-import pytest
 from builders.observations import measurement, observation, tiny_cell
 from measured_table import measured_block
 
 from trials.records.cell import Cell
 from trials.records.observation import Observation, Outcome
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep traces outside the home directory."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def observations_of(cell: Cell) -> list[Observation]:

@@ -1,8 +1,5 @@
 """The largest batch size of a simulated cell."""
 
-from pathlib import Path
-
-import pytest
 from builders.observations import tiny_cell
 
 import orchestrator
@@ -14,12 +11,6 @@ from trials.records.model import find_model
 from trials.records.observation import Outcome
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, SimulatedCell
 from trials.simulation.trace_cache import Traces
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep traces out of the home directory."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def test_the_largest_batch_size_is_exact_for_every_limit() -> None:

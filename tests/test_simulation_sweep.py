@@ -47,9 +47,8 @@ max_batch_size: 64
 
 @pytest.fixture(autouse=True)
 def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working directory and cache, and no cluster."""
+    """An empty working directory and no cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
 

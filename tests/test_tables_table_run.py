@@ -133,10 +133,9 @@ def test_sparsity_gives_the_active_experts(share: str, active: int, table: Path)
 
 @pytest.mark.long
 def test_calibrated_constants_predict_the_measured_steps(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One flow: table, ``calibrate``, ``estimate --constants``, where steps take three times."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe = ("--method", "full", "--gradient-checkpointing", "off", "--gradient-accumulation", "1")
     job = ("estimate", "--model", "llama-tiny", "--seq-len", "128", *recipe, "--gpu", "A40")
 

@@ -1,7 +1,6 @@
 """vLLM's share of the memory is none of GRPO's update, and prices name what they leave out."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -65,10 +64,9 @@ def test_a_trial_checks_that_the_model_scores_its_completions() -> None:
 
 
 def test_an_estimate_names_the_generation_that_it_leaves_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In its table, beside the price, and as JSON."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     job = ["estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len", "16", "--task", "grpo"]
     assert main(job) == 0
     shown = capsys.readouterr().out
