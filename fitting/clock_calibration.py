@@ -28,7 +28,7 @@ from trials.simulation.timing_model import (
 FITTED: dict[str, tuple[str, ...]] = {
     "matrix_product": ("product_speed",),
     "memory": ("memory",),
-    "attention": ("attention_forward", "attention_backward"),
+    "attention": ("attention_speed", "attention_backward"),
     "dequantisation": ("dequantisation",),
     "scan": ("scan",),
 }

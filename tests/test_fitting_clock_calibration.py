@@ -25,7 +25,7 @@ GPUS = ("A40", "A100-80GB-SXM", "H100-SXM")
 TRUTH = EfficiencyConstants(
     product_speed=0.85,
     memory=0.85,
-    attention_forward=0.60,
+    attention_speed=1.0,
     attention_backward=0.56,
     host_factor=1.0,
 )

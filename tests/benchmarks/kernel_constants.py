@@ -12,6 +12,7 @@ import io
 import sys
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from scipy.optimize import least_squares
 
 from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_of, nearest_rate
 from orchestrator.markdown_table import table
+from trials.simulation.clock.attention import AttentionRates, forward_seconds, prefix_of
 from trials.simulation.clock.products import (
     ProductConstants,
     ProductRates,
@@ -32,11 +34,14 @@ from trials.simulation.recording import FloatArray, Rate
 TABLE = Path(__file__).resolve().parents[2] / "gpu_catalog" / "data" / FILE
 # Most rows of each class and GPU in a fit: the classes count by their share of a step's time.
 MOST = {"linear": 1200, "few-tokens": 200, "thin": 200, "narrow": 200}
+# Most rows of each library of attention kernels and GPU: libraries count alike.
+MOST_ATTENTION = 600
+START_ATTENTION = AttentionRates(10.0, 200.0, 0.6)
 # Matrices of these classes stay in the L2 cache of these GPUs when a benchmark repeats a product.
 CACHED = {"thin", "narrow"}
 LARGE_CACHES = {"L40S", "RTX-PRO-6000"}
 START = ProductConstants(3.5, 0.70, 109.0, 0.30, 0.986, 0.933, 0.884)
-UNITS = {"launch_us": "us", "ramp": "elements"}
+UNITS = {"launch_us": "us", "ramp": "elements", "per_byte": "FLOP/byte"}
 # What a kernel can be: some collectors add a time of their own to each, and unused tiles have no
 # rate that rows could determine.
 LIMITS = {"launch_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
@@ -46,6 +51,7 @@ SCALE = 0.08  # of errors beyond which a row counts less
 SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2"
 PREFIXES = {Rate.BF16: "product", Rate.FP32: "product_fp32"}
 SOURCES = {Rate.BF16: SOURCE, Rate.FP32: "NeuSight 6945927"}
+SOURCE_ATTENTION = "aiconfigurator 095f58a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +133,24 @@ def fitted_rows(samples: Fitted, rate: Rate) -> tuple[KernelRate, ...]:
 
     start = [getattr(START, name) for name in names] + [0.78, 0.76] * len(keys)
     limits = [LIMITS.get(name, (0.0, np.inf)) for name in names] + [(0.0, 2.0)] * 2 * len(keys)
+    values, errors = least(residuals, np.array(start), np.array(limits))
+    labels = [(SHARED, name) for name in names]
+    labels += [(key, name) for key in keys for name in ("short", "sustained")]
+    return rates_by_label(samples, labels, f"{prefix}_", values, errors, SOURCES[rate])
+
+
+def least(
+    residuals: Callable[[FloatArray], FloatArray], start: FloatArray, limits: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Values of least residuals and their relative standard errors.
+
+    Args:
+        residuals: of the rows, by the logarithms of the values.
+        start: (values,) where the search begins.
+        limits: (values, 2) least and largest ones.
+    """
     with np.errstate(divide="ignore"):
-        lower, upper = np.log(np.array(limits)).T
+        lower, upper = np.log(limits).T
     best = least_squares(
         residuals,
         np.log(start),
@@ -139,24 +161,68 @@ def fitted_rows(samples: Fitted, rate: Rate) -> tuple[KernelRate, ...]:
         max_nfev=20,
     )
     scatter = float(np.square(residuals(best.x)).mean())
-    errors = np.sqrt(scatter * np.diag(np.linalg.pinv(best.jac.T @ best.jac)))
-    counts = {key: sum(len(one.seconds) for one in samples[key]) for key in keys}
+    return np.exp(best.x), np.sqrt(scatter * np.diag(np.linalg.pinv(best.jac.T @ best.jac)))
+
+
+def rates_by_label(  # noqa: PLR0917 - what a row of the table says
+    samples: Fitted,
+    labels: list[tuple[str, str]],
+    prefix: str,
+    values: FloatArray,
+    errors: FloatArray,
+    source: str,
+) -> tuple[KernelRate, ...]:
+    """Rows of the table, by GPU and name."""
+    counts = {key: sum(len(one.seconds) for one in samples[key]) for key in samples}
     counts[SHARED] = sum(counts.values())
-    labels = [(SHARED, name) for name in names]
-    labels += [(key, name) for key in keys for name in ("short", "sustained")]
     return tuple(
         KernelRate(
             gpu=gpu,
             group=SHARED if gpu == SHARED else group_of(measured_gpus()[gpu]),
-            quantity=f"{prefix}_{name}",
+            quantity=f"{prefix}{name}",
             value=float(f"{value:.4g}"),
             unit=UNITS.get(name, "1"),
             standard_error=float(f"{value * error:.2g}"),
             rows=counts[gpu],
-            source=SOURCES[rate],
+            source=source,
         )
-        for (gpu, name), value, error in zip(labels, np.exp(best.x), errors, strict=True)
+        for (gpu, name), value, error in zip(labels, values, errors, strict=True)
     )
+
+
+def attention_errors(products: Products, gpu: str, rates: AttentionRates) -> FloatArray:
+    """(rows,) logarithms of predicted over measured seconds of causal attention.
+
+    Its shapes are (length, width) x (width, length), half of it masked.
+    """
+    shapes = products.shapes
+    flops = 2.0 * shapes.rows * shapes.inner * shapes.columns * shapes.count
+    predicted = forward_seconds(flops, shapes.moved, peak_of(gpu, Rate.BF16), rates)
+    return np.log(predicted / products.seconds)
+
+
+def attention_rows(samples: Fitted) -> tuple[KernelRate, ...]:
+    """Two numbers of each generation of kernels, and a fraction of each GPU."""
+    rows: tuple[KernelRate, ...] = ()
+    generations = {key: prefix_of(measured_gpus()[key].compute_capability) for key in samples}
+    for prefix in sorted(set(generations.values())):
+        own = {key: samples[key] for key in sorted(samples) if generations[key] == prefix}
+
+        def residuals(point: FloatArray, own: Fitted = own) -> FloatArray:
+            launch_us, per_byte, *reached = map(float, np.exp(point))
+            fractions = zip(own, reached, strict=True)
+            rates = {key: AttentionRates(launch_us, per_byte, one) for key, one in fractions}
+            parts = [attention_errors(one, key, rates[key]) for key in own for one in own[key]]
+            return np.concatenate(parts)
+
+        first = START_ATTENTION
+        start = [first.launch_us, first.per_byte] + [first.reached] * len(own)
+        limits = [(0.0, np.inf)] * 2 + [(0.0, 2.0)] * len(own)
+        values, errors = least(residuals, np.array(start), np.array(limits))
+        labels = [(SHARED, "launch_us"), (SHARED, "per_byte")]
+        labels += [(key, "reached") for key in own]
+        rows += rates_by_label(own, labels, prefix, values, errors, SOURCE_ATTENTION)
+    return rows
 
 
 def constants_of(
@@ -204,34 +270,49 @@ def cache_rows(
 
 def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Products) -> FloatArray:
     """Absolute relative errors of the rows that no fit sees, by a table of rates."""
-    rate = Rate.FP32 if label == "fp32" else Rate.BF16
+    judged = products.where(~in_fit(products))
+    facts = measured_gpus()[key]
+    if label.startswith("attention/"):
+        prefix, group = prefix_of(facts.compute_capability), group_of(facts)
+        names = (f"{prefix}{field.name}" for field in fields(AttentionRates))
+        rates = AttentionRates(*(nearest_rate(rows, name, key, group) for name in names))
+        errors = attention_errors(judged, key, rates)
+        return np.abs(np.expm1(errors))
+    rate = Rate.FP32 if label == "product/fp32" else Rate.BF16
     constants, reached = constants_of(rows, key, rate)
     own = {row.quantity: row.value for row in rows if row.gpu == key}
     size = own.get("product_cache_mb", 0.0) if rate is Rate.BF16 else 0.0
-    judged = products.where(~in_fit(products))
     cache = (size, own.get("product_cached_bandwidth", 1.0))
-    errors: FloatArray = np.abs(np.expm1(judged.errors(key, constants, reached, cache)))
-    return errors
+    return np.abs(np.expm1(judged.errors(key, constants, reached, cache)))
+
+
+def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate, ...]:
+    """All rates, by the half of the rows that fits see; rows by class and GPU."""
+    samples, fp32, attention = defaultdict(list), defaultdict(list), defaultdict(list)
+    for (label, key), products in measured.items():
+        kind, _, name = label.partition("/")
+        seen = products.where(in_fit(products))
+        if kind == "attention":
+            attention[key].append(drawn(seen, MOST_ATTENTION))
+        elif name == "fp32":
+            fp32[key].append(drawn(seen, MOST["linear"]))
+        elif name not in CACHED or key not in LARGE_CACHES:
+            samples[key].append(drawn(seen, MOST[name]))
+    rows = fitted_rows(samples, Rate.BF16) + fitted_rows(fp32, Rate.FP32)
+    for key in sorted(LARGE_CACHES):
+        moving = [measured[f"product/{name}", key] for name in sorted(CACHED)]
+        rows += cache_rows(rows, key, [one.where(in_fit(one)) for one in moving])
+    return rows + attention_rows(attention)
 
 
 def main() -> None:
     """Write the table and print the held-out errors as Markdown."""
     by_class = defaultdict(list)
     for row in measured_rows(Path(sys.argv[1])):
-        if row.label.startswith("product/"):
-            by_class[row.label.removeprefix("product/"), row.gpu].append(row)
+        if row.label.startswith(("product/", "attention/")):
+            by_class[row.label, row.gpu].append(row)
     measured = {key: products_of(rows) for key, rows in by_class.items()}
-    samples, fp32 = defaultdict(list), defaultdict(list)
-    for (label, key), products in measured.items():
-        seen = products.where(in_fit(products))
-        if label == "fp32":
-            fp32[key].append(drawn(seen, MOST["linear"]))
-        elif label not in CACHED or key not in LARGE_CACHES:
-            samples[key].append(drawn(seen, MOST[label]))
-    rows = fitted_rows(samples, Rate.BF16) + fitted_rows(fp32, Rate.FP32)
-    for key in sorted(LARGE_CACHES):
-        seen = [measured[label, key] for label in sorted(CACHED)]
-        rows += cache_rows(rows, key, [one.where(in_fit(one)) for one in seen])
+    rows = fitted_table(measured)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(KernelRate.model_fields)
@@ -243,7 +324,7 @@ def main() -> None:
     for (label, key), products in sorted(measured.items()):
         errors = [held_out(table, key, label, products) for table in (rows, without[key])]
         means = [f"{100 * float(one.mean()):.1f} %" for one in errors]
-        lines.append((f"product/{label}", key, len(errors[0]), *means))
+        lines.append((label, key, len(errors[0]), *means))
     header = ("class", "GPU", "rows held out", "error", "error by siblings' rates")
     sys.stdout.write(f"{table(header, [tuple(map(str, line)) for line in lines])}\n")
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from gpu_catalog.record import Record
+from trials.simulation.clock.attention import FP32_FORWARD, attention_rates, forward_seconds
 from trials.simulation.clock.products import (
     ProductConstants,
     ProductShapes,
@@ -62,10 +63,9 @@ class EfficiencyConstants(Record):
     runs of several stacks; ``calibrate`` fits them to measured observations.
 
     Attributes:
-        product_speed: speed of matrix products relative to the published ones that
-            ``gpu_catalog.kernel_rates`` is fitted to.
-        attention_forward: the same fraction in fused attention, forward.
-        attention_backward: the same fraction in fused attention, backward.
+        product_speed, attention_speed: speed of matrix products and of fused attention, forward,
+            relative to the published ones that ``gpu_catalog.kernel_rates`` is fitted to.
+        attention_backward: fraction of the peak in fused attention, backward.
         memory: fraction of the memory bandwidth in kernels that only move data.
         dequantisation: 4-bit weights that a multiprocessor unpacks per clock. The prototype used a
             fraction of the bandwidth (0.21, fitted on A100s alone). But the kernel looks up each
@@ -89,7 +89,7 @@ class EfficiencyConstants(Record):
     """
 
     product_speed: Fraction = 1.0
-    attention_forward: Fraction = 0.60
+    attention_speed: Fraction = 1.0
     attention_backward: Fraction = 0.56
     memory: Fraction = 0.74
     dequantisation: Annotated[float, Field(gt=0)] = 1.1
@@ -239,7 +239,7 @@ def _device_seconds(
         raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
     peaks = _peaks(gpu)
     reached = np.ones(len(OperatorClass))
-    reached[OperatorClass.ATTENTION_FORWARD] = constants.attention_forward
+    reached[OperatorClass.ATTENTION_FORWARD] = FP32_FORWARD * constants.attention_speed
     reached[OperatorClass.ATTENTION_BACKWARD] = constants.attention_backward
     reached[OperatorClass.SCAN] = constants.scan
     reached[OperatorClass.DEQUANTISATION] = constants.dequantisation
@@ -258,6 +258,10 @@ def _device_seconds(
     seconds = np.maximum(np.maximum(computing, transfer), floor)
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     seconds[products] = _product_seconds(rate[products], numbers[products], gpu, constants)
+    fused = (work == OperatorClass.ATTENTION_FORWARD) & (rate != Rate.FP32)
+    peaks = peaks[rate[fused]] * constants.attention_speed
+    moved, rates = numbers[fused, Column.BYTES], attention_rates(gpu)
+    seconds[fused] = forward_seconds(flops[fused], moved, peaks, rates)
     return seconds
 
 
