@@ -1,0 +1,90 @@
+"""A rank's step from a few traced layers takes the memory and collectives of a trace of all."""
+
+import numpy as np
+import pytest
+from builders.observations import recipe
+from builders.whole_steps import GPU, deep
+
+from trials.recipes.parallel import Parallel
+from trials.recipes.recipe import Recipe
+from trials.records.cell import Cell
+from trials.records.compatibility import with_defaults
+from trials.records.model import Model, find_model
+from trials.simulation.recording import Column, Kind, OperatorClass, Operators
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.trace_request import Routing, TraceRequest
+from trials.simulation.tracing.tracing_worker import Tracing
+from trials.simulation.whole_step import Steps
+
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+BATCH = 2
+FULL = recipe("full", precision="bf16-mixed", gradient_checkpointing=True, max_grad_norm=1.0)
+LORA = recipe("lora", precision="bf16", gradient_checkpointing=True)
+SHARDED = Parallel(gpus=8, strategy="fsdp2")
+UNRESHARDED = Parallel(gpus=2, strategy="fsdp2", reshard_after_forward=False)
+
+
+def traced(
+    model: Model, settings: Recipe, layout: Parallel, seq_len: int, *, whole: bool
+) -> StepTrace:
+    """Trace of a step of the first rank."""
+    cell = Cell(
+        gpu=GPU.key,
+        simulated=True,
+        model=model.name,
+        recipe=with_defaults(settings, model, GPU),
+        experts=model.experts,
+        active_experts=model.active_experts,
+        seq_len=seq_len,
+        parallel=layout,
+    )
+    request = TraceRequest(cell=cell, model=model, routing=Routing(), batch_size=BATCH, whole=whole)
+    return Tracing().trace(request)
+
+
+def collectives(operators: Operators) -> np.ndarray:
+    """Kind and bytes of each collective, (collectives, 2), in their order."""
+    runs = operators.kinds == Kind.RUN
+    chosen = runs & (operators.names // 4 == OperatorClass.COLLECTIVE)
+    return np.c_[operators.names[chosen], operators.numbers[chosen, Column.BYTES]]
+
+
+def check(model: Model, settings: Recipe, layout: Parallel, seq_len: int = 24) -> None:
+    """Compare both traces, with one and two micro-batches."""
+    cut, whole = (
+        traced(model, settings, layout, seq_len, whole=all_layers) for all_layers in (False, True)
+    )
+    assert cut.copies > 0 == whole.copies
+    for micro_batches in (1, 2):
+        few, every = (Steps(trace, micro_batches, layout) for trace in (cut, whole))
+        assert few.peak_bytes(BATCH) == every.peak_bytes(BATCH)
+        made = collectives(few.operators(BATCH))
+        assert len(made) > 0
+        assert np.array_equal(made, collectives(every.operators(BATCH)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "layout"),
+    [
+        ("llama-tiny", FULL, SHARDED),
+        pytest.param("llama-tiny", LORA, UNRESHARDED, marks=pytest.mark.long),
+        pytest.param("mixtral-tiny", LORA, UNRESHARDED, marks=pytest.mark.long),
+    ],
+    ids=["llama", "llama unresharded", "mixtral unresharded"],
+)
+def test_few_layers_stand_for_all_on_each_rank(
+    name: str, settings: Recipe, layout: Parallel
+) -> None:
+    """Six layers expanded from a few have the peak and collectives of six traced ones."""
+    check(deep(name, 6), settings, layout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [FULL, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b"])
+def test_few_layers_stand_for_all_of_a_real_model(name: str, settings: Recipe) -> None:
+    """So they do for 32 layers of Llama and Mixtral, and for 80."""
+    check(find_model(name), settings, SHARDED, seq_len=2048)
