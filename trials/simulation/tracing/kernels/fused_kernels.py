@@ -235,14 +235,15 @@ def _scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - PyTorch's signatu
         # As autocast does for PyTorch's own function, which this one stands in for.
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if attn_mask is not None:
-        return masked_attention(query, key, value, attn_mask, dropout_p, scale)
-    if query.dtype == torch.float32 and enable_gqa and key.shape[1] < query.shape[1]:
-        # FlashAttention takes no fp32, and the memory-efficient kernel no grouped queries: PyTorch
-        # falls back to plain products, and keeps every score.
+    is_grouped = enable_gqa and key.shape[1] < query.shape[1]
+    if is_grouped and (attn_mask is not None or query.dtype == torch.float32):
+        # FlashAttention takes no mask and no fp32, and the memory-efficient kernel no grouped
+        # queries: PyTorch falls back to plain products, and keeps every score.
         return torch.ops.aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]  # noqa: SLF001 - the operator's name
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True
         )[0]
+    if attn_mask is not None:
+        return masked_attention(query, key, value, attn_mask, dropout_p, scale)
     return _Attention.apply(query, key, value, is_causal)  # type: ignore[no-any-return,no-untyped-call]
 
 
