@@ -15,15 +15,17 @@ from orchestrator.storage.local_storage import OBSERVATIONS
 
 
 @pytest.mark.parametrize(
-    ("arguments", "is_at_work"),
+    ("arguments", "is_at_work", "resumes"),
     [
         (
             (*("estimate", "--model", "llama-tiny", "--gpu", "A40"), "--seq-len", "24"),
             lambda children, _: children,
+            False,
         ),
         pytest.param(
             ("sweep", "one.yaml", "--out", "run"),
             lambda _, folder: [f for f in folder.glob(f"run/{OBSERVATIONS}") if f.stat().st_size],
+            True,
             marks=pytest.mark.long,
         ),
     ],
@@ -33,6 +35,8 @@ def test_sigterm_ends_a_command_and_its_processes_in_a_line(
     tmp_path: Path,
     arguments: tuple[str, ...],
     is_at_work: Callable[[list[psutil.Process], Path], object],
+    *,
+    resumes: bool,
 ) -> None:
     """As Ctrl-C does, with the exit code of a shell for SIGTERM."""
     (tmp_path / "one.yaml").write_text(ONE_CELL, encoding="utf-8")
@@ -50,6 +54,8 @@ def test_sigterm_ends_a_command_and_its_processes_in_a_line(
     command.terminate()
     _, complaint = command.communicate(timeout=60)
     assert command.returncode == 143
-    assert complaint.splitlines()[-1].startswith("stopped: ")
+    last = complaint.splitlines()[-1]
+    assert last.startswith("stopped")
+    assert ("resume" in last) == resumes
     assert "Traceback" not in complaint
     assert psutil.wait_procs(begun, timeout=30)[1] == []

@@ -22,6 +22,8 @@ MOST_MISTAKES = 20
 COLLECTED = (100_000, 20, 20)
 """Thresholds of Python's garbage collector. Records have no cycles: by its own thresholds, a fifth
 of the time of `rank` and `report` on a long log goes to looking for them."""
+RESUMED = frozenset({"sweep", "learn", "gpu-check", "launch"})
+"""Commands that continue an interrupted run, or reconnect to it, when they are run again."""
 _received: list[int] = []
 """Signals that ended this process. Ray forgets the type of an exception raised in its own code."""
 
@@ -81,5 +83,6 @@ def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
         remark(f"{error.filename}: {error.strerror}")
         return 1
     except KeyboardInterrupt:
-        remark("stopped: run the same command again to resume")
+        resumes = options.command in RESUMED
+        remark("stopped: run the same command again to resume" if resumes else "stopped")
         return 128 + (_received or [signal.SIGINT])[0]
