@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gpu_catalog.catalog import csv_rows, parse_rows, shipped_text
+from gpu_catalog.catalog import csv_rows, load_catalog, parse_rows, shipped_text
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 
@@ -54,9 +54,17 @@ def rates_of(gpu: Gpu) -> Mapping[str, float]:
     """Numbers of a GPU and those that all share, by quantity.
 
     A GPU without measurements gets the geometric mean of those of its group; without any, of the
-    GPUs with its rate of accumulation; without these, of all.
+    GPUs with its rate of accumulation; without these, of all. A GPU of the catalog under another
+    key, as with another memory, has its own numbers: its device names identify it.
     """
-    return _rates(gpu.key, group_of(gpu))
+    keys = _keys_by_device()
+    key = next((keys[name] for name in gpu.device_names if name in keys), gpu.key)
+    return _rates(key, group_of(gpu))
+
+
+@cache
+def _keys_by_device() -> Mapping[str, str]:
+    return {name: gpu.key for gpu in load_catalog().gpus for name in gpu.device_names}
 
 
 @cache

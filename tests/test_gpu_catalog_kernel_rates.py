@@ -26,6 +26,14 @@ def test_a_gpu_without_measurements_gets_its_siblings() -> None:
     assert nearest_rate(rows[:2], "q", "x", "12.0 half") == pytest.approx(0.6)
 
 
+def test_a_gpu_with_another_memory_keeps_its_rates() -> None:
+    """Its key is another one, its kernels are not."""
+    a40 = CATALOG.gpu("A40")
+    assert rates_of(a40.model_copy(update={"key": "A40-10GiB"})) == rates_of(a40)
+    stranger = a40.model_copy(update={"key": "A40-10GiB", "device_names": ("another",)})
+    assert rates_of(stranger) != rates_of(a40)
+
+
 def test_geforce_and_a10g_accumulate_at_half_rate() -> None:
     """Their peaks in bf16 are twice those in fp32, so they reach more of them."""
     half = {gpu.key for gpu in CATALOG.gpus if gpu.kind == "cuda" and "half" in group_of(gpu)}
