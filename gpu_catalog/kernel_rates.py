@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Annotated
 
 from pydantic import Field
 
-from gpu_catalog.catalog import csv_rows, load_catalog, parse_rows, shipped_text
+from gpu_catalog.catalog import UnknownGpuError, csv_rows, load_catalog, parse_rows, shipped_text
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 
@@ -57,14 +58,16 @@ def rates_of(gpu: Gpu) -> Mapping[str, float]:
     GPUs with its rate of accumulation; without these, of all. A GPU of the catalog under another
     key, as with another memory, has its own numbers: its device names identify it.
     """
-    keys = _keys_by_device()
-    key = next((keys[name] for name in gpu.device_names if name in keys), gpu.key)
-    return _rates(key, group_of(gpu))
+    return _rates(_measured_key(gpu.key, gpu.device_names), group_of(gpu))
 
 
 @cache
-def _keys_by_device() -> Mapping[str, str]:
-    return {name: gpu.key for gpu in load_catalog().gpus for name in gpu.device_names}
+def _measured_key(key: str, device_names: tuple[str, ...]) -> str:
+    """Key of the shipped catalog for a GPU with these device names, else its own."""
+    for name in device_names:
+        with suppress(UnknownGpuError):
+            return load_catalog().gpu_by_device_name(name).key
+    return key
 
 
 @cache

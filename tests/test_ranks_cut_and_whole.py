@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 from builders.observations import recipe
-from builders.whole_steps import GPU, deep
+from builders.whole_steps import deep, simulated_cell
 
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
-from trials.records.cell import Cell
-from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
 from trials.simulation.recording import Column, Kind, OperatorClass, Operators
 from trials.simulation.trace_cache import StepTrace
@@ -31,16 +29,7 @@ def traced(
     model: Model, settings: Recipe, layout: Parallel, seq_len: int, *, whole: bool
 ) -> StepTrace:
     """Trace of a step of the first rank."""
-    cell = Cell(
-        gpu=GPU.key,
-        simulated=True,
-        model=model.name,
-        recipe=with_defaults(settings, model, GPU),
-        experts=model.experts,
-        active_experts=model.active_experts,
-        seq_len=seq_len,
-        parallel=layout,
-    )
+    cell = simulated_cell(model, settings, seq_len, layout)
     request = TraceRequest(cell=cell, model=model, routing=Routing(), batch_size=BATCH, whole=whole)
     return Tracing().trace(request)
 

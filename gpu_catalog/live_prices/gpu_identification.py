@@ -57,7 +57,8 @@ def forms() -> tuple[InstanceForm, ...]:
 @cache
 def left_out() -> dict[str, str]:
     """Names of GPUs with 16 GB and more that the catalog leaves out, and the reason for each."""
-    return tomllib.loads(shipped_text("gpu_names.toml", __package__))["left_out"]  # type: ignore[no-any-return]
+    reasons: dict[str, str] = tomllib.loads(shipped_text("gpu_names.toml", __package__))["left_out"]
+    return reasons
 
 
 @cache

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
@@ -27,17 +28,25 @@ def deep(name: str, layers: int) -> Model:
     return model.model_copy(update={"config": model.config | {"num_hidden_layers": layers}})
 
 
-def traced(model: Model, recipe: Recipe, *, batch_size: int = 4, whole: bool = False) -> Traced:
-    """Trace of a step on a GPU."""
-    cell = Cell(
+def simulated_cell(
+    model: Model, recipe: Recipe, seq_len: int = 24, parallel: Parallel | None = None
+) -> Cell:
+    """A cell of a model with its usual number of active experts."""
+    return Cell(
         gpu=GPU.key,
         simulated=True,
         model=model.name,
         recipe=with_defaults(recipe, model, GPU),
         experts=model.experts,
         active_experts=model.active_experts,
-        seq_len=24,
+        seq_len=seq_len,
+        parallel=parallel,
     )
+
+
+def traced(model: Model, recipe: Recipe, *, batch_size: int = 4, whole: bool = False) -> Traced:
+    """Trace of a step on a GPU."""
+    cell = simulated_cell(model, recipe)
     shares = routed_shares(Routing(), model.experts)
     return TraceableCell(cell, model, whole=whole).trace(batch_size, shares)
 
