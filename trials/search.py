@@ -23,12 +23,6 @@ for estimates up to three times too high. A larger share comes closer to the lar
 small error, but a second miss leaves nothing but doubling from 1."""
 
 
-NEAREST = 0.95
-"""Largest share of one fit's batch size that another may have for a line to join them, where an
-estimate began the search. Such fits all lie near the largest batch: their line has the slope of
-the memory there, that of the estimate may be wrong. A larger share turns more noise into slope."""
-
-
 @dataclass(frozen=True, slots=True)
 class LikelyLargest:
     """Estimate of the largest batch from another source. A wrong one costs probes, never exactness.
@@ -171,12 +165,12 @@ def _predicted_largest(
 ) -> int | None:
     """Largest batch size within the memory limit by the line ``peak = m + k * batch``.
 
-    The line joins the largest fit and the largest one at most half of it, or ``NEAREST`` with an
-    estimate. Closer points would turn noise into slope. Batch 1 often lies above the line and is
-    used only where no other point is left. Without such a point, ``m`` is the share of the largest
-    fit's peak that the estimate calls fixed. Without an estimate, a single peak bounds the result
-    from below by proportion (m >= 0); the prediction is twice that bound, since most of a first
-    peak is the model itself. None when no line rises.
+    The line joins the largest fit and the largest one at most half of it. Closer points would turn
+    noise into slope. Batch 1 often lies above the line and is used only where no other point is
+    left. Without such a point, ``m`` is the share of the largest fit's peak that the estimate calls
+    fixed. Without an estimate, a single peak bounds the result from below by proportion (m >= 0);
+    the prediction is twice that bound, since most of a first peak is the model itself. None when no
+    line rises.
     """
     peaks = {batch: peak for batch, peak in peaks.items() if peak > 0}
     if not peaks:
@@ -186,8 +180,7 @@ def _predicted_largest(
         peaks[0] = round(estimate.fixed_share_at(upper) * peaks[upper])
     elif len(peaks) == 1:
         return 2 * upper * memory_limit_bytes // peaks[upper]
-    far = upper // 2 if estimate is None else NEAREST * upper
-    lower = max((batch for batch in peaks if batch <= far), default=min(peaks))
+    lower = max((batch for batch in peaks if batch <= upper // 2), default=min(peaks))
     rise = peaks[upper] - peaks[lower]
     if rise <= 0:
         return None
