@@ -101,9 +101,13 @@ class DeviceStepper:
     def step(self, *losses_of: LossOf) -> float:
         """Run one whole step."""
         self.forget_gradients()
-        losses = [self.backward(loss_of).detach() for loss_of in losses_of]
+        total: torch.Tensor | None = None  # of the micro-batches so far, as the Trainer keeps it
+        for loss_of in losses_of:
+            loss = self.backward(loss_of).detach()
+            total = loss if total is None else total + loss
+            del loss
         skipped_at = self.update()
-        value = float(sum(losses))
+        value = 0.0 if total is None else float(total)
         # A loss that is not finite is the caller's error to raise.
         if skipped_at is not None and math.isfinite(value):
             raise SkippedStepError(
