@@ -1,5 +1,6 @@
 """Cluster file for the GPUs of a specification, and its expected cost: ``deploy``."""
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.number_text import short
 from gpu_catalog.offer import Offer
 from gpu_catalog.safe_text import printable
-from orchestrator.clouds.cluster_file import cloud_file, kuberay_file, local_file
+from orchestrator.clouds.cluster_file import Weights, cloud_file, kuberay_file, local_file
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, choose, instances
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
@@ -21,6 +22,8 @@ from trials.records.compatibility import incompatibility
 
 OWN_GPU = "excluded: join-check on a node does not know this GPU of yours: start its node by hand"
 WIDTH = 114
+GIB = 2**30
+BYTES_PER_WEIGHT = 2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
@@ -57,9 +60,12 @@ class DeployedSweep:
     catalog: Catalog
 
     @property
-    def is_pretrained(self) -> bool:
-        """Whether nodes load weights from the hub."""
-        return any(cell.weights == "pretrained" for cell in self.spec.all_cells())
+    def weights(self) -> Weights:
+        """Weights that nodes load from the hub, in 16 bits as it has most of them."""
+        cells = self.spec.all_cells()
+        names = {cell.model for cell in cells if cell.weights == "pretrained"}
+        counts = (self.spec.model(name).published_parameters or 0 for name in names)
+        return Weights(bool(names), math.ceil(sum(counts) * BYTES_PER_WEIGHT / GIB))
 
 
 def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
@@ -115,8 +121,7 @@ def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[s
         raise DeployError("\n".join([*choice.left_out, line]))
     bill = _cloud_bill(request, choice, sweep)
     header = _header(sweep.name, request, bill, choice.left_out)
-    pretrained = sweep.is_pretrained
-    file = cloud_file(request.provider, choice, request.nodes_each, header, pretrained=pretrained)
+    file = cloud_file(request.provider, choice, request.nodes_each, header, sweep.weights)
     return Deployment(file, bill, choice.left_out, _dollars(request, choice.region, catalog))
 
 
@@ -130,15 +135,13 @@ def _without_cloud(
     if not kept:
         raise DeployError("\n".join([*own, f"{sweep.name}: none of its GPUs can be used"]))
     bill = (_local_bill if request.provider == "local" else _kuberay_bill)(sweep, kept)
-    header, pretrained = _header(sweep.name, request, bill, own), sweep.is_pretrained
+    header, weights = _header(sweep.name, request, bill, own), sweep.weights
     if request.provider == "local":
         hosts = request.hosts or ("YOUR_HEAD", *(f"YOUR_{key.upper()}_HOST" for key in kept))
-        return Deployment(local_file(kept, hosts, header, pretrained=pretrained), bill, own)
+        return Deployment(local_file(kept, hosts, header, weights), bill, own)
     job = (sweep.spec.name, sweep.text) if request.job else None
     gpus = [sweep.catalog.gpu(key) for key in kept]
-    return Deployment(
-        kuberay_file(gpus, request.nodes_each, header, job, pretrained=pretrained), bill, own
-    )
+    return Deployment(kuberay_file(gpus, request.nodes_each, header, weights, job), bill, own)
 
 
 def _local_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:

@@ -112,6 +112,8 @@ spec SPEC                a YAML file; its folder is uploaded
 """
 JOIN_CHECK = f"""
 keys KEY[,KEY]           keys of 'catalog gpus'; one must match
+--head HOST              address of the cluster's head, whose clock this machine's is compared with
+--weights-gib N          size of the weights that the node will download (default: 0)
 {PRICES}
 """
 NODE_NOTICE = f"""
@@ -235,10 +237,11 @@ def add_cluster(commands: Any) -> None:
         help="check that this machine has the GPU of a key; print the resources of its Ray node",
         description="Compare the name and memory of this machine's GPU, as NVML reports them, with "
         "the catalog's GPU of that key, and try it: PyTorch's CUDA against the driver, a product "
-        "in fp32 and bf16, free memory, free disk. If all is well, print the value for 'ray start "
-        "--resources'; otherwise print what is wrong, with the remedy, and exit with 1.",
+        "in fp32 and bf16, free memory, free disk, and its clock against the head's. If all is "
+        "well, print the value for 'ray start --resources'; otherwise print what is wrong, with "
+        "the remedy, and exit with 1.",
     )
-    add_table(join_check, JOIN_CHECK)
+    add_table(join_check, JOIN_CHECK, N=not_negative)
     notice = commands.add_parser(
         "node-notice",
         run="cluster.run_node_notice",
