@@ -1,4 +1,4 @@
-"""Cluster files for Ray's launcher and KubeRay: a template filled with the node types."""
+"""Cluster files for Ray's launcher, KubeRay and SkyPilot: a template filled with the node types."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpu_catalog.gpu import Gpu
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, NodeType
+from orchestrator.clouds.skypilot import Place
 from orchestrator.planning.cluster_resources import SCALES_TO
 from orchestrator.planning.node_pricing import NodeRental
 
@@ -99,6 +100,34 @@ def kuberay_file(
         **weights.values,
         ray_version=metadata.version("ray"),
         job=job and {"name": job[0], "text": textwrap.indent(job[1].rstrip("\n"), "    ")},
+    )
+
+
+def skypilot_file(
+    tasks: Sequence[tuple[Gpu, Sequence[Place]]],
+    nodes_each: int,
+    header: str,
+    spec: tuple[str, str],
+    weights: Weights,
+) -> str:
+    """Task for SkyPilot that starts Ray and sweeps on it; of several GPUs, one after another.
+
+    Args:
+        tasks: each GPU, with its offers.
+        nodes_each: nodes of each GPU.
+        header: comment lines.
+        spec: name and text of the specification.
+        weights: what each node loads.
+    """
+    name, text = spec
+    return _filled(
+        "skypilot",
+        header=header,
+        tasks=tasks,
+        nodes_each=nodes_each,
+        out=f"s3://YOUR_BUCKET/{name}",
+        spec=text,
+        **weights.values,
     )
 
 

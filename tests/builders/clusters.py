@@ -23,6 +23,7 @@ SHIPPED = {
     "aws.yaml": ("deploy/sweep.yaml", DeploymentRequest("aws")),
     "gcp.yaml": ("deploy/sweep.yaml", DeploymentRequest("gcp")),
     "azure.yaml": ("deploy/sweep.yaml", DeploymentRequest("azure")),
+    "skypilot.yaml": ("paper", DeploymentRequest("skypilot")),
     "local.yaml": ("paper", DeploymentRequest("local")),
     "kuberay-cluster.yaml": ("paper", DeploymentRequest("kuberay")),
     "kuberay-job.yaml": ("paper", DeploymentRequest("kuberay", job=True)),

@@ -209,8 +209,9 @@ def add_cluster(commands: Any) -> None:
         "deploy",
         run="cluster.run_deploy",
         help="write a cluster file for the GPUs of a specification, and print its cost",
-        description="Write the file from which 'ray up' or 'kubectl apply' creates a cluster. Its "
-        "nodes start when a trial needs their GPU. deploy/README.md describes the next steps.",
+        description="Write the file from which 'ray up', 'kubectl apply' or SkyPilot creates a "
+        "cluster. Its nodes start when a trial needs their GPU. deploy/README.md describes the "
+        "next steps.",
     )
     add_table(deploy, DEPLOY, required=["--provider"], spec=Path)
     launch = commands.add_parser(
