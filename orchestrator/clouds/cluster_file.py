@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gpu_catalog.gpu import Gpu
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, NodeType
 from orchestrator.clouds.skypilot import Place
-from orchestrator.planning.cluster_resources import SCALES_TO
+from orchestrator.planning.cluster_resources import SCALES_TO, node_name
 from orchestrator.planning.node_pricing import NodeRental
 
 DISK_GIB = 200  # of each node on a cloud: its own system, driver and image take half of it
@@ -140,12 +140,7 @@ def _filled(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - YAML
     )
-    environment.filters["low"] = _low
+    environment.filters["low"] = node_name
     filled = environment.get_template(f"deploy-{template}.template")
     # The head lists how many nodes can be started: Ray itself does not report that to a driver.
     return filled.render(scales_to=SCALES_TO, **values)
-
-
-def _low(name: str) -> str:
-    """Name with the characters that Google's labels and Kubernetes' names allow."""
-    return name.lower().replace(".", "-")
