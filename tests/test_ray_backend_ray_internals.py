@@ -1,17 +1,22 @@
 """What is used of Ray beyond its public API: a test fails when a newer Ray no longer needs it."""
 
 import dataclasses
+import logging
+import queue
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 from ray._private import worker
 from ray._private.node import Node as RayNode
 from ray._private.state import GlobalState
+from ray.autoscaler.node_launch_exception import NodeLaunchException
+from ray.autoscaler.v2.instance_manager import node_provider
 from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.utils.callback import _create_default_callbacks
@@ -20,9 +25,11 @@ from ray.util.state.common import NodeState
 from orchestrator.ray_backend import ray_internals
 from orchestrator.ray_backend.cluster import RayEndedError, check_own_ray
 from orchestrator.ray_backend.ray_internals import (
+    MONITOR_LOG,
     TUNE_VARIABLES,
     MemoryRelease,
     ended_processes,
+    failed_launches,
     worker_of,
 )
 
@@ -88,6 +95,49 @@ def test_a_trial_of_tune_still_keeps_what_is_freed() -> None:
     assert trial.config["trial"] == {"cell": "c"}
     assert trial.evaluated_params == {}
     assert trial.run_metadata.last_result == {"done": True}
+
+
+class _Refusing(node_provider.NodeProviderAdapter):
+    """Ray's adapter of a provider of clouds, whose provider has no quota."""
+
+    def __init__(self) -> None:
+        self._v1_provider = self
+        config = SimpleNamespace(
+            get_node_resources=lambda _: {},
+            get_node_labels=lambda _: {},
+            get_cloud_node_config=lambda _: {},
+            get_config=lambda _name, default=None: default,
+        )
+        self._config_reader = SimpleNamespace(get_cached_autoscaling_config=lambda: config)
+        self._errors_queue: queue.Queue[Any] = queue.Queue()
+
+    def create_node_with_resources_and_labels(self, *_: Any) -> None:
+        raise NodeLaunchException("VcpuLimitExceeded", "You have requested more", None)
+
+
+def test_why_a_node_was_not_started_is_in_the_autoscalers_log_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray's own adapter writes the line; its error, which the status repeats, has no reason."""
+    refusing, log = _Refusing(), logging.FileHandler(tmp_path / MONITOR_LOG)
+    log.setFormatter(logging.Formatter("%(asctime)s\tINFO node_provider.py:491 -- %(message)s"))
+    logger = logging.getLogger(node_provider.__name__)
+    monkeypatch.setattr(logger, "handlers", [log])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    refusing._launch_nodes_by_type("a40-spot", 1, "request")
+    log.close()
+    error = refusing._errors_queue.get()
+    assert "VcpuLimitExceeded" not in str(error)
+    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
+    monkeypatch.setattr(worker, "_global_node", node)
+    (failure,) = failed_launches()
+    assert failure.node_type == "a40-spot"
+    assert "VcpuLimitExceeded" in failure.reason
+    assert hasattr(RayNode, "get_logs_dir_path")
+    (tmp_path / MONITOR_LOG).unlink()
+    assert failed_launches() == ()
+    monkeypatch.setattr(worker, "_global_node", None)
+    assert failed_launches() == ()
 
 
 def test_an_own_ray_without_its_raylet_or_gcs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,14 @@ import re
 
 import pytest
 from fakes.scheduled_cluster import DESK, HEAD, World
-from ray.autoscaler.v2.sdk import ClusterStatusParser, GetClusterStatusReply, Stats
 
 from orchestrator.planning.cluster_resources import ClusterResources, FailedLaunch
 from orchestrator.scheduling.launch_failures import in_words, refusals
 
 # As the providers' documents and Ray's providers have them.
 VCPUS = (
-    "launch failed with Failed to launch 1 nodes of type desk-spot with request id 4: An error "
-    "occurred (VcpuLimitExceeded) when calling the RunInstances operation: You have requested more "
-    "vCPU capacity than your current vCPU limit of 0 allows"
+    "Node Launch Exception (VcpuLimitExceeded): You have requested more vCPU capacity than your "
+    "current vCPU limit of 0 allows"
 )
 
 
@@ -68,15 +66,3 @@ def test_the_wait_for_a_node_ends_with_the_providers_reason() -> None:
         "no node with desk came within 10 minutes (--wait-for-nodes): desk-spot"
     )
     assert reason.endswith("(VcpuLimitExceeded)")
-
-
-def test_rays_status_has_the_failed_launches() -> None:
-    """Its reply is parsed by its own parser, whose fields these are."""
-    reply = GetClusterStatusReply()
-    failed = reply.autoscaling_state.failed_instance_requests.add()
-    failed.ray_node_type_name, failed.reason, failed.failed_ts = "desk-spot", VCPUS, 7
-    status = ClusterStatusParser.from_get_cluster_status_reply(reply, stats=Stats())
-    (launch,) = status.failed_launches
-    assert (launch.ray_node_type_name, launch.details, launch.failed_ts_s) == (
-        *("desk-spot", VCPUS, 7),
-    )

@@ -6,23 +6,20 @@ with the newest Ray.
 """
 
 import contextlib
-import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
 from ray._private import worker
 from ray._private.state import state
-from ray.autoscaler.v2 import sdk
 from ray.tune.execution import class_cache
 from ray.tune.progress_reporter import TrialProgressCallback
 
 from orchestrator.planning.cluster_resources import FailedLaunch
-
-logger = logging.getLogger(__name__)
 
 # Settings of Tune that are environment variables alone. It reads them when a tuner is made.
 TUNE_VARIABLES = {
@@ -38,6 +35,9 @@ TUNE_VARIABLES = {
     # An experiment is never restored here: its state, all trials as text, need not be written.
     "TUNE_GLOBAL_CHECKPOINT_S": str(sys.maxsize),
 }
+MONITOR_LOG = "monitor.log"  # of the autoscaler
+MONITOR_BYTES = 2**16  # of its end: it tries again every few seconds
+LAUNCH_FAILED = re.compile(r"Failed to launch \d+ nodes of type (\S+): (.+)")
 VITAL = ("gcs_server", "raylet")  # of the processes of a Ray; others come back or are not missed
 
 
@@ -59,17 +59,20 @@ def resources_by_node() -> tuple[Mapping[str, Mapping[str, float]], ...]:
 
 
 def failed_launches() -> tuple[FailedLaunch, ...]:
-    """Nodes that version 2 of the autoscaler could not start, the last one last; else none.
+    """Nodes that the autoscaler could not start, the last one last; none away from the head.
 
-    ``ray status`` prints them, and no other public interface has them.
+    Its status has that a launch failed and not why; the provider's error is in its log alone.
     """
-    try:
-        status = sdk.get_cluster_status(ray.get_runtime_context().gcs_address)
-    except Exception as error:  # noqa: BLE001 - Ray raises bare ones; the sweep goes on without
-        logger.debug("Ray: %s", error)
+    node = worker._global_node  # noqa: SLF001 - as below
+    if node is None:
         return ()
-    failed = sorted(status.failed_launches, key=lambda launch: launch.failed_ts_s or 0)
-    return tuple(FailedLaunch(one.ray_node_type_name, one.details or "") for one in failed)
+    try:
+        with Path(node.get_logs_dir_path(), MONITOR_LOG).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - MONITOR_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(FailedLaunch(*found) for found in LAUNCH_FAILED.findall(text))
 
 
 def ended_processes() -> tuple[str, ...]:
