@@ -90,6 +90,7 @@ def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
             storage_path="sweep",
             storage_filesystem=PyFileSystem(FSSpecHandler(MemoryFileSystem())),
             callbacks=[relay, *loggers, SilentProgress(), MemoryRelease()],
+            # Tune would retry the same task anywhere: the scheduler continues it elsewhere.
             failure_config=tune.FailureConfig(max_failures=0),
             stop=relay,
             verbose=0,

@@ -66,6 +66,7 @@ def measure(
                     "command again, which continues where this stopped"
                 ) from None
             logger.warning("%s; starting Ray again", error)
+            strategy.start_again()
 
 
 def _measure_on_ray(
