@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 TRAINERS := .venv-trainers
+RAY_LATEST := .venv-ray-latest
 
 # A machine with a GPU comes with its own PyTorch: gpu-check takes the Python that has it.
 GPU_PYTHON ?= python3
@@ -12,7 +13,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check kernel-constants
+.PHONY: help setup sweep browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check kernel-constants kuberay-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -51,6 +52,12 @@ fuzz: setup  ## damaged and hostile input of every kind: no traceback, 10 s, 2 G
 test-ssh: setup  ## `ray up`, a job and `ray down` over ssh on hosts of this machine; as root, with sshd and rsync
 	$(RUN) -m pytest -rs -m ssh tests/test_ssh_cluster.py
 
+test-ray-latest:  ## the tests of Ray with the newest one on PyPI, in .venv-ray-latest
+	$(PYTHON) -m venv $(RAY_LATEST)
+	grep -v '^ray==' constraints.txt > $(RAY_LATEST)/constraints.txt
+	$(RAY_LATEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint $(RAY_LATEST)/constraints.txt --upgrade --editable '.[dev]' 'ray[default,tune]'
+	$(RAY_LATEST)/bin/python -m pytest -rs tests/test_ray_backend_*.py tests/test_sweep_on_ray.py tests/test_sweep_on_cluster.py tests/test_sweep_on_autoscaler.py tests/test_clouds_*.py
+
 $(TRAINERS)/.ready: tests/trainers.txt
 	$(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --requirement tests/trainers.txt
@@ -85,6 +92,9 @@ docs: setup  ## the documentation as a site in build/site; a warning is an error
 gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then measures it (OUT=, LIMIT= seconds)
 	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py tests/test_allocator_on_gpu.py
 	$(GPU_PYTHON) -m orchestrator gpu-check --out $(OUT) --seconds $(LIMIT)
+
+kuberay-check: setup  ## the manifests in deploy/ against KubeRay's own schemas (FOLDER=helm-chart/kuberay-operator/crds)
+	$(RUN) tests/kuberay_schema.py $(FOLDER)
 
 kernel-check: setup  ## the clock's kernels against a folder of kernels measured on GPUs (FOLDER=)
 	$(RUN) tests/benchmarks/kernel_times.py $(FOLDER)

@@ -145,7 +145,7 @@ def test_hosts_of_ones_own_all_join() -> None:
     (node,) = config["available_node_types"].values()
     assert node["min_workers"] == node["max_workers"] == config["max_workers"] == 2
     keys = "A40,A100-40GB-SXM,A100-80GB-SXM,H100-SXM"
-    assert f"join-check {keys})" in config["worker_start_ray_commands"][-1]
+    assert f"join-check --head $RAY_HEAD_IP {keys})" in config["worker_start_ray_commands"][-1]
 
 
 @pytest.mark.parametrize("file", ["kuberay-cluster.yaml", "kuberay-job.yaml"])

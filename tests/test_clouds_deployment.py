@@ -130,3 +130,29 @@ def test_the_token_of_the_hub_is_named_where_weights_are_pretrained(provider: st
         made = deployment(request, sweep).text
         assert ("huggingface/token" in made) is is_named
         assert yaml_documents(made)
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp", "azure", "local", "kuberay"])
+def test_disks_have_room_for_the_weights(provider: str) -> None:
+    """Mixtral's 46.7 billion weights of two bytes are 87.0 GiB, Llama's 70.6 billion 131.4."""
+    _, text = spec_on("L4", "H100-SXM", "A100-80GB-PCIe")
+    models = "[mixtral-8x7b, llama-3.1-70b]\n    weights: pretrained"
+    made = {}
+    for name, written in (("small", text), ("large", text.replace("[llama-tiny]", models))):
+        spec = parse_spec(written, "x.yaml")
+        sweep = DeployedSweep(spec, written, "x.yaml", spec.merged_catalog())
+        made[name] = deployment(DeploymentRequest(provider), sweep).text
+    disk = {
+        "aws": "VolumeSize: {},",
+        "gcp": "diskSizeGb: {}\n",
+        "azure": "osDiskSize: {}\n",
+        "local": "",
+        "kuberay": "ephemeral-storage: {}Gi\n",
+    }[provider]
+    words = "--weights-gib\n          - '219'\n" if provider == "kuberay" else "--weights-gib 219 "
+    assert words in made["large"]
+    assert "weights-gib" not in made["small"]
+    if disk:
+        sizes = {"kuberay": (None, 239)}.get(provider, (200, 319))
+        for name, gib in zip(("small", "large"), sizes, strict=True):
+            assert (disk.format(gib) in made[name]) is (gib is not None)

@@ -1,6 +1,11 @@
 """A machine joins a cluster only with the GPU that its node declares."""
 
+import datetime as dt
+import http.server
 import json
+import re
+import threading
+import time
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +16,7 @@ import pytest
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from orchestrator.cli.main import main
 from orchestrator.clouds import join_check
-from orchestrator.clouds.join_check import JoinError, node_resources
+from orchestrator.clouds.join_check import JoinError, clock_mistake, node_resources
 from trials.child_process.gpu_use import GpuUse, use_of_gpu
 from trials.devices.nvml import visible_device
 
@@ -110,6 +115,48 @@ def test_a_full_disk_may_not_join(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(join_check, "LEAST_DISK_BYTES", 10**18)
     with pytest.raises(JoinError, match=f"cpu: {tmp_path} has .* GiB free, .* set HF_HOME"):
         node_resources(["cpu"], CATALOG, lambda: None)
+
+
+def test_the_disk_has_room_for_the_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A disk that is enough without them may be too small with them."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert main(["join-check", "cpu", "--weights-gib", "0.5"]) == 0
+    capsys.readouterr()
+    assert main(["join-check", "cpu", "--weights-gib", "1000000"]) == 1
+    assert re.search(r" needs 1\S+, of which 1e\+06 for weights: ", capsys.readouterr().err)
+
+
+class Clock(http.server.BaseHTTPRequestHandler):
+    """An agent of Ray that refuses everybody, whose clock is a minute fast."""
+
+    def do_HEAD(self) -> None:
+        self.send_error(401)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        del timestamp
+        return super().date_time_string(time.time() + 60)
+
+    def log_request(self, *_: object) -> None:
+        """Log nothing."""
+
+    def log_error(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def test_a_clock_that_differs_from_the_heads_may_not_join() -> None:
+    """The head's agent has a date even for whom it refuses; a head without one is no reason."""
+    now = lambda: dt.datetime.now(dt.UTC)  # noqa: E731
+    with http.server.HTTPServer(("127.0.0.1", 0), Clock) as head:
+        threading.Thread(target=head.serve_forever, daemon=True).start()
+        port = head.server_port
+        mistake = clock_mistake("127.0.0.1", now, port)
+        assert clock_mistake("127.0.0.1", lambda: now() + dt.timedelta(minutes=1), port) is None
+        head.shutdown()
+    assert mistake is not None
+    assert re.match(r"the clock .* is (59|60|61) s behind .*127\.0\.0\.1.*timedatectl", mistake)
+    assert clock_mistake("127.0.0.1", now, port) is None
 
 
 def test_the_gpu_is_tried_in_a_process_of_its_own() -> None:

@@ -1,16 +1,20 @@
 """Instance types that a cluster file names for each GPU."""
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 import yaml
-from builders.clusters import CATALOG, deployment_on, ray_config, shipped
+from builders.clusters import CATALOG, deployment_on, ray_config, shipped, spec_on
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
 from ray.autoscaler.v2.utils import ResourceRequestUtil
 
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, instances
+from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node
+from orchestrator.planning.plan import trial_task
+from orchestrator.scheduling.scheduler import Scheduler
 
 
 def test_the_single_gpus_of_each_cloud_are_there() -> None:
@@ -30,23 +34,38 @@ def test_the_single_gpus_of_each_cloud_are_there() -> None:
     }
 
 
-def launched_for(key: str, text: str, *, without_spot: bool = False) -> str:
-    """Node type that Ray's own scheduler starts for a trial on a GPU."""
+def launched(text: str, trials: Sequence[Mapping[str, float]], spent: Collection[str]) -> list[str]:
+    """Node types that version 2 of Ray's autoscaler starts for trials, where some types are spent.
+
+    Ray remembers for a while that a provider had no instance of a type.
+    """
     config = AutoscalingConfig(ray_config(text), skip_content_hash=True)
     types = config.get_node_type_configs()
     assert types is not None
-    spent = {name: 0.0 for name in types if without_spot and name.endswith("-spot")}
-    trial = {"CPU": 1.0, "GPU": 1.0, key: 1.0}
+    unavailable = dict.fromkeys(spent, 0.0)
+    requests = [ResourceRequestUtil.make(dict(trial)) for trial in trials]
     request = SchedulingRequest(
         disable_launch_config_check=True,
         node_type_configs=types,
         max_num_nodes=config.get_max_num_nodes(),
-        resource_requests=ResourceRequestUtil.group_by_count([ResourceRequestUtil.make(trial)]),
-        cloud_resource_availabilities=spent,
-        recoverable_resource_availabilities=spent,
+        resource_requests=ResourceRequestUtil.group_by_count(requests),
+        cloud_resource_availabilities=unavailable,
+        recoverable_resource_availabilities=unavailable,
     )
-    (launch,) = ResourceDemandScheduler().schedule(request).to_launch
-    return str(launch.instance_type)
+    launches = ResourceDemandScheduler().schedule(request).to_launch
+    return sorted(str(launch.instance_type) for launch in launches for _ in range(launch.count))
+
+
+def trial_on(key: str) -> dict[str, float]:
+    """Request of a trial on a GPU."""
+    return {"CPU": 1.0, "GPU": 1.0, key: 1.0}
+
+
+def launched_for(key: str, text: str, *, without_spot: bool = False) -> str:
+    """Node type that Ray's own scheduler starts for a trial on a GPU."""
+    spent = [name for name in ray_config(text)["available_node_types"] if name.endswith("-spot")]
+    (node,) = launched(text, [trial_on(key)], spent if without_spot else ())
+    return node
 
 
 @pytest.mark.parametrize("file", ["aws.yaml", "gcp.yaml", "azure.yaml"])
@@ -63,6 +82,35 @@ def test_spot_comes_first_and_on_demand_in_its_place(file: str) -> None:
         if spot not in alone:
             instead = launched_for(key, text, without_spot=True)
             assert instead == spot.replace("-spot", "-on-demand")
+
+
+@pytest.mark.parametrize("file", ["aws.yaml", "gcp.yaml", "azure.yaml"])
+def test_every_gpu_of_a_file_gets_one_node_of_the_cheapest_kind(file: str) -> None:
+    """With several cells for each GPU, none has two nodes while another has none."""
+    text = shipped(file)
+    types = ray_config(text)["available_node_types"]
+    head = Node(types["head"]["resources"], None, "head")
+    keys = [name.removeprefix(SCALES_TO) for name in head.resources if name.startswith(SCALES_TO)]
+    spec, _ = spec_on(*keys, more="max_batch_size: 4\n", seq_lens=(16, 32, 64))
+    scheduler = Scheduler(
+        spec.all_cells(),
+        lambda cell: trial_task(spec, CATALOG, cell, []),
+        {key: trial_on(key) for key in keys},
+        ClusterResources((head,)),
+        wait_seconds=600,
+        nodes_out={},
+        note=lambda _: None,
+    )
+    trials = [placement.resources for placement in iter(scheduler.next, None)]
+    spots = sorted(f"{key.lower()}-spot" for key in keys)
+    assert launched(text, trials, ()) == spots
+    first = next(name for name in spots if name.replace("-spot", "-on-demand") in types)
+    instead = first.replace("-spot", "-on-demand")
+    assert launched(text, trials, [first]) == sorted([*{*spots} - {first}, instead])
+    # One more trial for each GPU takes the cluster's cap for on-demand nodes of the first GPUs.
+    assert {name.rpartition("-spot")[0] for name in launched(text, trials * 2, ())} != {
+        key.lower() for key in keys
+    }
 
 
 def test_instances_are_of_gpus_of_the_catalog() -> None:

@@ -21,8 +21,10 @@ from moto.core import set_initial_no_auth_action_count
 from ray.autoscaler._private.aws.config import _get_subnets_or_die, bootstrap_aws
 from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 from ray.autoscaler._private.aws.utils import client_cache, resource_cache
+from ray.autoscaler.node_launch_exception import NodeLaunchException
 
 from orchestrator.clouds.node_types import instances
+from orchestrator.scheduling.launch_failures import in_words
 
 
 @pytest.mark.parametrize("file", [*SHIPPED, "sweep.yaml"])
@@ -79,6 +81,36 @@ def test_ray_starts_nodes_on_aws_and_opens_nothing(aws: Any) -> None:
     assert aws.iam.list_roles()["Roles"] == []
     groups = aws.ec2.describe_security_groups()["SecurityGroups"]
     assert "0.0.0.0/0" not in json.dumps([group["IpPermissions"] for group in groups])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray_tries_every_zone_of_the_region(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zone without an instance leads to the next one; without any, the error has AWS's code."""
+    config = bootstrap_aws(
+        ray_config(shipped("aws.yaml").replace("YOUR_SECURITY_GROUP", aws.group))
+    )
+    zones = {s["SubnetId"]: s["AvailabilityZone"] for s in aws.ec2.describe_subnets()["Subnets"]}
+    provider = AWSNodeProvider(config["provider"], config["cluster_name"])
+    start, tried = provider.ec2_fail_fast.create_instances, []
+    free: set[str] = set()
+
+    def create(**conf: Any) -> Any:
+        tried.append(zones[conf["SubnetId"]])
+        if tried[-1] in free:
+            return start(**conf)
+        error = {"Code": "InsufficientInstanceCapacity", "Message": "We currently do not have …"}
+        raise ClientError({"Error": error}, "RunInstances")
+
+    monkeypatch.setattr(provider.ec2_fail_fast, "create_instances", create)
+    node = config["available_node_types"]["h100-sxm-spot"]["node_config"]
+    free.add(min(zones.values()))  # Ray begins with the last one
+    provider.create_node(dict(node), {"ray-node-type": "worker"}, 1)
+    assert tried == sorted(zones.values(), reverse=True)
+    assert len(tried) > 1
+    free.clear()
+    with pytest.raises(NodeLaunchException) as error:
+        provider.create_node(dict(node), {"ray-node-type": "worker"}, 1)
+    assert in_words(str(error.value)).startswith("the provider has none to give now")
 
 
 @pytest.mark.filterwarnings("ignore")

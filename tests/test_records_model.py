@@ -118,6 +118,14 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
             {"model_type": "x", "vocab_size": 8, "num_experts": 9999, "moe_k": 1},
             "9999 experts",
         ),
+        (
+            {"model_type": "x", "vocab_size": 8, "num_experts": 2, "num_experts_per_tok": 8},
+            "routes a token to 8 of 2 experts: it must be 1 to 2",
+        ),
+        (
+            {"model_type": "x", "vocab_size": 8, "num_experts": 8, "num_experts_per_tok": 0},
+            "routes a token to 0 of 8 experts",
+        ),
     ],
 )
 def test_an_invalid_configuration_is_one_line(

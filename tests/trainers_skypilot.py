@@ -1,4 +1,4 @@
-"""Prints a task file as SkyPilot reads it; run by the Python of `make trainers`.
+"""Prints the tasks of a file as SkyPilot reads them; run by the Python of `make trainers`.
 
 The catalog of instances in ``HOME`` is the caller's.
 """
@@ -6,21 +6,31 @@ The catalog of instances in ``HOME`` is the caller's.
 import json
 import sys
 
-import sky
-import yaml
+from sky.utils import dag_utils
 
-with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123 - the script of another environment
-    task = sky.Task.from_yaml_config(yaml.safe_load(file))
-resources = [
+dag = dag_utils.load_chain_dag_from_yaml(sys.argv[1])
+tasks = [
     {
-        "cloud": str(one.cloud).lower(),
-        "region": one.region,
-        "instance": one.instance_type,
-        "spot": one.use_spot,
-        "gpus": dict(one.accelerators),
+        "resources": [
+            {
+                "cloud": str(one.cloud).lower(),
+                "region": one.region,
+                "instance": one.instance_type,
+                "spot": one.use_spot,
+                "gpus": dict(one.accelerators),
+                "disk": one.disk_size,
+            }
+            for one in task.resources
+        ],
+        "modes": [mount.mode.name for mount in task.storage_mounts.values()],
+        "envs": task.envs,
+        "secrets": list(task.secrets),
+        "setup": task.setup,
+        "run": task.run,
+        "files": task.file_mounts,
+        "nodes": task.num_nodes,
+        "name": task.name,
     }
-    for one in task.resources
+    for task in dag.tasks
 ]
-mode = task.storage_mounts["/outputs"].mode.name
-text = {"envs": task.envs, "run": task.run, "files": task.file_mounts}
-print(json.dumps({"resources": resources, "mode": mode, **text}))  # noqa: T201 - its output
+print(json.dumps(tasks))  # noqa: T201 - its output

@@ -1,7 +1,8 @@
-"""Cluster files for Ray's launcher and KubeRay: a template filled with the node types."""
+"""Cluster files for Ray's launcher, KubeRay and SkyPilot: a template filled with the node types."""
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -9,17 +10,41 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpu_catalog.gpu import Gpu
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, NodeType
-from orchestrator.planning.cluster_resources import SCALES_TO
+from orchestrator.clouds.skypilot import Place
+from orchestrator.planning.cluster_resources import SCALES_TO, node_name
 from orchestrator.planning.node_pricing import NodeRental
+
+DISK_GIB = 200  # of each node on a cloud: its own system, driver and image take half of it
+POD_GIB = 20  # of a pod besides weights
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Pretrained weights that every node loads from the hub, which may ask for a token.
+
+    Attributes:
+        gib: their size on the disk, as far as it is known.
+    """
+
+    pretrained: bool = False
+    gib: int = 0
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of a template."""
+        return {
+            "pretrained": self.pretrained,
+            "weights_gib": self.gib,
+            "downloads": f" --weights-gib {self.gib}" if self.gib else "",
+            "disk_gib": max(DISK_GIB, DISK_GIB // 2 + self.gib),
+            "pod_gib": POD_GIB + self.gib,
+        }
 
 
 def cloud_file(
-    provider: str, choice: ChosenNodes, nodes_each: int, header: str, *, pretrained: bool
+    provider: str, choice: ChosenNodes, nodes_each: int, header: str, weights: Weights
 ) -> str:
-    """File for Ray's launcher on a cloud: worker types for each GPU, and no worker at first.
-
-    ``pretrained`` weights come from the hub, which may ask for a token.
-    """
+    """File for Ray's launcher on a cloud: worker types for each GPU, and no worker at first."""
 
     def labels(node: NodeType) -> dict[str, str]:
         """Labels by which a sweep prices the node."""
@@ -36,7 +61,7 @@ def cloud_file(
         nodes=choice.nodes,
         nodes_each=nodes_each,
         labels=labels,
-        pretrained=pretrained,
+        **weights.values,
         # All types of a GPU declare the least cores of any: Ray compares how full a trial makes a
         # node before priorities, and would start the smaller of two sizes, spot or not.
         cores={
@@ -46,18 +71,17 @@ def cloud_file(
     )
 
 
-def local_file(keys: Sequence[str], hosts: Sequence[str], header: str, *, pretrained: bool) -> str:
+def local_file(keys: Sequence[str], hosts: Sequence[str], header: str, weights: Weights) -> str:
     """File for Ray's launcher on existing hosts, each of which joins with its GPU's key."""
-    return _filled("local", header=header, keys=keys, hosts=hosts, pretrained=pretrained)
+    return _filled("local", header=header, keys=keys, hosts=hosts, **weights.values)
 
 
 def kuberay_file(
     gpus: Sequence[Gpu],
     nodes_each: int,
     header: str,
+    weights: Weights,
     job: tuple[str, str] | None = None,
-    *,
-    pretrained: bool,
 ) -> str:
     """Manifest for KubeRay: a cluster, or a job that starts its own cluster and takes it down.
 
@@ -65,17 +89,45 @@ def kuberay_file(
         gpus: GPUs, each of which gets a group of workers.
         nodes_each: most pods of each group.
         header: comment lines.
+        weights: what each node loads.
         job: name and text of the specification that the job measures; None for a cluster.
-        pretrained: whether weights come from the hub, which may ask for a token.
     """
     return _filled(
         "kuberay",
         header=header,
         gpus=gpus,
         nodes_each=nodes_each,
-        pretrained=pretrained,
+        **weights.values,
         ray_version=metadata.version("ray"),
         job=job and {"name": job[0], "text": textwrap.indent(job[1].rstrip("\n"), "    ")},
+    )
+
+
+def skypilot_file(
+    tasks: Sequence[tuple[Gpu, Sequence[Place]]],
+    nodes_each: int,
+    header: str,
+    spec: tuple[str, str],
+    weights: Weights,
+) -> str:
+    """Task for SkyPilot that starts Ray and sweeps on it; of several GPUs, one after another.
+
+    Args:
+        tasks: each GPU, with its offers.
+        nodes_each: nodes of each GPU.
+        header: comment lines.
+        spec: name and text of the specification.
+        weights: what each node loads.
+    """
+    name, text = spec
+    return _filled(
+        "skypilot",
+        header=header,
+        tasks=tasks,
+        nodes_each=nodes_each,
+        out=f"s3://YOUR_BUCKET/{name}",
+        spec=text,
+        **weights.values,
     )
 
 
@@ -88,12 +140,7 @@ def _filled(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - YAML
     )
-    environment.filters["low"] = _low
+    environment.filters["low"] = node_name
     filled = environment.get_template(f"deploy-{template}.template")
     # The head lists how many nodes can be started: Ray itself does not report that to a driver.
     return filled.render(scales_to=SCALES_TO, **values)
-
-
-def _low(name: str) -> str:
-    """Name with the characters that Google's labels and Kubernetes' names allow."""
-    return name.lower().replace(".", "-")

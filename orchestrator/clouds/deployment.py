@@ -1,5 +1,6 @@
 """Cluster file for the GPUs of a specification, and its expected cost: ``deploy``."""
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,26 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.number_text import short
 from gpu_catalog.offer import Offer
 from gpu_catalog.safe_text import printable
-from orchestrator.clouds.cluster_file import cloud_file, kuberay_file, local_file
+from orchestrator.clouds.cluster_file import (
+    Weights,
+    cloud_file,
+    kuberay_file,
+    local_file,
+    skypilot_file,
+)
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, choose, instances
+from orchestrator.clouds.skypilot import places
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.compatibility import incompatibility
 
 OWN_GPU = "excluded: join-check on a node does not know this GPU of yours: start its node by hand"
+NO_PLACE = "excluded: no offer of one of it is known that SkyPilot can rent"
 WIDTH = 114
+GIB = 2**30
+BYTES_PER_WEIGHT = 2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
@@ -57,9 +68,12 @@ class DeployedSweep:
     catalog: Catalog
 
     @property
-    def is_pretrained(self) -> bool:
-        """Whether nodes load weights from the hub."""
-        return any(cell.weights == "pretrained" for cell in self.spec.all_cells())
+    def weights(self) -> Weights:
+        """Weights that nodes load from the hub, in 16 bits as it has most of them."""
+        cells = self.spec.all_cells()
+        names = {cell.model for cell in cells if cell.weights == "pretrained"}
+        counts = (self.spec.model(name).published_parameters or 0 for name in names)
+        return Weights(bool(names), math.ceil(sum(counts) * BYTES_PER_WEIGHT / GIB))
 
 
 def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
@@ -75,6 +89,8 @@ def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
         raise DeployError(
             f"{sweep.name}: every cell is simulated: a cluster would have nothing to measure"
         )
+    if request.provider == "skypilot":
+        return _by_skypilot(request, sweep, keys)
     return (_on_cloud if request.provider in CLOUDS else _without_cloud)(request, sweep, keys)
 
 
@@ -98,8 +114,10 @@ def _check(request: DeploymentRequest) -> None:
         raise DeployError("--hosts needs --provider local")
     if request.job and provider != "kuberay":
         raise DeployError("--job needs --provider kuberay")
-    if not is_cloud and (request.region is not None or request.spot is not None):
-        raise DeployError(f"--region, --spot and --no-spot need a cloud, not --provider {provider}")
+    if not is_cloud and request.region is not None:
+        raise DeployError(f"--region needs a cloud, not --provider {provider}")
+    if not is_cloud and provider != "skypilot" and request.spot is not None:
+        raise DeployError(f"--spot and --no-spot need a cloud, not --provider {provider}")
     if len(request.hosts) == 1:
         raise DeployError("--hosts: one host: give HEAD,HOST,…, the head and at least one more")
     if unusable is not None:
@@ -115,9 +133,32 @@ def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[s
         raise DeployError("\n".join([*choice.left_out, line]))
     bill = _cloud_bill(request, choice, sweep)
     header = _header(sweep.name, request, bill, choice.left_out)
-    pretrained = sweep.is_pretrained
-    file = cloud_file(request.provider, choice, request.nodes_each, header, pretrained=pretrained)
+    file = cloud_file(request.provider, choice, request.nodes_each, header, sweep.weights)
     return Deployment(file, bill, choice.left_out, _dollars(request, choice.region, catalog))
+
+
+def _by_skypilot(
+    request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[str]
+) -> Deployment:
+    """Deployment on whatever offers SkyPilot can rent, the cheapest of each GPU first."""
+    tasks = {key: places(key, sweep.catalog, spot=request.spot) for key in keys}
+    missing = tuple(f"{key}: {NO_PLACE}" for key, found in tasks.items() if not found)
+    tasks = {key: found for key, found in tasks.items() if found}
+    if not tasks:
+        raise DeployError("\n".join([*missing, f"{sweep.name}: none of its GPUs can be rented"]))
+    bill = (
+        "the first offer of each GPU that SkyPilot can have, dollars per hour and node:",
+        *(
+            f"  {key}: {o.provider} {o.instance} {o.market} {_dated(o)}"
+            for key, found in tasks.items()
+            for o in (place.offer for place in found)
+        ),
+        *_sweep_bill(sweep, {key: found[0].offer.usd_per_hour for key, found in tasks.items()}),
+    )
+    header, spec = _header(sweep.name, request, bill, missing), (sweep.spec.name, sweep.text)
+    of_gpus = [(sweep.catalog.gpu(key), found) for key, found in tasks.items()]
+    made = skypilot_file(of_gpus, request.nodes_each, header, spec, sweep.weights)
+    return Deployment(made, bill, missing)
 
 
 def _without_cloud(
@@ -130,15 +171,13 @@ def _without_cloud(
     if not kept:
         raise DeployError("\n".join([*own, f"{sweep.name}: none of its GPUs can be used"]))
     bill = (_local_bill if request.provider == "local" else _kuberay_bill)(sweep, kept)
-    header, pretrained = _header(sweep.name, request, bill, own), sweep.is_pretrained
+    header, weights = _header(sweep.name, request, bill, own), sweep.weights
     if request.provider == "local":
         hosts = request.hosts or ("YOUR_HEAD", *(f"YOUR_{key.upper()}_HOST" for key in kept))
-        return Deployment(local_file(kept, hosts, header, pretrained=pretrained), bill, own)
+        return Deployment(local_file(kept, hosts, header, weights), bill, own)
     job = (sweep.spec.name, sweep.text) if request.job else None
     gpus = [sweep.catalog.gpu(key) for key in kept]
-    return Deployment(
-        kuberay_file(gpus, request.nodes_each, header, job, pretrained=pretrained), bill, own
-    )
+    return Deployment(kuberay_file(gpus, request.nodes_each, header, weights, job), bill, own)
 
 
 def _local_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:

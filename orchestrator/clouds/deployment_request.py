@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 CLOUDS = ("aws", "gcp", "azure")
-PROVIDERS = (*CLOUDS, "local", "kuberay")
+PROVIDERS = (*CLOUDS, "skypilot", "local", "kuberay")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
-"""Check of a machine before it joins a cluster: GPU, driver, memory, disk (``join-check``)."""
+"""Check of a machine before it joins: GPU, driver, memory, disk, clock (``join-check``)."""
 
+import datetime as dt
+import email.utils
+import http.client
 import json
 import os
 import shutil
@@ -15,6 +18,10 @@ from trials.devices.nvml import visible_device
 GIB = 2**30
 LEAST_FREE_SHARE = 0.9  # of a GPU's memory: the context that is asked takes some itself
 LEAST_DISK_BYTES = 5 * GIB  # below it Ray refuses objects; weights from the hub take more
+MOST_CLOCK_SECONDS = 30.0  # of difference: what times are compared by is minutes
+# Ray's agent on every node answers HTTP here, and so with a date, also to whom it refuses.
+AGENT_PORT = 52365
+AGENT_SECONDS = 10.0
 NO_GPU = "NVML finds no NVIDIA GPU on this machine: check the driver"
 
 
@@ -27,6 +34,7 @@ def node_resources(
     catalog: Catalog,
     look: Callable[[], tuple[str, int] | None] = visible_device,
     try_gpu: Callable[[], GpuUse] = use_of_gpu,
+    weights_gib: float = 0.0,
 ) -> str:
     """Resources of this machine's node as JSON for ``ray start --resources``.
 
@@ -35,6 +43,7 @@ def node_resources(
         catalog: GPUs.
         look: returns name and memory in bytes of this machine's GPU; None without one.
         try_gpu: tries to use it.
+        weights_gib: size of the weights that the node downloads.
 
     Raises:
         JoinError: the GPU is none of them or of no use, the disk is full, or no key is given.
@@ -51,7 +60,9 @@ def node_resources(
         else:
             mistake = identity_mistake(gpu, *device, catalog)
         if mistake is None:
-            mistake = _full_disk() or (None if gpu.kind == "cpu" else _of_no_use(try_gpu()))
+            mistake = _full_disk(weights_gib) or (
+                None if gpu.kind == "cpu" else _of_no_use(try_gpu())
+            )
             if mistake is not None:
                 raise JoinError(f"{gpu.key}: {mistake}")
             return json.dumps({gpu.key: 1})
@@ -94,15 +105,40 @@ def _of_no_use(use: GpuUse) -> str | None:
     return None
 
 
-def _full_disk() -> str | None:
+def _full_disk(weights_gib: float) -> str | None:
     """Reason why the disk that weights are downloaded to is too full; None if it is not."""
     folder = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     while not folder.exists():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free >= LEAST_DISK_BYTES:
+    free, least = shutil.disk_usage(folder).free, LEAST_DISK_BYTES + weights_gib * GIB
+    if free >= least:
         return None
+    weights = f", of which {weights_gib:g} for weights" if weights_gib else " besides weights"
     return (
-        f"{folder} has {free / GIB:.1f} GiB free, and needs {LEAST_DISK_BYTES / GIB:.0f} and the "
-        "weights: free some, or set HF_HOME to a larger disk"
+        f"{folder} has {free / GIB:.1f} GiB free, and needs {least / GIB:g}{weights}: free some, "
+        "or set HF_HOME to a larger disk"
+    )
+
+
+def clock_mistake(head: str, now: Callable[[], dt.datetime], port: int = AGENT_PORT) -> str | None:
+    """Reason why this machine's clock may not join, as the head of the cluster has another time.
+
+    None too where the head gives no time: a cluster whose agents have other ports works.
+    """
+    connection = http.client.HTTPConnection(head, port, timeout=AGENT_SECONDS)
+    try:
+        connection.request("HEAD", "/")
+        date = connection.getresponse().getheader("Date", "")
+        heads = email.utils.parsedate_to_datetime(date)
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    seconds = (now() - heads).total_seconds()
+    if abs(seconds) <= MOST_CLOCK_SECONDS:
+        return None
+    where = "ahead of" if seconds > 0 else "behind"
+    return (
+        f"the clock of this machine is {abs(seconds):.0f} s {where} that of the head ({head}), and "
+        f"may differ by {MOST_CLOCK_SECONDS:.0f} s: synchronise both ('timedatectl set-ntp true')"
     )

@@ -1,34 +1,6 @@
 """Names of GPUs and providers in the formats of task files."""
 
-import re
 from dataclasses import dataclass
-
-SKYPILOT_CLOUDS = {
-    **{name: name for name in ("aws", "azure", "cudo", "do", "gcp", "lambda", "nebius", "oci")},
-    **{name: name for name in ("paperspace", "runpod", "vast", "verda")},
-    "datacrunch": "verda",
-    "digitalocean": "do",
-    "vastai": "vast",
-}
-"""Clouds of SkyPilot 0.14 by the catalog's names of providers."""
-
-OWN_NAMES = {"runpod": re.compile(r"\d+x_\S+"), "vast": re.compile(r"\d+x-\S+")}
-"""Names that SkyPilot itself gives to the instances of a cloud, which has none."""
-
-
-def skypilot_instance(provider: str, instance: str) -> str | None:
-    """Name of an instance in SkyPilot; None where it has none.
-
-    Prices of other catalogs name instances of some providers in their own ways.
-    """
-    cloud = SKYPILOT_CLOUDS.get(provider)
-    if cloud is None or (cloud in OWN_NAMES and not OWN_NAMES[cloud].fullmatch(instance)):
-        return None
-    if cloud == "gcp" and instance.startswith("n1-"):
-        return None  # a host, to which GPUs are attached
-    name = instance.replace(" ", "_") if cloud == "nebius" else instance
-    return None if " " in name else name
-
 
 DSTACK_BACKENDS = {
     **{name: name for name in ("aws", "azure", "crusoe", "cudo", "gcp", "lambda", "nebius", "oci")},

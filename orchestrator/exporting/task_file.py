@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gpu_catalog.safe_text import printable
+from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, skypilot_instance
 from orchestrator.exporting.names import (
     DSTACK_BACKENDS,
     DSTACK_GPUS,
     HF_FLAVORS,
-    SKYPILOT_CLOUDS,
     SLURM_GPUS,
     Dstack,
-    skypilot_instance,
 )
 from orchestrator.exporting.requirements import install_lines, trainer_lines
 from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob

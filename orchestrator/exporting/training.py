@@ -1,12 +1,12 @@
 """A fine-tuning that is to be started, and the offers to start it on."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.number_text import short
+from orchestrator.clouds.skypilot import named_region
 from orchestrator.pricing.catalog_file import OWN
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
@@ -14,7 +14,6 @@ from trials.records.observation import Basis
 
 FALLBACKS = 3
 """Offers in a task file besides the first one."""
-REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
 class ExportError(UserError):
@@ -47,7 +46,7 @@ class ChosenOffer:
     @property
     def named_region(self) -> str | None:
         """The region, where the offer is of a single one."""
-        return self.region if REGION.fullmatch(self.region) else None
+        return named_region(self.region)
 
     @property
     def is_spot(self) -> bool:

@@ -44,14 +44,47 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedLaunch:
+    """A node that the autoscaler wanted and the provider did not start.
+
+    Attributes:
+        node_type: its name in the cluster file.
+        reason: the provider's error.
+    """
+
+    node_type: str
+    reason: str
+
+    def is_of(self, gpu: str) -> bool:
+        """Whether its node type is one of this GPU."""
+        name = node_name(gpu)
+        return self.node_type == name or self.node_type.startswith(f"{name}-")
+
+
+def node_name(name: str) -> str:
+    """Name with the characters that Google's labels and Kubernetes' names allow."""
+    return name.lower().replace(".", "-")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterResources:
     """Resources of the nodes of a Ray cluster, and of the nodes that its autoscaler can start.
 
     Ray lists only running nodes. The head therefore declares the largest number of nodes with a GPU
     as its resource ``scales-to-KEY``.
+
+    Attributes:
+        nodes: running nodes.
+        failed_launches: nodes that were wanted and could not be started, the last one last.
     """
 
     nodes: tuple[Node, ...]
+    failed_launches: tuple[FailedLaunch, ...] = ()
+
+    @property
+    def can_start_nodes(self) -> bool:
+        """Whether its autoscaler can start nodes with a GPU."""
+        return any(name.startswith(SCALES_TO) for node in self.nodes for name in node.resources)
 
     def nodes_for(self, gpu: Gpu) -> list[Node]:
         """Nodes that a trial on this GPU can be placed on.

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_catalog.errors import UserError
@@ -23,6 +24,10 @@ PACKAGES_TIMEOUT_SECONDS = 60.0
 
 class ClusterError(UserError):
     """The cluster cannot be used."""
+
+
+class RayEndedError(ClusterError):
+    """A process of the driver's own Ray has ended; a new Ray can be started."""
 
 
 def cluster_address() -> str | None:
@@ -67,10 +72,14 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
             ray.init(address=address, **quiet)
     except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
         line = (str(error).strip() or repr(error)).splitlines()[0]
-        named = "a Ray on this machine" if address is None else f"RAY_ADDRESS={address}"
+        if address is None:
+            raise ClusterError(
+                f"Ray cannot be started on this machine: {line}: see that it has memory, processes "
+                "and a disk to spare, and run the same command again"
+            ) from None
         raise ClusterError(
-            f"{named} cannot be used: {line}: check the address and its token, or unset "
-            "RAY_ADDRESS to use this machine alone"
+            f"RAY_ADDRESS={address} cannot be used: {line}: check the address and its token, or "
+            "unset RAY_ADDRESS to use this machine alone"
         ) from None
     except SystemExit:  # of Ray's own handler of SIGTERM
         signal.signal(signal.SIGTERM, on_sigterm)
@@ -88,9 +97,14 @@ def cluster_now(*, ask_for_packages: bool = False) -> ClusterResources:
     """Current nodes of the connected cluster; their extras by a worker on each, if asked for."""
     import ray  # noqa: PLC0415 - as above
 
+    from orchestrator.ray_backend.ray_internals import (  # noqa: PLC0415
+        draining_nodes,
+        failed_launches,
+    )
+
     alive = [node for node in ray.nodes() if node["Alive"]]
     packages = _packages(alive) if ask_for_packages else {}
-    leaving, used = leaving_nodes(), _used_by_others()
+    leaving, used = draining_nodes(), _used_by_others()
     nodes = (
         Node(
             node["Resources"],
@@ -102,7 +116,10 @@ def cluster_now(*, ask_for_packages: bool = False) -> ClusterResources:
         )
         for node in alive
     )
-    return ClusterResources(tuple(nodes))
+    cluster = ClusterResources(tuple(nodes))
+    return (
+        replace(cluster, failed_launches=failed_launches()) if cluster.can_start_nodes else cluster
+    )
 
 
 def _used_by_others() -> dict[str, dict[str, float]]:
@@ -113,12 +130,13 @@ def _used_by_others() -> dict[str, dict[str, float]]:
     the id of its job.
     """
     import ray  # noqa: PLC0415 - as above
-    from ray._private.state import state  # noqa: PLC0415 - no public API says this
+
+    from orchestrator.ray_backend.ray_internals import resources_by_node  # noqa: PLC0415
 
     of_ours = re.compile(rf"(.+)_group_[0-9a-f]{{28}}{ray.get_runtime_context().get_job_id()}")
-    free = state.available_resources_per_node()
+    has_now, free = resources_by_node()
     used = {}
-    for node_id, has in state.total_resources_per_node().items():
+    for node_id, has in has_now.items():
         ours: dict[str, float] = defaultdict(float)
         for name, amount in has.items():
             if reserved := of_ours.fullmatch(name):
@@ -131,11 +149,19 @@ def _used_by_others() -> dict[str, dict[str, float]]:
     return used
 
 
-def leaving_nodes() -> frozenset[str]:
-    """Ids of the nodes that Ray drains, as they are to be taken away."""
-    from ray._private.state import state  # noqa: PLC0415 - as above; Ray Train asks here too
+def check_own_ray() -> None:
+    """Check that all processes of the Ray that this driver started run; of another Ray, none.
 
-    return frozenset(state.get_draining_nodes())
+    Raises:
+        RayEndedError: one has ended.
+    """
+    from orchestrator.ray_backend.ray_internals import ended_processes  # noqa: PLC0415 - as above
+
+    if ended := ended_processes():
+        raise RayEndedError(
+            f"Ray on this machine has ended: its {ended[0]} died, as when it is killed or memory "
+            "runs out"
+        )
 
 
 def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:

@@ -1,5 +1,6 @@
 """Relay between Ray Tune's trials on one side, the scheduler and the listener on the other."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,8 @@ import ray
 from ray import tune
 
 from orchestrator.planning.cluster_resources import ClusterResources
+from orchestrator.ray_backend.cluster import RayEndedError, check_own_ray
+from orchestrator.ray_backend.ray_internals import worker_of
 from orchestrator.ray_backend.trial_worker import NODE_LEAVES
 from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
@@ -26,6 +29,8 @@ NODE_WORDS = {
 }
 CONNECTION_WORDS = dict.fromkeys(
     ("rpc_code", "RpcError", "Socket closed", "StatusCode."), "its connection to Ray broke"
+) | dict.fromkeys(
+    ("owner has died", "owner has exited", "OwnerDiedError"), "the process that it reported to died"
 )
 WORKER_WORDS = CONNECTION_WORDS | {
     "connection error code": "its process ended without a word, as when it is killed",
@@ -87,10 +92,16 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
             "avoid": list(placement.avoid),
         }
 
+    def check_ray(self) -> None:
+        """Keep the error if a process of the driver's own Ray has ended."""
+        with contextlib.suppress(RayEndedError):
+            self._pass_on(check_own_ray)
+
     def on_step_begin(self, **_info: Any) -> None:
         """About once a second, pass on the nodes, and kill trials that are silent for too long."""
         if time.monotonic() - self._checked_at < CHECK_SECONDS:
             return
+        self._pass_on(check_own_ray)
         cluster, silent = self._cluster_now(), dict[Cell, str]()
         self._pass_on(lambda: self._record_nodes(cluster))
         self._pass_on(lambda: silent.update(self._scheduler.update(cluster)))
@@ -154,7 +165,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
 
 def kill(trial: Any) -> None:
     """Have Ray kill the worker of a trial; Tune then reports its death."""
-    actor = trial.temporary_state.ray_actor
+    actor = worker_of(trial)
     if actor is not None:
         ray.kill(actor)
 

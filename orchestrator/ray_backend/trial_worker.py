@@ -6,7 +6,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from orchestrator.ray_backend.cluster import leaving_nodes
+from orchestrator.ray_backend.ray_internals import draining_nodes
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import Task
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
@@ -45,7 +45,7 @@ def run_on_node(config: dict[str, dict[str, str]]) -> None:
     # Reported first: the driver needs the node if the trial dies before any other report.
     tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
     # Ray places nothing on a node that drains, but Tune reuses the worker that it has there.
-    if node_id in leaving_nodes():
+    if node_id in draining_nodes():
         raise NodeLeavesError(NODE_LEAVES)
     task = KINDS[config["trial"]["kind"]].model_validate_json(config["trial"]["task"])
 

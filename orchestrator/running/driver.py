@@ -8,7 +8,11 @@ from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import this_machine
 from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.plan import Plan
-from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
+from orchestrator.ray_backend.cluster import (
+    RayEndedError,
+    cluster_address,
+    connected_cluster,
+)
 from orchestrator.ray_backend.tune_loggers import Tool
 from orchestrator.reporting.sections.cost_text import expected_text
 from orchestrator.run_folder.file_names import PLAN
@@ -17,6 +21,7 @@ from orchestrator.scheduling.strategy import Strategy, to_measure
 from orchestrator.spec.sweep_spec import SweepSpec
 
 logger = logging.getLogger(__name__)
+STARTS_IN_VAIN = 3  # of a Ray of the sweep's own, each of which ends before a probe has ended
 
 
 class PlanError(UserError):
@@ -48,6 +53,31 @@ def measure(
     # the copy, and the first one to finish removes it. Ray's workers import from the driver's
     # working directory first, so it is one that no user writes to.
     os.chdir("/")
+    in_vain = 0
+    while True:
+        before = len(folder.observations())
+        try:
+            return _measure_on_ray(session, strategy, wait_seconds=wait_seconds, log_to=log_to)
+        except RayEndedError as error:
+            in_vain = 0 if len(folder.observations()) > before else in_vain + 1
+            if in_vain == STARTS_IN_VAIN:
+                raise RayEndedError(
+                    f"{error}, {in_vain} times in a row: free some memory, and run the same "
+                    "command again, which continues where this stopped"
+                ) from None
+            logger.warning("%s; starting Ray again", error)
+            strategy.start_again()
+
+
+def _measure_on_ray(
+    session: SweepSession, strategy: Strategy, *, wait_seconds: float, log_to: Sequence[Tool]
+) -> Plan:
+    """Measure as ``measure`` does, on one Ray.
+
+    Raises:
+        RayEndedError: it was the driver's own, and has ended.
+    """
+    makes_profiles = session.spec.profile and strategy.makes_profiles
     with connected_cluster(ask_for_packages=needs_extras(session.spec)) as cluster:
         # Tune takes seconds to import, and only work needs it.
         from orchestrator.running.trial_executor import TrialExecutor  # noqa: PLC0415

@@ -67,6 +67,10 @@ class AdaptiveStrategy:
             for c in selected
         }
 
+    def start_again(self) -> None:
+        """As the protocol says."""
+        self._tried.clear()
+
     def conclusion(
         self, plan: Plan, observations: Sequence[Observation], spent_usd: float
     ) -> Conclusion:

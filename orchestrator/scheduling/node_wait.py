@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.planning.cluster_resources import Node
+from orchestrator.scheduling.launch_failures import refusals
 from orchestrator.scheduling.node_health import NodeHealth
 from orchestrator.scheduling.node_queue import GpuQueue
 
@@ -71,7 +72,9 @@ class NodeWait:
             reasons = "; ".join(nodes.excluded.values()) or nodes.failures(queue)
             return f"no node with {self.gpu} is left that can be trusted: {reasons}"
         if nodes.cluster.starting(self.gpu):
-            return f"no node with {self.gpu} came {within}: 'ray status' on the head says why"
+            why = refusals(self.gpu, nodes.cluster.failed_launches)
+            why = why or "'ray status' on the head says why"
+            return f"no node with {self.gpu} came {within}: {why}"
         came = f"came back {within}" if nodes.absent(queue) else "is up"
         return (
             f"no node with {self.gpu} {came}: start one and run the same command again, which "

@@ -64,6 +64,9 @@ class Strategy(Protocol):
         The cells of an earlier call have been tried as often as allowed.
         """
 
+    def start_again(self) -> None:
+        """Forget the earlier calls: Ray has ended, and what was tried with it did not fail."""
+
     def conclusion(
         self, plan: Plan, observations: Sequence[Observation], spent_usd: float
     ) -> Conclusion:
@@ -98,6 +101,10 @@ class ExhaustiveStrategy:
         wanted = {cell: MeasurementRequest() for cell in cells if cell.device in payable}
         self._tried |= wanted.keys()
         return wanted
+
+    def start_again(self) -> None:
+        """As the protocol says."""
+        self._tried.clear()
 
     def conclusion(
         self, plan: Plan, observations: Sequence[Observation], spent_usd: float

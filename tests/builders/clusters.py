@@ -1,5 +1,6 @@
 """Deployments and cluster files, as Ray and KubeRay read them."""
 
+from collections.abc import Sequence
 from functools import cache as cached
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ SHIPPED = {
     "aws.yaml": ("deploy/sweep.yaml", DeploymentRequest("aws")),
     "gcp.yaml": ("deploy/sweep.yaml", DeploymentRequest("gcp")),
     "azure.yaml": ("deploy/sweep.yaml", DeploymentRequest("azure")),
+    "skypilot.yaml": ("paper", DeploymentRequest("skypilot")),
     "local.yaml": ("paper", DeploymentRequest("local")),
     "kuberay-cluster.yaml": ("paper", DeploymentRequest("kuberay")),
     "kuberay-job.yaml": ("paper", DeploymentRequest("kuberay", job=True)),
@@ -36,11 +38,11 @@ def deployment_of(name: str, request: DeploymentRequest) -> Deployment:
     return deployment(request, DeployedSweep(spec, text, name, spec.merged_catalog()))
 
 
-def spec_on(*gpus: str, more: str = "") -> Any:
+def spec_on(*gpus: str, more: str = "", seq_lens: Sequence[int] = (32,)) -> Any:
     """A specification that measures on these GPUs, and its text."""
     text = (
         f"name: small\ngpus: [{', '.join(gpus)}]\ncells:\n  - models: [llama-tiny]\n"
-        "    recipes: [{method: full, precision: fp32}]\n    seq_lens: [32]\n"
+        f"    recipes: [{{method: full, precision: fp32}}]\n    seq_lens: {list(seq_lens)}\n"
         f"workload: {{examples: 100, epochs: 1}}\n{more}"
     )
     return parse_spec(text, "small.yaml"), text

@@ -158,7 +158,7 @@ class Cluster:
                 start_new_session=True,
             )
         self._nodes.append(node)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while "Ray runtime started" not in log.read_text(encoding="utf-8"):
             assert node.poll() is None, log.read_text(encoding="utf-8")
             assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
@@ -239,7 +239,7 @@ class Cluster:
         """Run `ray job submit`, repeated while the head's agent is starting."""
         address = f"--address=http://127.0.0.1:{self.dashboard}"
         submit = ("ray", "job", "submit", address, f"--working-dir={work}", "--", *command)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while True:
             job = self.run(*submit, timeout=240)
             if "try again later" not in job.stderr or time.monotonic() > deadline:

@@ -98,6 +98,11 @@ class Model(Record):
                 )
         if (self.experts is None) != (self.active_experts is None):
             raise ValueError("its configuration has experts but not how many are active per token")
+        if self.experts and not 1 <= (self.active_experts or 0) <= self.experts:
+            raise ValueError(
+                f"its configuration routes a token to {self.active_experts} of {self.experts} "
+                f"experts: it must be 1 to {self.experts}"
+            )
         # The others are read where they are first needed, which is too late for a clear message.
         _ = self.vocab_size, self.has_grouped_queries, self.window, self.positions
         layers = self._first(LAYERS_NAMES)

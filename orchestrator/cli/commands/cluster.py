@@ -3,11 +3,11 @@
 import argparse
 import contextlib
 
-from orchestrator.cli.options.clock import today
+from orchestrator.cli.options.clock import now, today
 from orchestrator.cli.parsers.program import build_parser
 from orchestrator.clouds.deployment import DeployedSweep, deployment, write_file
 from orchestrator.clouds.deployment_request import DeploymentRequest
-from orchestrator.clouds.join_check import node_resources
+from orchestrator.clouds.join_check import JoinError, clock_mistake, node_resources
 from orchestrator.clouds.launch import LaunchError, files_left_behind, launch
 from orchestrator.clouds.preemption_notice import wait_for_notice
 from orchestrator.configurations.cells import spec_text, with_cells
@@ -50,9 +50,12 @@ def run_deploy(options: argparse.Namespace) -> int:
 
 
 def run_join_check(options: argparse.Namespace) -> int:
-    """Print the resources of this machine's node, if its GPU is the key's."""
+    """Print the resources of this machine's node, if it can do what the key says."""
+    if options.head is not None and (mistake := clock_mistake(options.head, now)):
+        raise JoinError(mistake)
     prices = request_of(PriceOptions, vars(options)).in_use()
-    print_result(node_resources(names_in(options.keys), prices.catalog))
+    keys, weights_gib = names_in(options.keys), options.weights_gib or 0.0
+    print_result(node_resources(keys, prices.catalog, weights_gib=weights_gib))
     return 0
 
 

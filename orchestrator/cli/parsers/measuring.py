@@ -112,6 +112,8 @@ spec SPEC                a YAML file; its folder is uploaded
 """
 JOIN_CHECK = f"""
 keys KEY[,KEY]           keys of 'catalog gpus'; one must match
+--head HOST              address of the cluster's head, whose clock this machine's is compared with
+--weights-gib N          size of the weights that the node will download (default: 0)
 {PRICES}
 """
 NODE_NOTICE = f"""
@@ -207,8 +209,9 @@ def add_cluster(commands: Any) -> None:
         "deploy",
         run="cluster.run_deploy",
         help="write a cluster file for the GPUs of a specification, and print its cost",
-        description="Write the file from which 'ray up' or 'kubectl apply' creates a cluster. Its "
-        "nodes start when a trial needs their GPU. deploy/README.md describes the next steps.",
+        description="Write the file from which 'ray up', 'kubectl apply' or SkyPilot creates a "
+        "cluster. Its nodes start when a trial needs their GPU. deploy/README.md describes the "
+        "next steps.",
     )
     add_table(deploy, DEPLOY, required=["--provider"], spec=Path)
     launch = commands.add_parser(
@@ -235,10 +238,11 @@ def add_cluster(commands: Any) -> None:
         help="check that this machine has the GPU of a key; print the resources of its Ray node",
         description="Compare the name and memory of this machine's GPU, as NVML reports them, with "
         "the catalog's GPU of that key, and try it: PyTorch's CUDA against the driver, a product "
-        "in fp32 and bf16, free memory, free disk. If all is well, print the value for 'ray start "
-        "--resources'; otherwise print what is wrong, with the remedy, and exit with 1.",
+        "in fp32 and bf16, free memory, free disk, and its clock against the head's. If all is "
+        "well, print the value for 'ray start --resources'; otherwise print what is wrong, with "
+        "the remedy, and exit with 1.",
     )
-    add_table(join_check, JOIN_CHECK)
+    add_table(join_check, JOIN_CHECK, N=not_negative)
     notice = commands.add_parser(
         "node-notice",
         run="cluster.run_node_notice",

@@ -1,0 +1,81 @@
+"""Nodes that SkyPilot rents: its names of clouds and instances, and the offers that it tries."""
+
+import re
+from dataclasses import dataclass
+
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.offer import Offer
+
+SKYPILOT_CLOUDS = {
+    **{name: name for name in ("aws", "azure", "cudo", "do", "gcp", "lambda", "nebius", "oci")},
+    **{name: name for name in ("paperspace", "runpod", "vast", "verda")},
+    "datacrunch": "verda",
+    "digitalocean": "do",
+    "vastai": "vast",
+}
+"""Clouds of SkyPilot 0.14 by the catalog's names of providers."""
+
+OWN_NAMES = {"runpod": re.compile(r"\d+x_\S+"), "vast": re.compile(r"\d+x-\S+")}
+"""Names that SkyPilot itself gives to the instances of a cloud, which has none."""
+REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+MOST_PLACES = 8
+"""Offers of a GPU in a file, of which the cheapest that is to be had is rented."""
+
+
+def skypilot_instance(provider: str, instance: str) -> str | None:
+    """Name of an instance in SkyPilot; None where it has none.
+
+    Prices of other catalogs name instances of some providers in their own ways.
+    """
+    cloud = SKYPILOT_CLOUDS.get(provider)
+    if cloud is None or (cloud in OWN_NAMES and not OWN_NAMES[cloud].fullmatch(instance)):
+        return None
+    if cloud == "gcp" and instance.startswith("n1-"):
+        return None  # a host, to which GPUs are attached
+    name = instance.replace(" ", "_") if cloud == "nebius" else instance
+    return None if " " in name else name
+
+
+def named_region(region: str) -> str | None:
+    """The region of an offer; None where a text such as "all listed regions" stands for several."""
+    return region if REGION.fullmatch(region) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Offer as SkyPilot names it.
+
+    Attributes:
+        infra: cloud, and region where it is a single one.
+        instance: name of the instance.
+    """
+
+    infra: str
+    instance: str
+    offer: Offer
+
+    @property
+    def is_spot(self) -> bool:
+        """Whether the provider may reclaim the instance."""
+        return self.offer.market == "spot"
+
+
+def places(key: str, catalog: Catalog, *, spot: bool | None) -> list[Place]:
+    """Offers with one GPU of this key that SkyPilot can rent, the cheapest first.
+
+    Args:
+        key: key of the catalog.
+        catalog: GPUs and prices.
+        spot: True for spot only, False for on-demand only, None for both.
+    """
+    by_name: dict[tuple[str, str, bool], Place] = {}
+    for offer in sorted(catalog.offers(key), key=lambda o: o.usd_per_hour):
+        instance = skypilot_instance(offer.provider, offer.instance)
+        if instance is None or offer.gpus_per_instance > 1:
+            continue
+        region = named_region(offer.region)
+        infra = SKYPILOT_CLOUDS[offer.provider] + (f"/{region}" if region else "")
+        place = Place(infra, instance, offer)
+        if spot in {None, place.is_spot}:
+            by_name.setdefault((infra, instance, place.is_spot), place)
+    return list(by_name.values())[:MOST_PLACES]

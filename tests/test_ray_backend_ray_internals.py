@@ -1,0 +1,155 @@
+"""What is used of Ray beyond its public API: a test fails when a newer Ray no longer needs it."""
+
+import dataclasses
+import logging
+import queue
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray._private import worker
+from ray._private.node import Node as RayNode
+from ray._private.state import GlobalState
+from ray.autoscaler.node_launch_exception import NodeLaunchException
+from ray.autoscaler.v2.instance_manager import node_provider
+from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.utils.callback import _create_default_callbacks
+from ray.util.state.common import NodeState
+
+from orchestrator.ray_backend import ray_internals
+from orchestrator.ray_backend.cluster import RayEndedError, check_own_ray
+from orchestrator.ray_backend.ray_internals import (
+    MONITOR_LOG,
+    TUNE_VARIABLES,
+    MemoryRelease,
+    ended_processes,
+    failed_launches,
+    worker_of,
+)
+
+BACKEND = Path(ray_internals.__file__).parent
+RAY = Path(ray.__file__).parent
+
+
+def test_no_other_module_touches_what_is_private_in_ray() -> None:
+    """Neither by an import nor by an attribute with an underscore."""
+    touches = re.compile(r"ray\._private|_raylet|class_cache|temporary_state|noqa: SLF001")
+    touching = [
+        path.name
+        for path in BACKEND.glob("*.py")
+        if path.name != "ray_internals.py" and touches.search(path.read_text(encoding="utf-8"))
+    ]
+    assert touching == []
+
+
+def test_no_public_api_says_which_nodes_drain_or_what_is_free_on_each() -> None:
+    """`ray.util.state` has the fields of this class."""
+    fields = {field.name for field in dataclasses.fields(NodeState)}
+    assert "resources_total" in fields
+    assert not [name for name in fields if "drain" in name or "avail" in name or "free" in name]
+    assert hasattr(GlobalState, "get_draining_nodes")
+    assert hasattr(GlobalState, "available_resources_per_node")
+
+
+def test_tune_still_hands_keys_of_aws_to_workers() -> None:
+    """In a process of its own: this one may have replaced the set."""
+    script = "from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE as e; print(*e)"
+    names = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "AWS_SECRET_ACCESS_KEY" in names
+
+
+@pytest.mark.parametrize("name", TUNE_VARIABLES)
+def test_tune_still_reads_its_settings_from_the_environment(name: str) -> None:
+    """One that it does not read any more does nothing."""
+    sources = (path for folder in ("tune", "air") for path in (RAY / folder).rglob("*.py"))
+    assert any(name in path.read_text(encoding="utf-8") for path in sources)
+
+
+def test_tune_still_adds_a_progress_display_of_its_own() -> None:
+    """It takes ours instead, whose output is this method's alone."""
+    added = _create_default_callbacks([], metric=None)
+    assert any(isinstance(one, TrialProgressCallback) for one in added)
+    ours = _create_default_callbacks([ray_internals.SilentProgress()], metric=None)
+    shown = [one for one in ours if isinstance(one, TrialProgressCallback)]
+    assert [type(one) for one in shown] == [ray_internals.SilentProgress]
+    assert hasattr(TrialProgressCallback, "_print")
+
+
+def test_a_trial_of_tune_still_keeps_what_is_freed() -> None:
+    """Under these names; under others, nothing would be freed, and nothing would fail."""
+    trial = Trial("none", config={"trial": {"cell": "c", "task": "long"}}, stub=True)
+    trial.evaluated_params = {"trial/task": "long"}
+    trial.run_metadata.last_result = {"observation": "long"}
+    assert worker_of(trial) is None
+    kept = ("_default_result_or_future", "metric_analysis", "metric_n_steps")
+    assert [name for name in kept if not hasattr(trial, name)] == []
+    MemoryRelease().on_trial_complete(trial=trial)
+    assert trial.config["trial"] == {"cell": "c"}
+    assert trial.evaluated_params == {}
+    assert trial.run_metadata.last_result == {"done": True}
+
+
+class _Refusing(node_provider.NodeProviderAdapter):
+    """Ray's adapter of a provider of clouds, whose provider has no quota."""
+
+    def __init__(self) -> None:
+        self._v1_provider = self
+        config = SimpleNamespace(
+            get_node_resources=lambda _: {},
+            get_node_labels=lambda _: {},
+            get_cloud_node_config=lambda _: {},
+            get_config=lambda _name, default=None: default,
+        )
+        self._config_reader = SimpleNamespace(get_cached_autoscaling_config=lambda: config)
+        self._errors_queue: queue.Queue[Any] = queue.Queue()
+
+    def create_node_with_resources_and_labels(self, *_: Any) -> None:
+        raise NodeLaunchException("VcpuLimitExceeded", "You have requested more", None)
+
+
+def test_why_a_node_was_not_started_is_in_the_autoscalers_log_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray's own adapter writes the line; its error, which the status repeats, has no reason."""
+    refusing, log = _Refusing(), logging.FileHandler(tmp_path / MONITOR_LOG)
+    log.setFormatter(logging.Formatter("%(asctime)s\tINFO node_provider.py:491 -- %(message)s"))
+    logger = logging.getLogger(node_provider.__name__)
+    monkeypatch.setattr(logger, "handlers", [log])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    refusing._launch_nodes_by_type("a40-spot", 1, "request")
+    log.close()
+    error = refusing._errors_queue.get()
+    assert "VcpuLimitExceeded" not in str(error)
+    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
+    monkeypatch.setattr(worker, "_global_node", node)
+    (failure,) = failed_launches()
+    assert failure.node_type == "a40-spot"
+    assert "VcpuLimitExceeded" in failure.reason
+    assert hasattr(RayNode, "get_logs_dir_path")
+    (tmp_path / MONITOR_LOG).unlink()
+    assert failed_launches() == ()
+    monkeypatch.setattr(worker, "_global_node", None)
+    assert failed_launches() == ()
+
+
+def test_an_own_ray_without_its_raylet_or_gcs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray elsewhere has no processes here; a monitor that ends is not missed."""
+    assert hasattr(RayNode, "dead_processes")
+    assert hasattr(worker, "_global_node")
+    dead = [("monitor", object())]
+    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(dead_processes=lambda: dead))
+    assert ended_processes() == ()
+    check_own_ray()
+    dead.append(("raylet", object()))
+    with pytest.raises(RayEndedError, match="its raylet died"):
+        check_own_ray()
+    monkeypatch.setattr(worker, "_global_node", None)
+    check_own_ray()

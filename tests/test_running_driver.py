@@ -1,0 +1,112 @@
+"""A sweep whose own Ray dies under it."""
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.observations import environment
+from builders.runs import TWO_CELLS, LineDevice, spec_of
+
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.planning.plan import Plan
+from orchestrator.ray_backend.cluster import RayEndedError
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import RunFolder, open_run
+from orchestrator.running import driver, trial_executor
+from orchestrator.running.driver import STARTS_IN_VAIN, measure
+from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.running.session import SweepSession
+from orchestrator.scheduling.node_queue import NodeAddress
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.strategy import ExhaustiveStrategy
+from trials.profile_trial import ProfileTask
+from trials.records.observation import Observation
+from trials.trial import run_trial
+
+SPEC = spec_of(TWO_CELLS)
+DEATH = "Ray on this machine has ended: its raylet died"
+
+
+class MortalRay:
+    """A Ray that runs trials and dies with each of the given numbers of probes.
+
+    Attributes:
+        starts: how often it was started.
+    """
+
+    def __init__(self, *lifetimes: int) -> None:
+        self._lifetimes = list(lifetimes)
+        self.starts = 0
+
+    def connected(self, **_: Any) -> Any:
+        """Start it."""
+        self.starts += 1
+        return nullcontext(ClusterResources((Node({"CPU": 1.0}, None, "n1"),)))
+
+    def run(self, scheduler: Scheduler, recorder: ObservationRecorder, *_: Any) -> None:
+        """Run trials until it dies or none is left."""
+        probes = self._lifetimes.pop(0) if self._lifetimes else 10**6
+        left = iter(range(probes))
+        while (placement := scheduler.next()) is not None:
+            task, cell = placement.task, placement.task.cell
+            assert not isinstance(task, ProfileTask)
+            scheduler.started(cell)
+            scheduler.located(cell, NodeAddress("n1", "10.0.0.1"))
+
+            def emit(observation: Observation) -> None:
+                recorder.observed(observation)
+                scheduler.observed(observation)
+                if next(left, None) is None:
+                    raise RayEndedError(DEATH)
+
+            if probes == 0:
+                scheduler.interrupted(DEATH)
+                raise RayEndedError(DEATH)
+            try:
+                run_trial(task, LineDevice(40, environment()), emit)
+            except RayEndedError:
+                scheduler.interrupted(DEATH)
+                raise
+            scheduler.ended(cell, None)
+
+
+def swept(ray: MortalRay, place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, Plan]:
+    """The run and the plan that a sweep on this Ray leaves."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(driver, "cluster_address", lambda: None)
+    monkeypatch.setattr(driver, "connected_cluster", ray.connected)
+    monkeypatch.setattr(trial_executor, "run_trials", ray.run)
+    run, rates = open_run(place / "run", TWO_CELLS, SPEC), NodePrices(SPEC.merged_catalog())
+    with ObservationWriter(run) as writer:
+        session = SweepSession(run, writer, SPEC, rates)
+        plan = measure(session, ExhaustiveStrategy(SPEC, rates), wait_seconds=60)
+    return run, plan
+
+
+def test_a_sweep_starts_another_ray_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it dies, as long as each brought an observation; the faults say it."""
+    ray = MortalRay(2, 0, 0, 3, 0, 0)
+    with caplog.at_level(logging.WARNING):
+        run, plan = swept(ray, tmp_path, monkeypatch)
+    assert ray.starts == 7
+    assert set(plan.complete) == set(SPEC.all_cells())
+    keys = [o.key for o in run.observations()]
+    assert len(keys) == len(set(keys))
+    assert caplog.messages == [f"{DEATH}; starting Ray again"] * 6
+    assert {fault.reason for fault in run.faults().faults} == {DEATH}
+
+
+def test_a_ray_that_never_lives_ends_the_sweep_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command continues it."""
+    ray = MortalRay(*[0] * 10)
+    with pytest.raises(RayEndedError, match=r"3 times in a row: .* same command") as error:
+        swept(ray, tmp_path, monkeypatch)
+    assert "\n" not in str(error.value)
+    assert ray.starts == STARTS_IN_VAIN
