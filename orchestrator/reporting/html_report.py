@@ -66,8 +66,14 @@ RESEARCH = ("Largest batch that fits", "Laws of the step time", "Fits", "Stacks"
 RULES = ("table", "list", "emphasis", "heading", "backticks")
 
 
-def html_report(whole: RunResults, made: datetime) -> str:
-    """Render the page of a run, with about ``MOST_CELLS`` cells of a larger one."""
+def html_report(whole: RunResults, made: datetime, *, image: str | None = None) -> str:
+    """Render the page of a run, with about ``MOST_CELLS`` cells of a larger one.
+
+    Args:
+        whole: results of the run.
+        made: when.
+        image: file name of the picture that sites show beside a link to the page.
+    """
     results = whole.abridged(MOST_CELLS)
     jobs = page_jobs(results)
     tables = {
@@ -84,6 +90,7 @@ def html_report(whole: RunResults, made: datetime) -> str:
         "learning": learning_table(results),
     }
     ranking, spent = results.ranking, results.meter.usd
+    chosen = max(range(len(jobs)), key=lambda position: jobs[position].gpus)
     shown = set(results.cells)
     winners = [row for row in ranking.offers if row.rank == 1 and row.cell in shown]
     bases = Counter(o.basis.value for o in whole.observed)
@@ -98,7 +105,9 @@ def html_report(whole: RunResults, made: datetime) -> str:
         bases=dict(sorted(bases.items())),
         jobs=jobs,
         job_groups=_groups(jobs),
-        chosen=max(range(len(jobs)), key=lambda position: jobs[position].gpus),
+        chosen=chosen,
+        summary=inline(next(iter(jobs[chosen].sentences), "")).striptags(),
+        image=image,
         headline=headline(ranking),
         notes=notes_text(results.notes),
         remarks=ranking_notes(winners, ranking).splitlines() if winners else [],
@@ -129,6 +138,8 @@ def html_comparison(comparison: Comparison, made: datetime) -> str:
         title=f"{before} and {after}",
         before=before,
         after=after,
+        summary=f"Examples per second, offers and largest batches of {before} and {after}",
+        image=None,
         another_hour=ANOTHER_HOUR,
         # The page shows throughput in a chart with a table of its own.
         parts=[(heading, body) for heading, _, body in headed if heading != SPEEDS],
