@@ -11,6 +11,15 @@ from gpu_catalog.safe_text import printable
 from orchestrator.tables_in_terminal import fitted
 
 BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
+# Bold text of a recommendation wins.
+WINS = re.compile(r"^(?:[^|\n]*\. )?(?:Rent|Use) .*$", re.MULTILINE)
+FAILS = re.compile(
+    r"not even one example fits(: [A-Z_]+)?|does not fit"
+    r"|\b(?:HOST_)?OUT_OF_MEMORY\b|\bTIMED_OUT\b|\bFAILED\b|\bTHRASHING\b"
+)
+UNSURE = re.compile(r"not told apart(?: in cost)?|\bextrapolated\b|(?<=\)) [!~](?= +\|)")
+BRIGHT, GREEN, RED, YELLOW = "1", "1;32", "31", "33"
+LEAST_ROWS, MOST_ROWS = 4, 12  # of a table that is cut to a screen
 PACKAGES = ("gpu_catalog", "trials", "fitting", "orchestrator")
 
 
@@ -27,9 +36,31 @@ def print_result(text: str) -> None:
     if sys.stdout.isatty():
         if not ALL_COLUMNS.get():
             text = fitted(text, shutil.get_terminal_size().columns)
-        shown = r"\1" if os.environ.get("TERM") == "dumb" else "\033[1m\\1\033[0m"
-        text = BOLD.sub(shown, text)
+        text = _styled(text)
     sys.stdout.write(text + "\n")
+
+
+def brief_rows() -> int | None:
+    """Rows of a table that a terminal has room for; None elsewhere, or if all are wanted."""
+    if not sys.stdout.isatty() or ALL_COLUMNS.get():
+        return None
+    return min(max(shutil.get_terminal_size().lines // 4, LEAST_ROWS), MOST_ROWS)
+
+
+def _styled(text: str) -> str:
+    """Text with bold and colours; with bold alone where NO_COLOR is set (no-color.org)."""
+    if os.environ.get("TERM") == "dumb":
+        return BOLD.sub(r"\1", text)
+    if not os.environ.get("NO_COLOR"):
+        text = WINS.sub(lambda line: BOLD.sub(_code(GREEN), line[0]), text)
+        text = FAILS.sub(lambda match: f"\033[{RED}m{match[0]}\033[0m", text)
+        text = UNSURE.sub(lambda match: f"\033[{YELLOW}m{match[0]}\033[0m", text)
+    return BOLD.sub(_code(BRIGHT), text)
+
+
+def _code(code: str) -> str:
+    """Replacement that shows the first group in a style."""
+    return f"\033[{code}m\\1\033[0m"
 
 
 def remark(text: str) -> None:

@@ -1,10 +1,12 @@
-"""Markdown tables in a terminal that is narrower than they are. Pure.
+"""Markdown with tables in a terminal that is narrower than they are. Pure.
 
 The column of long text moves to a line below each row. If that does not suffice, columns that
-decide nothing are hidden, and a line below the table names them.
+decide nothing are hidden, and a line below the table names them; then recipe and batch move below,
+too. Sentences beside tables break between words.
 """
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -17,6 +19,8 @@ MINOR = (
 )
 # Columns of long text, one of which moves to a line below each row.
 LONG = ("offer", "why", "detail", "cell", "trial")
+# Columns that follow it if the table is still too wide, with their names.
+LATER = ("recipe", "batch", "batch size")
 CELL_END = re.compile(r"(?<!\\)\|")
 INDENT = "    "
 
@@ -29,40 +33,67 @@ def fitted(text: str, width: int) -> str:
         width: columns of the terminal.
     """
     parts: list[str] = []
-    for is_table, group in groupby(text.split("\n"), key=lambda line: line.startswith("|")):
+    every = text.split("\n")
+    # Text without a table may be a file, such as JSON.
+    tables = any(line.startswith("|") for line in every)
+    for is_table, group in groupby(every, key=lambda line: line.startswith("|")):
         lines = list(group)
         is_wide = is_table and max(map(len, lines)) > width
-        parts += _narrowed(lines, width) if is_wide else lines
+        if is_table:
+            parts += _narrowed(lines, width) if is_wide else lines
+        else:
+            parts += [part for line in lines for part in _wrapped(line, width)] if tables else lines
     return "\n".join(parts)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line of text, broken between words where it is too long."""
+    indent = INDENT[:2] if line.startswith("- ") else ""
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [line]
 
 
 def _narrowed(lines: Sequence[str], width: int) -> list[str]:
     headers, _, *rows = ([cell.strip() for cell in CELL_END.split(line)[1:-1]] for line in lines)
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    below = next((headers.index(name) for name in LONG if name in headers[1:]), None)
-    shown = [place for place in range(len(headers)) if place != below]
+    below = [headers.index(name) for name in LONG if name in headers[1:]][:1]
+    shown = [place for place in range(len(headers)) if place not in below]
     hidden = []
-    for name in MINOR:
+    for name in (*MINOR, *LATER):
         if sum(widths[place] + 3 for place in shown) + 1 <= width:
             break
         places = [place for place in shown if headers[place] == name]
-        hidden += [name] * len(places)
+        if name in LATER and below:
+            below += places
+        else:
+            hidden += [name] * len(places)
         shown = [place for place in shown if place not in places]
     made = table(
         [headers[place] for place in shown],
         [[row[place].replace("\\|", "|") for place in shown] for row in rows],
     ).split("\n")
     return [
-        *_with_lines_below(made, [] if below is None else [row[below] for row in rows]),
+        *_with_lines_below(made, [_below(headers, row, below) for row in rows]),
         *_note(hidden),
     ]
+
+
+def _below(headers: Sequence[str], row: Sequence[str], places: Sequence[int]) -> str:
+    """Texts of a row that stand below it; all but the first with the names of their columns."""
+    texts = [
+        row[place] if n == 0 or headers[place] == "recipe" else f"{headers[place]} {row[place]}"
+        for n, place in enumerate(places)
+        if row[place]
+    ]
+    return "; ".join(texts)
 
 
 def _with_lines_below(made: Sequence[str], texts: Sequence[str]) -> Iterator[str]:
     yield from made[:2]
     for place, line in enumerate(made[2:]):
         yield line
-        if texts and texts[place]:
+        if texts[place]:
             yield f"{INDENT}{texts[place]}"
 
 

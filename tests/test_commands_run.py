@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from builders.runs import TWO_CELLS, made_run
+from PIL import Image
 
 from orchestrator.cli.main import main
 from orchestrator.ranking.ranked_offer import Ranking
@@ -142,3 +143,36 @@ def test_bold_text_is_bold_in_a_terminal_and_markdown_elsewhere(
     assert cheapest in printed
     assert "**" not in printed
     assert printed.replace("\033[1m", "").replace("\033[0m", "") == markdown.replace("**", "")
+
+
+def test_the_picture_of_a_report_is_the_preview_of_its_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the size of a preview, and not one colour; a page without a picture names none."""
+    run = made_run(tmp_path / "run")
+    assert main(["report", str(run.path)]) == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert '<meta property="og:title" content="made: which GPU to rent">' in page
+    assert re.search(r'og:description" content="(Rent|Use) cpu .*takes', page)
+    assert "og:image" not in page
+    assert not (tmp_path / "run" / "report.png").exists()
+    assert main(["report", str(run.path), "--image"]) == 0
+    assert "report.png" in capsys.readouterr().err
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert '<meta property="og:image" content="report.png">' in page
+    picture = Image.open(tmp_path / "run" / "report.png").convert("RGB")
+    assert picture.size == (1200, 630)
+    assert len(picture.getcolors(2**24)) > 100
+
+
+def test_a_picture_needs_a_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one the reports are written, and the command ends with 1 in one line."""
+    run = made_run(tmp_path / "run")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["report", str(run.path), "--image"]) == 1
+    assert "install Chromium" in capsys.readouterr().err
+    assert (tmp_path / "run" / "report.html").exists()
+    assert main(["report", str(run.path), str(run.path), "--image"]) == 1
+    assert "--image is of one run's report" in capsys.readouterr().err

@@ -1,14 +1,17 @@
 """Snapshots of prices: written, chosen by date, and read as the course of a GPU's price."""
 
 import datetime as dt
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from builders.price_rows import offer
 
 from gpu_catalog.catalog import CatalogError
 from gpu_catalog.price_table import write_offers
 from orchestrator.cli.main import main
+from orchestrator.cli.parsers.program import build_parser
 from orchestrator.pricing.price_history import (
     price_courses,
     snapshot_of,
@@ -85,8 +88,32 @@ def test_a_snapshot_is_written_and_shown(
     out = capsys.readouterr().out
     assert "2.447" in out
     assert "6.99" in out
-    assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "L40"]) == 1
-    assert "L40" in capsys.readouterr().err
+    assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "RTX-3090-Ti"]) == 1
+    assert "RTX-3090-Ti" in capsys.readouterr().err
     arguments = ["catalog", "prices", "--prices", str(tmp_path / "s"), "--as-of", "2020-01-01"]
     assert main(arguments) == 1
     assert "2020-01-01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["price-snapshots-cronjob.yaml", "price-snapshots-github.yaml"])
+def test_a_nightly_job_runs_commands_that_exist(file: str) -> None:
+    """Their options are parsed as the program's own."""
+    text = (Path(__file__).parent.parent / "deploy" / file).read_text(encoding="utf-8")
+    assert all(isinstance(part, dict) for part in yaml.safe_load_all(text))
+    commands = re.findall(r"(?:finetune-cost|python -m orchestrator) (catalog [^&\n]+)", text)
+    assert [command.split()[:2] for command in commands] == [
+        ["catalog", "refresh"],
+        ["catalog", "snapshot"],
+    ]
+    for command in commands:
+        build_parser().parse_args(command.split())
+
+
+def test_the_cron_job_forbids_a_second_one_and_has_no_token() -> None:
+    """A slow source must not pile jobs up, and a snapshot needs nothing of the cluster."""
+    text = (Path(__file__).parent.parent / "deploy" / "price-snapshots-cronjob.yaml").read_text()
+    [_, job] = yaml.safe_load_all(text)
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert job["spec"]["concurrencyPolicy"] == "Forbid"
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["containers"][0]["volumeMounts"][0]["mountPath"] == "/prices"

@@ -48,7 +48,7 @@ def test_two_simulations_have_no_interval() -> None:
     assert "-0.0%" not in comparison_markdown(comparison)
     assert ANOTHER_HOUR in comparison_markdown(comparison)
     verdicts = {speed.verdict for speed in same.speeds}
-    assert verdicts == {"no clear difference", "same, both simulated"}
+    assert verdicts == {"not told apart", "same, both simulated"}
 
 
 def test_largest_batches_show_their_basis() -> None:

@@ -3,12 +3,13 @@
 import io
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from builders.observations import measurement, observation
 from builders.runs import TWO_CELLS, spec_of, whole_trial
 
-from orchestrator.running.progress import Progress, fastest
+from orchestrator.running.progress import EndForecast, Pace, Progress, fastest, labels
 from trials.records.observation import Basis, Outcome
 
 SPEC = spec_of(TWO_CELLS.replace("[16, 32]", "[8, 16, 32, 64]"))
@@ -76,7 +77,7 @@ def test_log_has_a_plain_line_for_every_start_result_and_end() -> None:
             "3/6 done",
             "1 running",
             "2 waiting",
-            "33 s",
+            "21 s",
             f"{first}done",
             "batch 40",
             "800 examples/s",
@@ -166,7 +167,7 @@ def test_largest_batch_that_missed_is_no_longer_shown(terminal: Terminal) -> Non
         progress.observed(observation(13, Outcome.OUT_OF_MEMORY, cell=FIRST))
         progress.observed(observation(12, Outcome.THRASHING, cell=FIRST, purpose="boundary"))
     _, _, first, *_ = last_picture(terminal)
-    assert first.split(maxsplit=2) == [FIRST.key, "waiting", "boundary 12 THRASHING"]
+    assert first.split(maxsplit=2) == ["seq8", "waiting", "boundary 12 THRASHING"]
 
 
 def test_capped_cell_names_the_larger_gpu_and_has_no_speed() -> None:
@@ -235,13 +236,14 @@ def test_terminal_shows_every_trial_with_its_state_and_result(terminal: Terminal
         progress.observed(observation(4, cell=THIRD))
         progress.ended(FIRST, None)
         progress.ended(SECOND, "worker.py:100: [red]gone")
-    summary, _, *rows = last_picture(terminal)
-    assert_lines([summary], ("2/5 done", "1 died", "1 running", "1 waiting"))
+    summary, heading, *rows = last_picture(terminal)
+    assert_lines([summary], ("━ 0:00 elapsed, 2/5 done", "1 died", "1 running", "1 waiting"))
+    assert heading.startswith("trial (cpu/llama-tiny/full-fp32/dense) ")
     assert [row.split()[:2] for row in rows] == [
-        [FIRST.key, "done"],
-        [SECOND.key, "died"],
-        [THIRD.key, "running"],
-        [FOURTH.key, "waiting"],
+        ["seq8", "done"],
+        ["seq16", "died"],
+        ["seq32", "running"],
+        ["seq64", "waiting"],
     ]
     reasons = ("worker.py:100: [red]gone",)
     assert_lines(rows, ("batch 40", "800 examples/s"), reasons, ("4 FITS",), ())
@@ -253,9 +255,83 @@ def test_low_terminal_still_shows_the_progress(terminal: Terminal) -> None:
     with Progress(many, complete=0, stream=terminal) as progress:
         progress.started(many[0])
         shown = last_picture(terminal)
-    assert shown[0].startswith("0/40 done, ")
+    assert "0/40 done, " in shown[0]
     assert len(shown) == 12
-    assert shown[2].startswith(f"{many[0].key} ")
+    assert shown[2].startswith("seq1 ")
+
+
+def test_low_terminal_shows_first_what_runs(terminal: Terminal) -> None:
+    """Trials that ended give way to those that run."""
+    many = spec_of(TWO_CELLS.replace("[16, 32]", str(list(range(1, 41))))).all_cells()
+    with Progress(many, complete=0, stream=terminal) as progress:
+        progress.started(many[0])
+        progress.ended(many[0], None)
+        progress.started(many[30])
+    assert last_picture(terminal)[2].startswith("seq31 ")
+
+
+def test_a_running_trial_shows_since_when_and_how_long_its_probe_takes(terminal: Terminal) -> None:
+    """The time of a probe begins with the result before it."""
+    clock = Clock()
+    with Progress(CELLS, complete=0, stream=terminal, clock=clock) as progress:
+        progress.started(FIRST)
+        progress.started(SECOND)
+        clock.seconds += 62
+        progress.observed(observation(4, cell=FIRST))
+        clock.seconds += 5
+    summary, _, first, second, *_ = last_picture(terminal)
+    assert "1:07 elapsed" in summary
+    assert "running 1:07, this probe 0:05" in first
+    assert second.split(maxsplit=1)[1] == "running 1:07"
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_states_have_colours_unless_no_color_is_set(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
+    """A trial that ended is green, one that died red."""
+    monkeypatch.setenv("NO_COLOR", no_color)
+    with Progress(CELLS, complete=0, stream=terminal) as progress:
+        progress.ended(FIRST, None)
+        progress.ended(SECOND, "gone")
+    assert ("\x1b[32mseq8" in terminal.getvalue()) is (no_color == "")
+    assert ("\x1b[1;31mseq16" in terminal.getvalue()) is (no_color == "")
+
+
+def test_labels_have_the_parts_in_which_trials_differ() -> None:
+    """Keys whose parts cannot be compared stay whole."""
+    keys = ["cpu/m/full/2of8/seq16", "cpu/m/full/8of8/seq16"]
+    assert labels(keys) == ("cpu/m/full/seq16", ["2of8", "8of8"])
+    assert labels(["cpu/m/full/2of8/seq16"]) == ("", ["cpu/m/full/2of8/seq16"])
+    on_hub = [*keys, "cpu/who/m/full/2of8/seq16"]
+    assert labels(on_hub) == ("", on_hub)
+
+
+def test_the_forecast_counts_down_while_trials_keep_their_pace() -> None:
+    """Ten trials of ten seconds and ten results, with a third more or less, one after another."""
+    clock, shown = 0.0, []
+    forecast = EndForecast(0.0)
+    ended: list[Pace] = []
+    for seconds in (10, 8, 12, 7, 13, 10, 9, 11, 8, 12):
+        for result in range(10):
+            clock += seconds / 10
+            running = [Pace(result + 1, (result + 1) * seconds / 10)]
+            left = forecast.seconds_left(clock, 10, ended, running)
+            if left is not None:
+                shown.append((clock, left))
+        ended.append(Pace(10, seconds))
+    grown = [after - before for (_, before), (_, after) in pairwise(shown) if after > before]
+    assert len(grown) <= 3  # while it has seen few trials, or at the very end
+    assert all(abs(at + left - 100) < 25 for at, left in shown)
+
+
+def test_the_forecast_is_put_off_when_trials_take_longer() -> None:
+    """Two trials took a second each; the third takes a minute."""
+    forecast = EndForecast(0.0)
+    assert forecast.seconds_left(2.0, 4, [Pace(5, 1.0)] * 2, []) == 2.0
+    late = forecast.seconds_left(60.0, 4, [Pace(5, 1.0)] * 2, [Pace(1, 58.0)])
+    assert late is not None
+    assert late > 20
 
 
 def test_terminal_that_cannot_move_its_cursor_gets_plain_lines(

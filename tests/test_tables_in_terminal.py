@@ -49,3 +49,22 @@ def test_no_value_is_lost_or_broken(values: list[str], width: int) -> None:
     """Every cell of a column that is not minor is printed whole."""
     printed = fitted(table([f"column {n}" for n in range(len(values))], [values]), width)
     assert all(value.strip() in printed.replace("\\|", "|") for value in values)
+
+
+def test_the_recipe_and_the_batch_follow_the_offer_below_a_row() -> None:
+    """A long GPU name leaves no room for them at 80 columns, and nothing that decides is lost."""
+    headers = ("GPU", "offer", "recipe", "batch", "hours", "$")
+    row = ("RTX-PRO-6000-Workstation", OFFER, "qlora, checkpointed", ROW[3], ROW[7], ROW[8])
+    head, _, numbers, below = fitted(table(headers, [row]), 80).split("\n")
+    assert [part.strip() for part in head.strip("| ").split("|")] == ["GPU", "hours", "$"]
+    assert ROW[8] in numbers
+    assert below.strip() == f"{OFFER}; qlora, checkpointed; batch {ROW[3]}"
+
+
+def test_sentences_beside_a_table_break_between_words() -> None:
+    """Text without a table is left alone: it may be a file."""
+    sentence = "An example is a sentence that no terminal of forty columns shows on one line."
+    lines = fitted(f"{sentence}\n\n{TABLE}", 40).split("\n\n")[0].split("\n")
+    assert " ".join(lines) == sentence
+    assert max(map(len, lines)) <= 40
+    assert fitted(sentence, 40) == sentence

@@ -18,7 +18,7 @@ MOST_PARAMETERS = 6
 SELF = {"self", "cls"}
 # Variables that say nothing of what they hold, and words of no trade.
 VAGUE = {"told", "found", "known", "seen", "of", "each", "mine", "asked"}
-WORDS = re.compile(r"\b(told|tells|dearer|foretold|learnt)\b", re.IGNORECASE)
+WORDS = re.compile(r"\b(told(?! apart)|tells|dearer|foretold|learnt)\b", re.IGNORECASE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -6,17 +6,17 @@ differ in one field stand side by side too, with that field named.
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fitting.families.cell_step_time import CellStepTime
 from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
-from orchestrator.ranking.ranked_offer import comparable
+from orchestrator.ranking.ranked_offer import RankedOffer, comparable
+from orchestrator.reporting.notes.run_differences import run_differences
 from orchestrator.reporting.page.run_tables import Named, PageTable, chart_names
 from orchestrator.reporting.sections.recommendation import (
     Recommendation,
@@ -32,6 +32,7 @@ from trials.records.observation import Basis, largest_batch
 
 SPEEDS = "Examples per second"
 MOST_ALONE = 10  # lines of cells that only one run has; more are counted
+NOT_APART = "not told apart"  # of two values whose difference may be none
 SAME = 0.0005  # smaller changes are shown as +0.0 %
 ANOTHER_HOUR = (
     "Intervals cover the scatter of steps within one run. A machine that was busier or hotter in "
@@ -77,7 +78,7 @@ class SpeedChange:
             return f"{'faster' if self.ratio > 1 else 'slower'}, both simulated"
         if self.low > 1:
             return "faster"
-        return "slower" if self.high < 1 else "no clear difference"
+        return "slower" if self.high < 1 else NOT_APART
 
     @property
     def change(self) -> str:
@@ -139,10 +140,7 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
     matched = {cell for pair in pairs for cell in pair}
     return Comparison(
         names=names,
-        differing=[
-            *_differing(_settings(before), _settings(after), _brief),
-            *sorted(_differing(_packages(before), _packages(after), _listed)),
-        ],
+        differing=run_differences(before, after),
         speeds=list(_speeds(before, after, pairs)),
         largest=list(_largest_changes(before, after, pairs)),
         choices=list(_choices(before, after)),
@@ -208,48 +206,6 @@ def _identity(cell: Cell) -> tuple[object, ...]:
     return (cell.gpu, cell.capped_on, *comparable(cell))
 
 
-def _settings(results: RunResults) -> dict[str, object]:
-    """Fields of the specification, without cells and catalogs; those of its records by name."""
-    spec = results.spec
-    settings: dict[str, object] = {
-        name: getattr(spec, name) for name in ("seed", "max_batch_size", "boundary_repeats")
-    }
-    for name, record in (("timing", spec.timing), ("workload", spec.workload)):
-        settings |= {f"{name}.{field}": value for field, value in record}
-    return settings
-
-
-def _packages(results: RunResults) -> dict[str, set[str]]:
-    versions: defaultdict[str, set[str]] = defaultdict(set)
-    for o in results.observed:
-        if o.environment is not None:
-            for package, version in (
-                ("device", o.environment.device_name),
-                *o.environment.versions,
-            ):
-                versions[package].add(version)
-    return versions
-
-
-def _differing(
-    before: Mapping[str, Any], after: Mapping[str, Any], text: Callable[[Any], str]
-) -> Iterator[tuple[str, str, str]]:
-    """Values by name that differ, as text; one that is absent is None."""
-    for name in {**before, **after}:
-        pair = before.get(name), after.get(name)
-        if pair[0] != pair[1]:
-            yield name, text(pair[0]), text(pair[1])
-
-
-def _brief(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _listed(versions: set[str] | None) -> str:
-    return ", ".join(sorted(versions or ())) or "none"
-
-
 def _speeds(
     before: RunResults, after: RunResults, pairs: Sequence[tuple[Cell, Cell]]
 ) -> Iterator[SpeedChange]:
@@ -304,9 +260,12 @@ def comparison_markdown(comparison: Comparison) -> str:
         parts += ["## Differences", settings]
     if comparison.choices:
         rows = [_choice_row(*pair) for pair in comparison.choices]
-        parts += ["## Cheapest offers", table(("job", "recipe", before, after, "cost"), rows)]
+        parts += [
+            "## Cheapest offers",
+            table(("job", "recipe", before, after, "cost", "verdict"), rows),
+        ]
     if comparison.speeds:
-        headers = ("GPU", "job", "recipe", "batch", before, after, "change", "")
+        headers = ("GPU", "job", "recipe", "batch", before, after, "change", "verdict")
         parts += [f"## {SPEEDS}", table(headers, map(_speed_row, comparison.speeds))]
         if any(speed.low is not None for speed in comparison.speeds):
             parts.append(ANOTHER_HOUR)
@@ -327,8 +286,22 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def _choice_row(before: Recommendation, after: Recommendation) -> tuple[object, ...]:
-    cell, change = before.best.cell, _more(after.best.usd / before.best.usd)
-    return (job_title(cell), cell.recipe.key, _choice(before), _choice(after), change)
+    cell, first, second = before.best.cell, before.best, after.best
+    change = _more(second.usd / first.usd)
+    choices = (_choice(before), _choice(after))
+    return (job_title(cell), cell.recipe.key, *choices, change, _cost_verdict(first, second))
+
+
+def _cost_verdict(before: RankedOffer, after: RankedOffer) -> str:
+    """Whether the difference of two costs is larger than its 90 % interval; of errors apart."""
+    if before.basis is after.basis is Basis.SIMULATED and before.cell.gpu == after.cell.gpu:
+        return ""  # the two share their error
+    ratio = math.log(after.usd / before.usd)
+    rise = math.hypot(math.log(after.usd_high / after.usd), math.log(before.usd / before.usd_low))
+    fall = math.hypot(math.log(after.usd / after.usd_low), math.log(before.usd_high / before.usd))
+    if -rise <= ratio <= fall:
+        return NOT_APART
+    return "more" if ratio > 0 else "less"
 
 
 def _speed_row(speed: SpeedChange) -> tuple[object, ...]:

@@ -1,45 +1,32 @@
 """An estimate as JSON, as a Markdown table with notes, and explained part by part."""
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpu_catalog.number_text import short
 from orchestrator.estimating.estimate_records import Estimate, Estimated
-from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
-from orchestrator.markdown_table import records_table, span, table
+from orchestrator.markdown_table import records_table, table
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.reporting.estimate_recommendation import (
-    batch_text,
     ends_text,
     exceeds,
     fastest,
-    is_sure,
-    length_text,
-    missed_text,
-    padding_text,
-    varying_text,
     verdict,
 )
-from orchestrator.reporting.notes.data_notes import data_notes
-from orchestrator.reporting.notes.gap_notes import gap_notes
+from orchestrator.reporting.notes.estimate_notes import EXCEEDS, all_notes, brief_notes, first_rows
 from orchestrator.reporting.sections.alternative_recipes import (
     recipe_words,
-    remedies_text,
-    runners_up_text,
 )
 from orchestrator.reporting.sections.cost_text import overheads_text
 from orchestrator.spec.job import PACKED
 from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
 from trials.simulation.recording import OperatorClass, Purpose
-from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
+from trials.simulation.simulated_cell import GIB
 from trials.simulation.timing_model import SimulatedStepTime
-
-EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
 
 
 def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False) -> str:
@@ -74,10 +61,16 @@ def _both(row: Estimated, estimates: Sequence[Estimated]) -> dict[str, Any]:
     }
 
 
-def as_table(estimates: Sequence[Estimated], question: Question) -> str:
+def as_table(estimates: Sequence[Estimated], question: Question, *, most: int | None = None) -> str:
     """Render the job, the recommendation, one row for each GPU, and notes on accuracy and gaps.
 
     Each of several given lengths has a recommendation, and its name before notes of its own.
+
+    Args:
+        estimates: sorted by cost, or by time.
+        question: the job.
+        most: rows of an answer for one screen, with only the notes that may change the decision
+            and short lists of GPUs; None for all.
     """
     wanted, groups = question.constraints, _by_length(estimates)
     names = [f"{rows[0].estimate.seq_len:,} tokens: " for rows in groups]
@@ -94,8 +87,9 @@ def as_table(estimates: Sequence[Estimated], question: Question) -> str:
         records_table(
             _row(e.estimate, recipe, wanted, has_tokens=has_tokens)
             for e, recipe in zip(estimates, _recipe_column(estimates), strict=True)
+            if most is None or e in first_rows(groups, most)
         ),
-        "\n".join(_all_notes(names, groups)),
+        "\n".join(all_notes(names, groups) if most is None else brief_notes(names, groups, most)),
     ]
     job = (
         f"{' '.join(jobs)} Nothing was measured: every value is simulated. Rows are sorted by "
@@ -141,19 +135,6 @@ def _job(question: Question) -> str:
         f"{f' (assumed: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}.{left_out}"
     )
-
-
-def _all_notes(names: Sequence[str], groups: Sequence[Sequence[Estimated]]) -> list[str]:
-    """Notes of all groups once; those that differ follow the name of their group."""
-    notes = [list(_notes(rows, rows[0].question)) for rows in groups]
-    shared = [note for note in notes[0] if all(note in others for others in notes)]
-    own = [
-        f"{name}{note}"
-        for name, group in zip(names, notes, strict=True)
-        for note in group
-        if note not in shared
-    ]
-    return [*own, *shared]
 
 
 def _packed(question: Question) -> str:
@@ -221,128 +202,6 @@ def _batch(estimate: Estimate) -> str:
     if largest:
         return f"{estimate.batch_size} {estimate.outcome}, the largest is {largest}"
     return f"not even one example fits: {estimate.outcome}"
-
-
-def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
-    """Lines below the table: recipe, batch size, accuracy, and what is missing."""
-    rows = [e.estimate for e in estimates]
-    yield f"{question.recipe_text}."
-    yield from data_notes(question)
-    yield from _recipe_notes(rows, question)
-    yield from runners_up_text(estimates)
-    yield from remedies_text(estimates)
-    texts = (length_text, batch_text, varying_text, padding_text)
-    yield from filter(None, (text(estimates, question) for text in texts))
-    if question.recipe.has_square_mask:
-        yield (
-            "Packing without FlashAttention-2 needs a mask of all pairs of a batch's tokens, and "
-            "computes all of their scores: memory and time grow with the square of the batch. "
-            "--attention flash_attention_2 needs neither."
-        )
-    fitting = [row for row in rows if row.outcome is Outcome.FITS]
-    if fitting:
-        yield _steps_text(fitting, question)
-    if any(row.price and not is_sure(row.price, question.constraints) for row in rows):
-        yield (
-            f"{EXCEEDS.strip()} the 90 % interval exceeds the deadline or the budget. Offers are "
-            "excluded by their expected hours and dollars."
-        )
-    yield from _accuracy_notes(estimates, question.constraints)
-    yield from missed_text(estimates, question.constraints)
-    yield from gap_notes(estimates, question)
-    for row in rows:
-        if row.routed_peak_gib is not None:
-            median, upper = row.routed_peak_gib
-            yield (
-                f"{row.gpu}: over random expert routings, the peak is {median:.1f} GiB in the "
-                f"median and {upper:.1f} GiB at the 95th percentile."
-            )
-
-
-def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
-    """Optimizer steps of an epoch, which decide whether a batch trains well."""
-    sizes = {row.batch_size * row.micro_batches * row.gpus for row in estimates}
-    steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in sizes)
-    unit = "packed rows" if question.recipe.packing else "examples"
-    if len(steps) == 1:
-        (size,) = sizes
-        assumed = ", which is assumed (--effective-batch)" if question.assumes_batch else ""
-        return f"An epoch has {steps[0]:,} optimizer steps of {size} {unit}{assumed}."
-    return (
-        f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(sizes)} to "
-        f"{min(sizes)} {unit}: with --effective-batch all GPUs train alike."
-    )
-
-
-def _recipe_notes(rows: Sequence[Estimate], question: Question) -> Iterator[str]:
-    """A line for each recipe that the default comes to: GPUs without bf16 have another."""
-    on: dict[str, list[str]] = {}
-    for row in rows:
-        on.setdefault(row.recipe, []).append(row.gpu)
-    for recipe, gpus in on.items():
-        where = f" on {', '.join(gpus)}" if len(on) > 1 else ""
-        yield f"{rows[0].model}, {recipe}{where}, {_lengths(rows, question)}."
-
-
-def _accuracy_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator[str]:
-    """Known errors of memory and times, and the assumptions behind them."""
-    rows = [e.estimate for e in estimates]
-    yield from _approximations(rows)
-    yield f"Constants of the step times: {rows[0].constants}."
-    yield from _memory_notes(rows)
-    yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
-    assumed = sorted(e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None)
-    if assumed:
-        yield f"Usable memory is the marketed size, not measured: {', '.join(assumed)}."
-    if sum(row.price is not None for row in rows) > 1:
-        shown = "fastest" if wanted.objective == "time" else "cheapest"
-        yield (
-            "Timing errors are mostly shared by all GPUs: trust the order more than the hours. "
-            f"Each row shows the GPU's {shown} offer."
-        )
-
-
-def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
-    """Interval of the memory by published runs, and parts of the recipe that none of them has.
-
-    docs/explanation/evidence.md has the runs.
-    """
-    errors = published_errors()
-    for error in dict.fromkeys(row.memory_error for row in rows):
-        yield (
-            f"Memory of {error.method}: the 90 % interval is {1 - error.low:.0%} below to "
-            f"{error.high - 1:.0%} above the prediction, by {error.runs} published runs of "
-            f"{error.sources} sources ({error.pooled}). Such intervals held {errors.covered:.0%} "
-            f"of {errors.runs} runs whose source was left out."
-        )
-    missing = ", ".join(dict.fromkeys(name for row in rows for name in row.not_compared))
-    if missing:
-        yield (
-            f"Memory was compared with no published run that has: {missing}. "
-            "The interval may be too narrow for it."
-        )
-
-
-def _approximations(rows: Sequence[Estimate]) -> Iterator[str]:
-    """Differences between the traced stack and the one that would run, with their GPUs."""
-    approximations = dict.fromkeys(text for row in rows for text in row.approximations)
-    for text in approximations:
-        gpus = [row.gpu for row in rows if text in row.approximations]
-        on_gpus = "" if len(gpus) == len(rows) else f" ({', '.join(sorted(gpus))})"
-        yield f"Approximate: {text}{on_gpus}."
-    if not approximations:
-        yield "The installed libraries were traced without any approximation."
-
-
-def _lengths(rows: Sequence[Estimate], question: Question) -> str:
-    """Lengths, in tokens per row of a batch, at which memory and times are predicted."""
-    longest, padded = rows[0].seq_len, sorted(row.tokens_per_example for row in rows)
-    unit = question.recipe.row
-    padding = "" if question.recipe.packing else " including padding"
-    if all(row.tokens_per_example == row.seq_len for row in rows):
-        return f"{span([row.seq_len for row in rows], '.0f')} tokens per {unit}"
-    most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
-    return f"memory at {longest} tokens per {unit}, times at {padded[0]:.0f}{most}{padding}"
 
 
 def explanation(estimated: Estimated) -> str:

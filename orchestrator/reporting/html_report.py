@@ -21,7 +21,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from fitting.numerics.value_of_information import INDIFFERENCE
 from gpu_catalog.number_text import short
+from orchestrator.ranking.ranking import TIED
 from orchestrator.reporting.comparison import (
     ANOTHER_HOUR,
     SPEEDS,
@@ -37,6 +39,7 @@ from orchestrator.reporting.markdown_report import (
     ranking_notes,
     winners_tables,
 )
+from orchestrator.reporting.notes.certainty_notes import certainty_notes
 from orchestrator.reporting.page.law_tables import (
     errors_table,
     largest_table,
@@ -57,12 +60,20 @@ from orchestrator.run_folder.run_results import RunResults
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 MOST_CELLS = 500  # each takes some 8 kB of the page
+# Sections that only a researcher reads.
+RESEARCH = ("Largest batch that fits", "Laws of the step time", "Fits", "Stacks")
 # Rules of the Markdown that reports use: no links, no images, no HTML.
 RULES = ("table", "list", "emphasis", "heading", "backticks")
 
 
-def html_report(whole: RunResults, made: datetime) -> str:
-    """Render the page of a run, with about ``MOST_CELLS`` cells of a larger one."""
+def html_report(whole: RunResults, made: datetime, *, image: str | None = None) -> str:
+    """Render the page of a run, with about ``MOST_CELLS`` cells of a larger one.
+
+    Args:
+        whole: results of the run.
+        made: when.
+        image: file name of the picture that sites show beside a link to the page.
+    """
     results = whole.abridged(MOST_CELLS)
     jobs = page_jobs(results)
     tables = {
@@ -79,10 +90,12 @@ def html_report(whole: RunResults, made: datetime) -> str:
         "learning": learning_table(results),
     }
     ranking, spent = results.ranking, results.meter.usd
+    chosen = max(range(len(jobs)), key=lambda position: jobs[position].gpus)
     shown = set(results.cells)
     winners = [row for row in ranking.offers if row.rank == 1 and row.cell in shown]
     bases = Counter(o.basis.value for o in whole.observed)
-    sections = [section.partition("\n") for section in detail_sections(results)]
+    parted = [section.partition("\n") for section in detail_sections(results)]
+    sections = [(title.removeprefix("## "), body) for title, _, body in parted]
     return page(
         "report.html",
         ("charts.js", "studies.js", "offers.js", "report.js"),
@@ -92,7 +105,9 @@ def html_report(whole: RunResults, made: datetime) -> str:
         bases=dict(sorted(bases.items())),
         jobs=jobs,
         job_groups=_groups(jobs),
-        chosen=max(range(len(jobs)), key=lambda position: jobs[position].gpus),
+        chosen=chosen,
+        summary=inline(next(iter(jobs[chosen].sentences), "")).striptags(),
+        image=image,
         headline=headline(ranking),
         notes=notes_text(results.notes),
         remarks=ranking_notes(winners, ranking).splitlines() if winners else [],
@@ -104,7 +119,9 @@ def html_report(whole: RunResults, made: datetime) -> str:
         observations=len(whole.observed),
         cells=len(whole.cells),
         left_out=keys_by_reason(ranking.excluded),
-        details=[(title.removeprefix("## "), body) for title, _, body in sections],
+        sure=list(certainty_notes(results)),
+        details=[section for section in sections if section[0] not in RESEARCH],
+        research=[section for section in sections if section[0] in RESEARCH],
         made=f"{made:%Y-%m-%d %H:%M} UTC",
     )
 
@@ -121,6 +138,8 @@ def html_comparison(comparison: Comparison, made: datetime) -> str:
         title=f"{before} and {after}",
         before=before,
         after=after,
+        summary=f"Examples per second, offers and largest batches of {before} and {after}",
+        image=None,
         another_hour=ANOTHER_HOUR,
         # The page shows throughput in a chart with a table of its own.
         parts=[(heading, body) for heading, _, body in headed if heading != SPEEDS],
@@ -141,7 +160,11 @@ def page(
         values: variables of the template; text is escaped.
     """
     sources = [_file(name) for name in (*LIBRARIES, "elements.js", *scripts)]
-    data = {"tables": {name: table.as_json() for name, table in tables.items()}}
+    data = {
+        "tables": {name: table.as_json() for name, table in tables.items()},
+        "tied": TIED,
+        "indifference": INDIFFERENCE,
+    }
     environment = Environment(
         loader=PackageLoader("orchestrator.reporting.page", "assets"),
         autoescape=True,
@@ -184,7 +207,11 @@ def _file(name: str) -> str:
 
 @cache
 def _writer() -> MarkdownIt:
-    return MarkdownIt("zero", {"html": False}).enable(list(RULES))
+    writer = MarkdownIt("zero", {"html": False}).enable(list(RULES))
+    # A keyboard must reach what scrolls.
+    writer.add_render_rule("table_open", lambda *_: '<div class="scroll" tabindex="0"><table>')
+    writer.add_render_rule("table_close", lambda *_: "</table></div>")
+    return writer
 
 
 def markdown(text: str) -> Markup:
@@ -201,7 +228,7 @@ def _groups(jobs: Sequence[PageJob]) -> list[dict[str, object]]:
     """Jobs with their positions, grouped by model and recipe."""
 
     def name(position: int) -> str:
-        return f"{jobs[position].cell.model}, {jobs[position].cell.recipe.key}"
+        return f"{jobs[position].cell.model}, {jobs[position].recipe}"
 
     return [
         {"name": key, "jobs": [(position, jobs[position]) for position in positions]}

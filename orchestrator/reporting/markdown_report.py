@@ -11,6 +11,7 @@ from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.pricing.offer_constraints import nothing_text
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
+from orchestrator.reporting.notes.certainty_notes import interval_sources
 from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
@@ -241,7 +242,7 @@ def _ranking_section(ranking: Ranking) -> str:
             parts.append(
                 f"Further offers, all more expensive, in ranking.csv: {len(rows) - len(shown)}."
             )
-    signs = "= not distinguishable from the cheapest; * no offer is both faster and cheaper."
+    signs = "= not told apart from the cheapest; * no offer is both faster and cheaper."
     return "\n\n".join(["## Every offer", signs, *parts]) if parts else ""
 
 
@@ -310,19 +311,8 @@ def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str
     )
     yield f"Prices date from {dates[0]}{last}{recorded}."
     yield f"Batch size: {BATCH_RULES[rows[0].batch]}; max is the largest that fits."
-    yield f"Brackets: 90 % intervals. They include {_interval_sources(ranking)}."
+    yield f"Brackets: 90 % intervals. They include {interval_sources(ranking)}."
     yield "P(cheapest): the probability that no other offer is cheaper."
-
-
-def _interval_sources(ranking: Ranking) -> str:
-    """Sources of uncertainty that the intervals of hours and dollars include."""
-    job = ranking.workload.overheads
-    if ranking.priced_on is None or not (job.price_drift or job.spot_price_drift):
-        return "errors of the step times only"
-    return (
-        "errors of the step times and, for dollars, assumed price changes of "
-        f"{100 * job.price_drift:.2g}% a month (spot: {100 * job.spot_price_drift:.2g}%)"
-    )
 
 
 def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
@@ -361,7 +351,7 @@ def _fits_section(fits: Sequence[Fit]) -> str:
             "rank": f"{fit.rank} of {fit.parameter_count}",
             "RMSE": "" if fit.rmse is None else f"{short(fit.rmse)} {fit.rmse_unit}",
             "points": fit.points,
-            "status": fit.status if fit.remedy is None else f"{fit.status}: {fit.remedy}",
+            "status": ": ".join(filter(None, (fit.status.replace("_", " ").lower(), fit.remedy))),
         }
         for fit in fits
     )

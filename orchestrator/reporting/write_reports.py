@@ -8,9 +8,11 @@ from orchestrator.planning.plan import Plan
 from orchestrator.ranking.ranked_offer import Ranking, ranking_csv
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import markdown
-from orchestrator.run_folder.file_names import PAGE, RANKING, REPORT
+from orchestrator.reporting.page.screenshot import screenshot
+from orchestrator.run_folder.file_names import IMAGE, PAGE, RANKING, REPORT
 from orchestrator.run_folder.load_results import results_of
 from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
 
 
@@ -32,9 +34,30 @@ def write_report(
     ``plan`` is as of ``results_of``.
     """
     results = results_of(folder, spec, catalog, now.date(), plan)
-    folder.write(REPORT, markdown(results))
-    folder.write(PAGE, html_report(results, now))
+    write_pages(folder, results, now)
     return results.fits, results.ranking
+
+
+def write_pages(
+    folder: RunFolder, results: RunResults, now: dt.datetime, *, image: bool = False
+) -> None:
+    """Write ``report.md`` and ``report.html``.
+
+    Args:
+        folder: the run.
+        results: its results.
+        now: the time of the report.
+        image: whether to write a picture of the page, too, which the page then names as the preview
+            of its link.
+
+    Raises:
+        BrowserError: no picture can be made; the reports are written.
+    """
+    folder.write(REPORT, markdown(results))
+    page = html_report(results, now, image=IMAGE if image else None)
+    folder.write(PAGE, page)
+    if image:
+        folder.storage.write(IMAGE, screenshot(page))
 
 
 def write_ranking(folder: RunFolder, ranking: Ranking) -> None:

@@ -1,4 +1,4 @@
-"""Progress display of a sweep: a live table on a terminal, plain lines elsewhere."""
+"""Progress display of a sweep: a bar and a live table on a terminal, plain lines elsewhere."""
 
 import math
 import statistics
@@ -10,6 +10,7 @@ from typing import Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
@@ -20,12 +21,31 @@ from trials.records.cell import Cell
 from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
 from trials.records.profile import Logged, Profiled
 
+STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "died": "bold red"}
+BAR_COLUMNS = 24
+HEAD_LINES = 3  # above the rows of the table
+MOST_DONE = 0.95  # of a trial that still runs
+LATER = 1.25  # a new forecast counts once it adds a quarter to the time left
+
 
 @dataclass(slots=True)
 class _Trial:
-    """One trial: its state and its results until now."""
+    """One trial: its state, since when, and its results until now.
 
+    Attributes:
+        label: parts of the cell's key in which the trials differ.
+        since: when it began to run, on the clock of the display.
+        seconds: how long it ran, once it ended.
+        heard: when its last result came.
+        results: number of its results since it began.
+    """
+
+    label: str
     state: str = "waiting"
+    since: float | None = None
+    seconds: float = 0.0
+    heard: float | None = None
+    results: int = 0
     observations: list[Observation] = field(default_factory=list)
     largest: int | None = None
     profiled: list[str] = field(default_factory=list)
@@ -44,6 +64,73 @@ class _Trial:
         if self.largest is None:
             return tried
         return f"largest batch {self.largest}; {fastest(self.observations) or tried}"
+
+
+def labels(keys: Sequence[str]) -> tuple[str, list[str]]:
+    """Parts that all keys of cells share, and what is left of each.
+
+    Keys whose parts cannot be compared, such as those with names of models on the hub, stay whole.
+    """
+    parts = [key.split("/") for key in keys]
+    if len(parts) < 2 or len({len(row) for row in parts}) > 1:
+        return "", list(keys)
+    differs = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
+    shared = "/".join(part for part, differ in zip(parts[0], differs, strict=True) if not differ)
+    own = [
+        "/".join(part for part, differ in zip(row, differs, strict=True) if differ) for row in parts
+    ]
+    return (shared, own) if all(own) else ("", list(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Results of a trial, and the seconds it has run."""
+
+    results: int
+    seconds: float
+
+
+class EndForecast:
+    """When a sweep is expected to end, from the pace until now.
+
+    A trial that runs counts by its results or its seconds, of as many as an ended trial took in the
+    mean. The forecast counts down while trials keep about the pace; it is put off only once a new
+    one adds a quarter to the time left.
+    """
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._end: float | None = None
+
+    def seconds_left(
+        self, now: float, total: int, ended: Sequence[Pace], running: Sequence[Pace]
+    ) -> float | None:
+        """Seconds to the end; None before a trial has ended.
+
+        Args:
+            now: seconds on the clock that the start was on.
+            total: number of trials.
+            ended: trials that ended.
+            running: trials that run.
+        """
+        if not ended or len(ended) == total:
+            return None
+        results = max(statistics.mean(pace.results for pace in ended), 1.0)
+        seconds = max(statistics.mean(pace.seconds for pace in ended), 1e-9)
+        parts = (max(pace.results / results, pace.seconds / seconds) for pace in running)
+        done = len(ended) + sum(min(part, MOST_DONE) for part in parts)
+        left = (now - self._started) * (total - done) / done
+        if self._end is None or left > LATER * (self._end - now):
+            self._end = now + left
+        self._end = min(self._end, now + left)
+        return max(self._end - now, 0.0)
+
+
+def clock_text(seconds: float) -> str:
+    """A duration as a clock shows it: 0:07, 12:34 or 1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def fastest(observations: Sequence[Observation]) -> str | None:
@@ -94,7 +181,9 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stderr if stream is None else stream
-        self._trials = {cell.key: _Trial() for cell in cells}
+        keys = [cell.key for cell in cells]
+        self._shared, own = labels(keys)
+        self._trials = {key: _Trial(label) for key, label in zip(keys, own, strict=True)}
         for result in earlier:
             if isinstance(result, Observation) and result.cell.key in self._trials:
                 self._trials[result.cell.key].observations.append(result)
@@ -104,6 +193,7 @@ class Progress:
         self._complete = complete
         self._clock = clock
         self._started = clock()
+        self._forecast = EndForecast(self._started)
         self.spent_usd: float | None = None
         # Environment variables can make rich treat a log file as a terminal.
         self._console = Console(
@@ -133,12 +223,14 @@ class Progress:
         """Show that a trial runs."""
         trial = self._trials[cell.key]
         trial.state, trial.error = "running", None
+        trial.since, trial.heard, trial.results = self._clock(), None, 0
         self._line(cell, "started")
 
     def observed(self, observation: Observation) -> None:
         """Show the result of a probe."""
         trial = self._trials[observation.cell.key]
         trial.observations.append(observation)
+        self._hear(trial)
         batch, outcome = observation.batch_size, observation.outcome
         if not outcome.is_verdict:
             self._line(observation.cell, f"batch {batch} {outcome}: {observation.detail}")
@@ -164,13 +256,20 @@ class Progress:
         """Show the result of a profile."""
         how = "profiled" if result.profile is not None else f"{result.outcome}: {result.detail}"
         text = f"batch {result.batch_size} {how}"
-        self._trials[result.cell.key].profiled.append(text)
+        trial = self._trials[result.cell.key]
+        trial.profiled.append(text)
+        self._hear(trial)
         self._line(result.cell, text)
+
+    def _hear(self, trial: _Trial) -> None:
+        trial.heard = self._clock()
+        trial.results += 1
 
     def ended(self, cell: Cell, error: str | None) -> None:
         """Show that a trial ended."""
         trial = self._trials[cell.key]
         trial.state, trial.error = ("done" if error is None else "died"), error
+        trial.seconds = 0.0 if trial.since is None else self._clock() - trial.since
         self._line(cell, f"done, {trial.result()}" if error is None else f"died: {error}")
 
     def remark(self, text: str) -> None:
@@ -186,16 +285,26 @@ class Progress:
             f"{died} died" if died else "",
             f"{states.count('running')} running",
             f"{states.count('waiting')} waiting",
-            self._time_left(done + died, states.count("running"), len(states)),
+            self._time_left(),
             "" if self.spent_usd is None else f"${short(self.spent_usd)} spent",
         ]
         return ", ".join(part for part in parts if part)
 
-    def _time_left(self, ended: int, running: int, total: int) -> str:
-        if ended in {0, total}:
+    def _time_left(self) -> str:
+        now, trials = self._clock(), self._trials.values()
+        ended = [
+            Pace(trial.results, trial.seconds)
+            for trial in trials
+            if trial.state in {"done", "died"}
+        ]
+        running = [
+            Pace(trial.results, now - trial.since)
+            for trial in trials
+            if trial.state == "running" and trial.since is not None
+        ]
+        seconds = self._forecast.seconds_left(now, len(trials), ended, running)
+        if seconds is None:
             return ""
-        done = ended + running / 2  # on average, a running trial is half done
-        seconds = (self._clock() - self._started) * (total - done) / done
         return (
             f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
         )
@@ -205,12 +314,36 @@ class Progress:
             self._console.print(printable(f"[{self.summary()}] {cell.key}: {text}"))
 
     def _table(self) -> Group:
-        table = Table("trial", "state", "found so far", box=None, pad_edge=False)
-        colours = {"waiting": "dim", "running": "bold", "died": "red"}
-        for key, trial in self._trials.items():
-            table.add_row(
-                *map(printable, (key, trial.state, trial.result())),
-                style=colours.get(trial.state, ""),
-            )
-        # A terminal that is lower than the table shows its beginning.
-        return Group(Text(self.summary()), table)
+        states = [trial.state for trial in self._trials.values()]
+        ended = self._complete + states.count("done") + states.count("died")
+        bar = Table.grid(padding=(0, 1))
+        elapsed = clock_text(self._clock() - self._started)
+        total = self._complete + len(states)
+        bar.add_row(
+            ProgressBar(total=max(total, 1), completed=ended, width=BAR_COLUMNS),
+            Text(f"{elapsed} elapsed, {self.summary()}"),
+        )
+        title = f"trial ({self._shared})" if self._shared else "trial"
+        table = Table(printable(title), "state", "result until now", box=None, pad_edge=False)
+        for trial in self._rows():
+            cells = (trial.label, self._state(trial), trial.result())
+            table.add_row(*map(printable, cells), style=STYLES[trial.state])
+        return Group(bar, table)
+
+    def _rows(self) -> Sequence[_Trial]:
+        """Trials in the order of the sweep; those that run first where not all have a row."""
+        trials = list(self._trials.values())
+        if len(trials) + HEAD_LINES <= self._console.height:
+            return trials
+        order = ("running", "died", "waiting", "done")
+        return sorted(trials, key=lambda trial: order.index(trial.state))
+
+    def _state(self, trial: _Trial) -> str:
+        """Its state; for one that runs, since when, and the time since its last result."""
+        if trial.state != "running" or trial.since is None:
+            return trial.state
+        now = self._clock()
+        text = f"running {clock_text(now - trial.since)}"
+        if trial.heard is None:
+            return text
+        return f"{text}, this probe {clock_text(now - trial.heard)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_catalog.errors import UserError
 from orchestrator.cli.commands.export import check_export, configured, export
 from orchestrator.cli.options.clock import today
-from orchestrator.console import print_result, remark
+from orchestrator.console import brief_rows, print_result, remark
 
 if TYPE_CHECKING:
     from orchestrator.estimating.estimate_records import Estimates
@@ -117,7 +117,7 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
             print_result(as_json(rows, one=is_one, explain=options.explain))
     elif rows:
         remark(f"In use: {estimates.prices}")
-        print_result(as_table(rows, estimates.question))
+        print_result(as_table(rows, estimates.question, most=brief_rows()))
         if options.explain:
             for row in rows:
                 print_result(f"\n{explanation(row)}")

@@ -2,6 +2,7 @@
 
 import argparse
 
+from gpu_catalog.errors import UserError
 from orchestrator.cli.options.clock import now, today
 from orchestrator.console import print_result, remark
 from orchestrator.pricing.prices_in_use import PriceOptions
@@ -10,9 +11,9 @@ from orchestrator.reporting.comparison import compare, comparison_markdown
 from orchestrator.reporting.html_report import html_comparison
 from orchestrator.reporting.markdown_report import cheapest_section, headline
 from orchestrator.reporting.sections.trouble_section import slow_nodes_text
-from orchestrator.reporting.write_reports import write_ranking, write_report
+from orchestrator.reporting.write_reports import write_pages, write_ranking
 from orchestrator.request import request_of
-from orchestrator.run_folder.file_names import PAGE, REPORT
+from orchestrator.run_folder.file_names import IMAGE, PAGE, REPORT
 from orchestrator.run_folder.load_results import results_of, run_and_prices
 from orchestrator.run_folder.rank_run import RankRequest, rank_run
 from orchestrator.run_folder.run_folder import RunFolder
@@ -42,14 +43,19 @@ def run_rank(options: argparse.Namespace) -> int:
 def run_report(options: argparse.Namespace) -> int:
     """Write and print the report of the specification's job, or compare two runs."""
     if options.other is not None:
+        if options.image:
+            raise UserError("--image is of one run's report: leave it out to compare two")
         return _compare(options)
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     catalog = prices.over(spec.merged_catalog())
-    write_report(folder, spec, catalog, None, now())
+    results = results_of(folder, spec, catalog, today())
+    write_pages(folder, results, now(), image=options.image)
     remark(f"In use: {prices.age(catalog, today())}")
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
     remark(f"{folder.path / PAGE}: the same report with charts, in one file")
+    if options.image:
+        remark(f"{folder.path / IMAGE}: a picture of its top")
     return 0
 
 

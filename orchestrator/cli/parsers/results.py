@@ -100,6 +100,8 @@ run RUN|FILE.csv         the run folder, or a CSV of measurements with the recip
 """
 OTHER = """
 [other] OTHER            another run to compare with; writes comparison-OTHER.html into the first
+--image                  also write report.png, a picture of the page by Chromium, which sites show
+                         beside a link to it
 """
 FIT = """
 run RUN|FILE.csv         the run folder, or a CSV of observations

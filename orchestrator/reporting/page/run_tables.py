@@ -15,6 +15,7 @@ from orchestrator.planning.node_pricing import offer_name
 from orchestrator.pricing.catalog_file import OWN, stands_in
 from orchestrator.ranking.ranked_offer import RankedOffer, comparable
 from orchestrator.reporting.sections.law_section import LAW_NAMES
+from orchestrator.reporting.sections.recipe_section import recipe_text
 from orchestrator.reporting.sections.recommendation import (
     FEW_STEPS,
     Recommendation,
@@ -86,6 +87,11 @@ class PageJob:
     def title(self) -> str:
         """Model, active experts and length, in words."""
         return job_title(self.cell)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe in words, and its key."""
+        return f"{recipe_text(self.cell.recipe)} ({self.cell.recipe.key})"
 
     @property
     def gpus(self) -> int:
@@ -193,7 +199,10 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
         "gpu",
         {"ran_on": lambda cell: cell.capped_on},
         "model weights",
-        {"recipe": lambda cell: cell.recipe.key},
+        {
+            "recipe": lambda cell: cell.recipe.key,
+            "recipe_words": lambda cell: recipe_text(cell.recipe),
+        },
         "experts active_experts sparsity seq_len simulated",
         {
             "largest": lambda cell: limit(cell)[0],

@@ -47,6 +47,17 @@ REFERENCES: dict[Reference, str] = {
 }
 
 
+# Words of the plainest step, left out where one recipe stands alone.
+PLAIN = frozenset(
+    {
+        *("sft", "no checkpointing", "activations not offloaded", "SDPA attention", "adamw"),
+        *("Mamba by reference", "not offloaded", "1 micro-batches a step", "no clipping"),
+        *("not compiled", "transformers' layers", "loss from all logits", "not packed"),
+        "no load-balancing loss",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeRow:
     """One recipe on one GPU and model; None stands for a value that was not measured.
@@ -229,6 +240,11 @@ def _caption(comparison: RecipeComparison, default: str, shared: str) -> str:
         f"{'timed' if comparison.timed else 'measured'} for every recipe that fits. The default is "
         f"the plainest recipe that fits: {default}."
     )
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe in words: its method, its precision and what departs from the plainest step."""
+    return ", ".join(word for word in _words(recipe) if word is not None and word not in PLAIN)
 
 
 def _words(recipe: Recipe) -> tuple[str | None, ...]:

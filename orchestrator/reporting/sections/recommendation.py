@@ -36,10 +36,16 @@ class Recommendation:
         for label, offer in self._alternatives():
             if offer not in named:
                 named.append(offer)
+                apart = self._not_apart(offer)
                 sentences.append(
-                    f"{label}: {offer.cell.gpu} {provider_text(offer)}: {price_text(offer)}."
+                    f"{label}: {offer.cell.gpu} {provider_text(offer)}: {price_text(offer)}{apart}."
                 )
         return sentences
+
+    def _not_apart(self, offer: RankedOffer) -> str:
+        """Words on an offer whose cost the data do not separate from the best one's."""
+        is_of_cost = self.wanted.objective != "time"
+        return ", not told apart in cost" if offer.tied and is_of_cost else ""
 
     def _best_sentence(self) -> str:
         row = self.best

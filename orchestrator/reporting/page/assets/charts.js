@@ -64,6 +64,8 @@ function plot(options, label) {
   const drawing = svg.tagName === "FIGURE" ? svg.querySelector("svg:last-of-type") : svg;
   drawing.setAttribute("role", "img");
   drawing.setAttribute("aria-label", label);
+  // The drawing has one name; the names that Plot gives its marks are not for screen readers.
+  for (const part of drawing.children) part.setAttribute("aria-hidden", "true");
   return svg;
 }
 
@@ -128,7 +130,7 @@ function costChart(holder, beyond, rows) {
   });
   const label = `Cost against time of ${rows.length} offers. The cheapest: ${offerTitle(byUsd[0]).replaceAll("\n", ", ")}.`;
   return drawn(holder, (width) => plot({
-    width, height: Math.max(260, Math.min(400, width * 0.82)),
+    width, height: Math.max(260, Math.min(380, width * 0.6)),
     x: { ...labelled(scaleOf(ends("hours"), short), "hours"), grid: true },
     y: { ...labelled(scaleOf(ends("usd"), dollars), "dollars", upwards), grid: true },
     marks: [
@@ -268,7 +270,7 @@ function memoryCharts(holder, key, probes, laws) {
 /** The largest batch of each cell, measured or simulated, and predicted from the other cells. */
 function largestChart(holder, rows) {
   if (!rows.length) return nothing(holder, "No largest batch was found.");
-  const name = (row) => `${row.cell.gpu} · ${row.cell.experts === null ? "" : `${row.cell.active_experts} of ${row.cell.experts} · `}${row.cell.seq_len}`;
+  const name = (row) => [row.cell.gpu, ...(row.cell.experts === null ? [] : [experts(row.cell)]), `${row.cell.seq_len} tokens`].join(", ");
   const unique = new Map(rows.map((row) => [name(row), row]));
   const values = rows.flatMap((row) => [row.largest, row.low, row.high]).filter((v) => v > 0);
   const colour = (row) => gpuColour(row.cell.gpu);

@@ -13,7 +13,7 @@ function changesChart(holder, rows) {
   const shown = rows.map(shape);
   const ends = rows.flatMap((row) => [row.low ?? row.ratio, row.high ?? row.ratio]);
   return drawnRows(holder, rows.map((row) => row.name), 24, (room, width) => ({
-    x: { ...labelled({ type: d3.max(ends) > 4 * d3.min(ends) ? "log" : "linear" }, "speed ratio"), grid: true, ticks: width < 400 ? 3 : 7, tickFormat: (v) => short(v) },
+    x: { ...labelled({ type: d3.max(ends) > 4 * d3.min(ends) ? "log" : "linear" }, "speed ratio"), grid: true, ticks: width < 400 ? 3 : 7 },
     marks: [
       Plot.ruleX([1], { stroke: "currentColor", strokeDasharray: "4 3" }),
       Plot.ruleY(shown.filter(interval), { x1: "low", x2: "high", y: "name", stroke: "var(--s0)", strokeWidth: 6, strokeOpacity: 0.3, dy: room / 2 }),

@@ -49,15 +49,11 @@ function basisOf(basis) {
   return element("span", { class: "basis" }, mark(basis), basis);
 }
 
-/** A number with three significant digits. */
+/** A number with three significant digits, never with an exponent. */
 function short(value, digits = 3) {
   if (value === null || value === undefined) return "";
   if (value === 0) return "0";
-  const rounded = Number(value.toPrecision(digits));
-  if (Math.abs(rounded) >= 1e-3 && Math.abs(rounded) < 1e15) {
-    return rounded.toLocaleString("en-US", { maximumSignificantDigits: Math.max(digits, 15) });
-  }
-  return rounded.toExponential();
+  return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumSignificantDigits: Math.max(digits, 15) });
 }
 
 const dollars = (value) => (value === null ? "" : `$${short(value)}`);
@@ -82,38 +78,49 @@ const whatColumns = [
 ];
 const basisColumn = { label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis) };
 
+/** A hint that is shown while a table is wider than what scrolls it. */
+function hintOf(scroll, table) {
+  const hint = element("span", { class: "note", hidden: true }, "Scroll sideways for more columns →");
+  const observer = new ResizeObserver(() => { hint.hidden = scroll.scrollWidth <= scroll.clientWidth + 1; });
+  observer.observe(scroll);
+  observer.observe(table);
+  return hint;
+}
+
+document.querySelectorAll(".report .scroll, .report.scroll").forEach((scroll) => scroll.after(hintOf(scroll, scroll.firstElementChild)));
+
 /**
  * A table that sorts by any column and shows its first rows, or all of them.
  *
  * A column has a label and of(row), the value to sort by; optionally show(row), the content of its
  * cell, under(row), small text below it, and the flags number, wide and head (the row's header).
+ * With cards, a phone shows each row as a card: styles then change how the elements are laid out,
+ * and their roles say that they are a table all the same.
  */
 class Table {
-  constructor(holder, { caption, columns, most = 12, sort = null, descending = false, isBest }) {
+  constructor(holder, { caption, columns, most = 12, sort = null, descending = false, isBest, cards = false }) {
     Object.assign(this, { columns, most, sort, descending, isBest, rows: [], all: false });
     this.heads = columns.map((column) => this.head(column));
-    this.body = element("tbody");
+    this.body = element("tbody", { role: "rowgroup" });
     this.more = element("button", { type: "button", onclick: () => this.showAll() });
     this.save = element("button", { type: "button", onclick: () => this.download() }, "Save as CSV");
     this.caption = caption;
     const table = element(
-      "table", {},
+      "table", { role: "table", class: cards ? "cards" : null },
       element("caption", { class: "visually-hidden" }, caption),
-      element("thead", {}, element("tr", {}, ...this.heads)),
+      element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...this.heads)),
       this.body,
     );
-    const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": caption };
-    holder.replaceChildren(
-      element("div", scroll, table),
-      element("div", { class: "after" }, this.more, this.save),
-    );
+    const scroll = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
+    const hint = hintOf(scroll, table);
+    holder.replaceChildren(scroll, element("div", { class: "after" }, this.more, this.save, hint));
   }
 
   head(column) {
     const at = this.columns.indexOf(column);
     const button = element("button", { type: "button", onclick: () => this.sortBy(at) }, column.label);
     const classed = column.number ? "number" : null;
-    return element("th", { scope: "col", "aria-sort": "none", class: classed }, button);
+    return element("th", { scope: "col", role: "columnheader", "aria-sort": "none", class: classed }, button);
   }
 
   fill(rows) {
@@ -162,12 +169,13 @@ class Table {
       const content = column.show ? column.show(row) : column.of(row);
       const small = column.under ? column.under(row) : "";
       const holder = column.head
-        ? element("th", { scope: "row" }) : element("td", { class: column.number ? "number" : column.wide ? "wide" : null });
+        ? element("th", { scope: "row", role: "rowheader" })
+        : element("td", { role: "cell", "data-label": column.label, class: column.number ? "number" : column.wide ? "wide" : null });
       holder.append(content === null || content === undefined ? "" : content instanceof Node ? content : String(content));
       if (small) holder.append(element("small", {}, small));
       return holder;
     });
-    return element("tr", { class: this.isBest?.(row) ? "best" : null }, ...cells);
+    return element("tr", { role: "row", class: this.isBest?.(row) ? "best" : null }, ...cells);
   }
 
   download() {

@@ -48,7 +48,9 @@ function normals(name) {
   return NORMALS.get(name);
 }
 
-/** Set the probability of each row that it is the cheapest of these rows. */
+const NEAR = Math.log1p(DATA.indifference);  // costs this close count as the same
+
+/** Set the probability of each row that it is the cheapest of these, and whether it may be as cheap. */
 function setChances(rows) {
   const least = new Float64Array(DRAWS).fill(Infinity);
   const drawn = rows.map((row) => {
@@ -65,7 +67,10 @@ function setChances(rows) {
       return log;
     });
   });
-  rows.forEach((row, n) => { row.chance = d3.mean(drawn[n], (log, i) => Number(log <= least[i])); });
+  rows.forEach((row, n) => {
+    row.chance = d3.mean(drawn[n], (log, i) => Number(log <= least[i]));
+    row.isClose = d3.mean(drawn[n], (log, i) => Number(log <= least[i] + NEAR)) >= DATA.tied;
+  });
 }
 
 const offerText = (row) => {
@@ -92,7 +97,8 @@ function adviceOf(rows) {
     ["Cheapest other GPU", d3.least(rows.filter((row) => row.cell.gpu !== best.cell.gpu), (row) => row.usd)],
     ["Faster, but more expensive", d3.least(rows.filter((row) => row.hours < 0.9 * best.hours), (row) => row.hours)],
   ].filter(([, row]) => row && !named.includes(row) && named.push(row));
-  const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${offerText(row)}: ${dollars(row.usd)}, ${hours(row.hours)}.`));
+  const apart = (row) => (isCheapest && row.isClose ? ", not told apart in cost" : "");
+  const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${offerText(row)}: ${dollars(row.usd)} in ${hours(row.hours)}${apart(row)}.`));
   const doubts = [...(best.doubts ?? []), mayMiss(best) ? "The 90 % interval of its hours ends after the deadline." : "", mayExceed(best) ? "The 90 % interval of its cost ends above the budget." : ""];
   return [lead, list.length ? element("ul", {}, ...list) : null, ...doubts.filter(Boolean).map((text) => element("p", { class: "warn" }, text))];
 }
@@ -121,28 +127,26 @@ const offerColumns = [
   },
   {
     label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance),
-    under: (row) => [row.tied && row.rank > 1 ? "not distinguishable" : "", row.pareto ? "Pareto-optimal" : ""].filter(Boolean).join(", "),
+    under: (row) => [row.isClose && row !== ranking.best ? "not told apart" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
   },
   {
     label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis),
     under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
-  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => short(row.usd_per_hour) },
+  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => short(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
   { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.cell.largest ?? "unknown"}` },
-  { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second) },
-  { label: "price date", of: (row) => row.price_of },
-  { label: "stack", of: (row) => row.stack },
+  { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
 ];
 
 const ranking = new Table(at("ranking"), {
-  caption: "Offers, the cheapest first", columns: offerColumns, sort: 1, most: 10, isBest: (row) => row === ranking.best,
+  caption: "Offers, the cheapest first", columns: offerColumns, sort: 1, most: 10, cards: true, isBest: (row) => row === ranking.best,
 });
 
 function showOffers() {
   const ofJob = OFFERS.filter((row) => row.cell.job === job);
   const rows = ofJob.filter(wanted);
   const wrong = mistake();
-  if (rows.length === ofJob.length) rows.forEach((row) => { row.chance = row.odds; });
+  if (rows.length === ofJob.length) rows.forEach((row) => Object.assign(row, { chance: row.odds, isClose: row.tied }));
   else setChances(rows);
   ranking.best = d3.least(rows, (row) => row.rank);
   ranking.fill(rows);

@@ -15,7 +15,7 @@ function showJob() {
   const isAlike = (cell) => cell.model === chosen.model && cell.weights === chosen.weights && cell.recipe === chosen.recipe;
   const onGpu = (row) => !at("gpu").value || row.cell.gpu === at("gpu").value;
   const alike = (row) => isAlike(row.cell) && row.cell.seq_len === chosen.seq_len && onGpu(row);
-  const caption = `${chosen.model}, ${chosen.recipe}`;
+  const caption = `${chosen.model}, ${chosen.recipe_words}`;
   document.querySelectorAll("[data-of=length]").forEach((part) => { part.textContent = `${caption}, ${chosen.seq_len} tokens per example`; });
   document.querySelectorAll("[data-of=recipe]").forEach((part) => { part.textContent = caption; });
   const shown = {
@@ -47,7 +47,7 @@ const NUMBERS = [
     () => SHOWN.memory),
   numbersOf("largest-numbers", { caption: "Largest batches", columns: [...cellColumns, basisColumn, numeric("largest", "largest", (v) => v ?? "unknown"), { label: "next batch size", of: (row) => row.next }, numeric("predicted", "predicted"), numeric("low", "low"), numeric("high", "high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns], most: 20 },
     () => SHOWN.largest),
-  numbersOf("errors-numbers", { caption: "Cross-validation errors", columns: [{ label: "law", of: (row) => row.law, head: true }, { label: "model", of: (row) => row.model }, { label: "recipe", of: (row) => row.recipe }, basisColumn, { label: "chosen", of: (row) => (row.chosen ? "yes" : "") }, numeric("error, one point excluded", "error", percent), numeric("±", "standard_error", percent), numeric("error, larger batches excluded", "growing_error", percent), numeric("error, one length excluded", "length_error", percent), numeric("points", "points"), { label: "software", of: (row) => row.software }], most: 30 },
+  numbersOf("errors-numbers", { caption: "Cross-validation errors", columns: [{ label: "law", of: (row) => row.law, head: true }, { label: "model", of: (row) => row.model }, { label: "recipe", of: (row) => row.recipe }, basisColumn, { label: "chosen", of: (row) => (row.chosen ? "yes" : "") }, numeric("error, one point excluded", "error", percent), numeric("standard error", "standard_error", percent), numeric("error, larger batches excluded", "growing_error", percent), numeric("error, one length excluded", "length_error", percent), numeric("points", "points"), { label: "software", of: (row) => row.software }], most: 30 },
     () => SHOWN.errors),
   numbersOf("all-probes", { caption: "Every probe", columns: [...cellColumns, basisColumn, ...whatColumns, { label: "purpose", of: (row) => row.purpose }, batchColumn, { ...outcomeColumn, under: (row) => row.detail ?? "", csv: [["outcome", (r) => r.outcome], ["detail", (r) => r.detail]] }, numeric("seconds per step", "step_seconds"), numeric("peak GiB", "peak_gib"), numeric("seconds", "seconds"), { label: "host", of: (row) => row.host }, stackColumn, { label: "started", of: (row) => row.started }], most: 50 },
     () => PROBES),

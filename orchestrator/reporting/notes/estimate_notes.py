@@ -1,0 +1,224 @@
+"""Notes below an estimate: what may change the decision first, then what is assumed. Pure."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from orchestrator.estimating.estimate_records import Estimate, Estimated
+from orchestrator.estimating.memory_error import published_errors
+from orchestrator.estimating.question import Question
+from orchestrator.markdown_table import span
+from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.reporting.estimate_recommendation import (
+    batch_text,
+    is_sure,
+    length_text,
+    missed_text,
+    padding_text,
+    varying_text,
+)
+from orchestrator.reporting.notes.data_notes import data_notes
+from orchestrator.reporting.notes.gap_notes import gap_notes
+from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
+from orchestrator.spec.job_tokens import rows as rows_of
+from trials.records.observation import Outcome
+from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
+
+EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
+LEAST_ROWS = 2  # of each length in a brief answer
+MOST_LISTED = 3  # GPUs in a list of a brief answer
+
+
+def all_notes(
+    names: Sequence[str],
+    groups: Sequence[Sequence[Estimated]],
+    of_group: Callable[[Sequence[Estimated], Question], Iterator[str]] | None = None,
+) -> list[str]:
+    """Notes of all groups once; those that differ follow the name of their group."""
+    make = of_group or _notes
+    notes = [list(make(rows, rows[0].question)) for rows in groups]
+    shared = [note for note in notes[0] if all(note in others for others in notes)]
+    own = [
+        f"{name}{note}"
+        for name, group in zip(names, notes, strict=True)
+        for note in group
+        if note not in shared
+    ]
+    return [*own, *shared]
+
+
+def brief_notes(
+    names: Sequence[str], groups: Sequence[Sequence[Estimated]], most: int
+) -> list[str]:
+    """Notes that may change the decision, short, and a line on what is left out."""
+    shown = all_notes(names, groups, _decisive_notes)
+    gpus = {row.estimate.gpu for rows in groups for row in rows}
+    first = first_rows(groups, most)
+    left_out = [row.estimate for rows in groups for row in rows if row not in first]
+    parts = []
+    if left_out:
+        misfits = sum(row.outcome is not Outcome.FITS for row in left_out)
+        unpriced = sum(row.outcome is Outcome.FITS and row.price is None for row in left_out)
+        why = [f"{misfits} do not fit"] * (misfits > 0)
+        why += [f"{unpriced} fit and have no price"] * (unpriced > 0)
+        why_text = ", ".join(why)
+        parts.append(f"{len(left_out)} rows{f' ({why_text})' if why else ''}")
+    more = len(all_notes(names, groups)) - len(shown)
+    parts += [f"{more} notes on approximations and assumptions"] * (more > 0)
+    last = [f"Not shown: {' and '.join(parts)}; --wide shows them."] if parts else []
+    return [*(shortened(note, gpus) for note in shown), *last]
+
+
+def first_rows(groups: Sequence[Sequence[Estimated]], most: int) -> list[Estimated]:
+    """Rows that a screen has room for: as many of each group, the best first."""
+    of_each = max(most // len(groups), LEAST_ROWS)
+    return [row for rows in groups for row in rows[:of_each]]
+
+
+def shortened(note: str, gpus: Collection[str], most: int = MOST_LISTED) -> str:
+    """A note whose lists of GPUs end with the number of the others.
+
+    Each entry of a list may have more to say in parentheses.
+    """
+    name = "(?:" + "|".join(map(re.escape, sorted(gpus, key=len, reverse=True))) + ")"
+    entry = rf"{name}(?: \([^()]*\))?"
+    pattern = rf"{entry}(?:, {entry}){{{most + 1},}}"
+
+    def cut(listed: re.Match[str]) -> str:
+        entries = re.findall(entry, listed[0])
+        return f"{', '.join(entries[:most])} and {len(entries) - most} more"
+
+    return re.sub(pattern, cut, note)
+
+
+def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
+    """Lines below the table: what may change the decision, then recipes and assumptions."""
+    yield from _decisive_notes(estimates, question)
+    yield from _background_notes(estimates, question)
+
+
+def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
+    """Recipe, data, what would fit, batch sizes, warnings of errors, and what is missing."""
+    rows = [e.estimate for e in estimates]
+    yield f"{question.recipe_text}."
+    yield from data_notes(question)
+    yield from remedies_text(estimates)
+    yield from runners_up_text(estimates)
+    texts = (length_text, batch_text, varying_text, padding_text)
+    yield from filter(None, (text(estimates, question) for text in texts))
+    if question.recipe.has_square_mask:
+        yield (
+            "Packing without FlashAttention-2 needs a mask of all pairs of a batch's tokens, and "
+            "computes all of their scores: memory and time grow with the square of the batch. "
+            "--attention flash_attention_2 needs neither."
+        )
+    fitting = [row for row in rows if row.outcome is Outcome.FITS]
+    if fitting:
+        yield _steps_text(fitting, question)
+    if any(row.price and not is_sure(row.price, question.constraints) for row in rows):
+        yield (
+            f"{EXCEEDS.strip()} the 90 % interval exceeds the deadline or the budget. Offers are "
+            "excluded by their expected hours and dollars."
+        )
+    yield from missed_text(estimates, question.constraints)
+    yield from _error_notes(estimates, question.constraints)
+    yield from gap_notes(estimates, question)
+
+
+def _background_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
+    """Recipes by key, approximations, sources of intervals and assumptions on memory."""
+    rows = [e.estimate for e in estimates]
+    yield from _recipe_notes(rows, question)
+    yield from _approximations(rows)
+    yield from _memory_notes(rows)
+    yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
+    assumed = sorted(e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None)
+    if assumed:
+        yield f"Usable memory is the marketed size, not measured: {', '.join(assumed)}."
+    for row in rows:
+        if row.routed_peak_gib is not None:
+            median, upper = row.routed_peak_gib
+            yield (
+                f"{row.gpu}: over random expert routings, the peak is {median:.1f} GiB in the "
+                f"median and {upper:.1f} GiB at the 95th percentile."
+            )
+
+
+def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
+    """Optimizer steps of an epoch, which decide whether a batch trains well."""
+    sizes = {row.batch_size * row.micro_batches * row.gpus for row in estimates}
+    steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in sizes)
+    unit = "packed rows" if question.recipe.packing else "examples"
+    if len(steps) == 1:
+        (size,) = sizes
+        assumed = ", which is assumed (--effective-batch)" if question.assumes_batch else ""
+        return f"An epoch has {steps[0]:,} optimizer steps of {size} {unit}{assumed}."
+    return (
+        f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(sizes)} to "
+        f"{min(sizes)} {unit}: with --effective-batch all GPUs train alike."
+    )
+
+
+def _recipe_notes(rows: Sequence[Estimate], question: Question) -> Iterator[str]:
+    """A line for each recipe that the default comes to: GPUs without bf16 have another."""
+    on: dict[str, list[str]] = {}
+    for row in rows:
+        on.setdefault(row.recipe, []).append(row.gpu)
+    for recipe, gpus in on.items():
+        where = f" on {', '.join(gpus)}" if len(on) > 1 else ""
+        yield f"{rows[0].model}, {recipe}{where}, {_lengths(rows, question)}."
+
+
+def _error_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator[str]:
+    """Warnings of how far times and memory may be off."""
+    rows = [e.estimate for e in estimates]
+    yield f"Constants of the step times: {rows[0].constants}."
+    missing = ", ".join(dict.fromkeys(name for row in rows for name in row.not_compared))
+    if missing:
+        yield (
+            f"Memory was compared with no published run that has: {missing}. "
+            "The interval may be too narrow for it."
+        )
+    if sum(row.price is not None for row in rows) > 1:
+        shown = "fastest" if wanted.objective == "time" else "cheapest"
+        yield (
+            "Timing errors are mostly shared by all GPUs: trust the order more than the hours. "
+            f"Each row shows the GPU's {shown} offer."
+        )
+
+
+def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
+    """Interval of the memory by published runs.
+
+    docs/explanation/evidence.md has the runs.
+    """
+    errors = published_errors()
+    for error in dict.fromkeys(row.memory_error for row in rows):
+        yield (
+            f"Memory of {error.method}: the 90 % interval is {1 - error.low:.0%} below to "
+            f"{error.high - 1:.0%} above the prediction, by {error.runs} published runs of "
+            f"{error.sources} sources ({error.pooled}). Such intervals held {errors.covered:.0%} "
+            f"of {errors.runs} runs whose source was left out."
+        )
+
+
+def _approximations(rows: Sequence[Estimate]) -> Iterator[str]:
+    """Differences between the traced stack and the one that would run, with their GPUs."""
+    approximations = dict.fromkeys(text for row in rows for text in row.approximations)
+    for text in approximations:
+        gpus = [row.gpu for row in rows if text in row.approximations]
+        on_gpus = "" if len(gpus) == len(rows) else f" ({', '.join(sorted(gpus))})"
+        yield f"Approximate: {text}{on_gpus}."
+    if not approximations:
+        yield "The installed libraries were traced without any approximation."
+
+
+def _lengths(rows: Sequence[Estimate], question: Question) -> str:
+    """Lengths, in tokens per row of a batch, at which memory and times are predicted."""
+    longest, padded = rows[0].seq_len, sorted(row.tokens_per_example for row in rows)
+    unit = question.recipe.row
+    padding = "" if question.recipe.packing else " including padding"
+    if all(row.tokens_per_example == row.seq_len for row in rows):
+        return f"{span([row.seq_len for row in rows], '.0f')} tokens per {unit}"
+    most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
+    return f"memory at {longest} tokens per {unit}, times at {padded[0]:.0f}{most}{padding}"

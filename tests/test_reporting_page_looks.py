@@ -1,0 +1,133 @@
+"""Pages of a report at three widths, in both themes and in print: axe-core finds no violation.
+
+Each leaves a screenshot in ``build/screenshots`` for people to look at.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders.catalog_offers import offer
+from builders.runs import ONE_CELL, ROUTED, SIMULATED, results
+from fakes.browser import OPEN_ALL, Opened
+from playwright.sync_api import BrowserContext, Page, expect
+
+from orchestrator.reporting.comparison import compare
+from orchestrator.reporting.html_report import html_comparison, html_report
+
+ROOT = Path(__file__).parent
+AXE = (ROOT / "vendor" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+SCREENSHOTS = ROOT.parent / "build" / "screenshots"
+MADE = datetime(2026, 11, 21, tzinfo=UTC)
+WIDTHS = (1440, 1024, 390)
+OFFERS = "catalog:\n  offers:\n" + "".join(
+    offer(0.02 * (n + 1), provider="them", instance=f"big{n}") for n in range(30)
+)
+ROUTES = ROUTED.partition("cells:\n")[2].partition("workload:")[0]
+TEXT = ONE_CELL.replace("workload:", f"{SIMULATED}{ROUTES}workload:") + OFFERS
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run with measured, simulated and sparse cells."""
+    path = tmp_path_factory.mktemp("run") / "report.html"
+    path.write_text(html_report(results(TEXT), MADE), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    """A theme."""
+    return str(request.param)
+
+
+@pytest.fixture
+def page(browser: BrowserContext, file: Path, scheme: Any) -> Iterator[Page]:
+    """The opened report in a theme."""
+    opened = Opened(browser, file)
+    opened.page.emulate_media(color_scheme=scheme)
+    yield opened.page
+    assert opened.complaints == []
+    opened.page.close()
+
+
+def violations(page: Page) -> list[tuple[str, str]]:
+    """Rules of axe-core that the page breaks, each with the first place."""
+    page.evaluate(AXE)
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [(rule["id"], rule["nodes"][0]["html"]) for rule in found]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_report_is_accessible_and_no_wider_than_the_screen(
+    page: Page, scheme: str, width: int
+) -> None:
+    """With all of its parts open; the table of offers shows all columns without scrolling."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate(OPEN_ALL)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"report-{width}-{scheme}.png", full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    wide, shown = page.locator("#ranking .scroll").evaluate("e => [e.scrollWidth, e.clientWidth]")
+    assert wide <= shown
+    assert violations(page) == []
+
+
+def test_a_phone_shows_a_card_for_each_offer(page: Page) -> None:
+    """Cost and time stand first, side by side, each with its name."""
+    page.set_viewport_size({"width": 390, "height": 900})
+    card = page.locator("#ranking tbody tr").first
+    cost, time, odds = (card.locator("td").nth(n) for n in range(3))
+    assert re.match(r"\$0\.\d+", cost.inner_text())
+    assert re.match(r"0\.\d+ h", time.inner_text())
+    boxes = [part.bounding_box() for part in (cost, time, odds)]
+    (left, top), (right, beside), (_, below) = ((b["x"], b["y"]) for b in boxes if b is not None)
+    assert left < right
+    assert top == beside < below
+    names = cost.evaluate("e => getComputedStyle(e, '::before').content")
+    assert names == '"cost"'
+    page.get_by_role("button", name="time").click()
+    assert page.locator("#ranking th[aria-sort=ascending]").inner_text().startswith("time")
+
+
+def test_print_has_the_answer_and_the_offers(page: Page) -> None:
+    """Without controls and closed parts, and on white."""
+    page.emulate_media(media="print")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / "report-print.png", full_page=True)
+    assert page.locator("#filters").is_hidden()
+    assert page.locator(".answer:not([hidden]) .lead").is_visible()
+    assert page.locator("#ranking tbody tr").first.is_visible()
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == "rgb(255, 255, 255)"
+
+
+def test_labels_are_words(page: Page) -> None:
+    """Of the program's own names only those of options are on the page."""
+    page.evaluate(OPEN_ALL)
+    shown = " ".join(page.locator("main").all_inner_texts())
+    own = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", shown))
+    assert own <= {"effective_batch"}
+    page.select_option("#job", label="mixtral-tiny, 2 of 8 experts, 16 tokens")
+    labels = page.locator("#largest-chart svg text")
+    expect(labels.first).to_have_text("cpu, 2 of 8 experts, 16 tokens")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_comparison_is_accessible(
+    browser: BrowserContext, scheme: Any, width: int, tmp_path: Path
+) -> None:
+    """The page of two runs, in both themes."""
+    run = results(TEXT)
+    path = tmp_path / "both.html"
+    path.write_text(html_comparison(compare(run, run, ("old", "new")), MADE), encoding="utf-8")
+    opened = Opened(browser, path)
+    opened.page.emulate_media(color_scheme=scheme)
+    opened.page.set_viewport_size({"width": width, "height": 900})
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    opened.page.screenshot(path=SCREENSHOTS / f"comparison-{width}-{scheme}.png", full_page=True)
+    assert violations(opened.page) == []
+    opened.page.close()
