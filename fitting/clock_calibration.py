@@ -27,7 +27,7 @@ from trials.simulation.timing_model import (
 # factor, because no step has one without the other.
 FITTED: dict[str, tuple[str, ...]] = {
     "matrix_product": ("product_speed",),
-    "memory": ("memory",),
+    "memory": ("memory_speed",),
     "attention": ("attention_speed", "attention_backward"),
     "dequantisation": ("dequantisation",),
     "scan": ("scan",),

@@ -19,6 +19,9 @@ SHARED = "all"  # in place of a GPU, for a number that all share
 MOST_OF_HALF_RATE = 3.0
 # Quantities that no sibling shares: the sizes of their caches differ. 0 where none was measured.
 OF_ONE_GPU = frozenset({"product_cache_mb", "product_cached_bandwidth"})
+# Quantities that depend on the kind of memory, which is HBM at these compute capabilities.
+OF_MEMORY = frozenset({"moving_reached"})
+HBM = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
 
 
 class KernelRate(Record):
@@ -26,7 +29,8 @@ class KernelRate(Record):
 
     Attributes:
         gpu: key of the measured GPU, or ``all``.
-        group: GPUs like it: compute capability, and ``half`` or ``full`` rate of accumulation.
+        group: GPUs like it: compute capability, and ``half`` or ``full`` rate of accumulation; for
+            the bandwidth, the kind of memory.
         quantity: name of the number.
         unit: unit of the value; ``1`` for a fraction of a peak rate.
         standard_error: of the value, from the scatter of the rows it is fitted to.
@@ -51,6 +55,11 @@ def group_of(gpu: Gpu) -> str:
     return f"{gpu.compute_capability} {'half' if is_half else 'full'}"
 
 
+def memory_of(gpu: Gpu) -> str:
+    """Kind of memory of a GPU."""
+    return "HBM" if gpu.compute_capability in HBM else "GDDR"
+
+
 def rates_of(gpu: Gpu) -> Mapping[str, float]:
     """Numbers of a GPU and those that all share, by quantity.
 
@@ -58,7 +67,8 @@ def rates_of(gpu: Gpu) -> Mapping[str, float]:
     GPUs with its rate of accumulation; without these, of all. A GPU of the catalog under another
     key, as with another memory, has its own numbers: its device names identify it.
     """
-    return _rates(_measured_key(gpu.key, gpu.device_names), group_of(gpu))
+    key = _measured_key(gpu.key, gpu.device_names)
+    return _rates(key, group_of(gpu), memory_of(gpu))
 
 
 @cache
@@ -71,9 +81,10 @@ def _measured_key(key: str, device_names: tuple[str, ...]) -> str:
 
 
 @cache
-def _rates(key: str, group: str) -> Mapping[str, float]:
+def _rates(key: str, group: str, memory: str) -> Mapping[str, float]:
     rows = kernel_rates()
-    return {name: nearest_rate(rows, name, key, group) for name in {row.quantity for row in rows}}
+    groups = {row.quantity: memory if row.quantity in OF_MEMORY else group for row in rows}
+    return {name: nearest_rate(rows, name, key, own) for name, own in groups.items()}
 
 
 def nearest_rate(rows: tuple[KernelRate, ...], quantity: str, key: str, group: str) -> float:

@@ -18,8 +18,8 @@ from trials.simulation.timing_model import (
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
 HOPPER = load_catalog().gpu("H100-SXM")
+BANDWIDTH = 2039e9 * rates_of(A100)["moving_reached"]
 PLAIN = EfficiencyConstants(
-    memory=1.0,
     dequantisation=0.5,
     kernel_floor_us=0.0,
     host_kernel_us=10.0,
@@ -53,7 +53,7 @@ def operators(*rows: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Ope
 
 def moving(seconds: float) -> tuple[OperatorClass, Rate, dict[str, float]]:
     """A kernel that moves bytes for some seconds on the A100."""
-    return operator(OperatorClass.MEMORY, bytes=seconds * 2039e9, launches=1)
+    return operator(OperatorClass.MEMORY, bytes=seconds * BANDWIDTH, launches=1)
 
 
 def seconds(*rows: tuple[OperatorClass, Rate, dict[str, float]] | None) -> float:
@@ -99,7 +99,7 @@ def test_the_closed_form_equals_the_recurrence() -> None:
                 host += 1e-6
             else:
                 host += 10e-6
-                free = max(free, host) + one[2]["bytes"] / 2039e9
+                free = max(free, host) + one[2]["bytes"] / BANDWIDTH
         assert seconds(*step) == pytest.approx(max(host, free))
 
 
@@ -173,7 +173,11 @@ def busy(
 def test_each_class_of_operator_reaches_its_share_of_the_peak() -> None:
     """The A100 has 312 TFLOP/s in bf16, 19.5 in fp32, and 2,039 GB/s."""
     half = EfficiencyConstants(
-        attention_speed=0.5, attention_backward=0.25, scan=0.2, memory=0.5, kernel_floor_us=0.0
+        attention_speed=0.5,
+        attention_backward=0.25,
+        scan=0.2,
+        memory_speed=0.5,
+        kernel_floor_us=0.0,
     )
     for work, rate, expected in (
         (OperatorClass.ATTENTION_FORWARD, Rate.FP32, 1e12 / (19.5e12 * 0.6 * 0.5)),

@@ -49,6 +49,56 @@ def test_bytes_and_flops_of_an_operator(
     assert (numbers[0], numbers[1], numbers[6]) == (moved, flops, launches)
 
 
+def test_kernels_that_address_single_elements_are_told_from_those_that_stream() -> None:
+    """By layout and dtype, as ATen's kernels load several elements at a time or one."""
+    half, turned = ONE.to(BF16), torch.ones(64, 8).t()
+    streams = [
+        (aten.add.Tensor, (ONE, TWO)),
+        (aten.add.Tensor, (turned, turned)),  # one dense layout, whichever
+        (aten.mul.Scalar, (ONE, 2.0)),
+        (aten.copy_.default, (half, ONE)),  # fewer bits have a kernel
+        (aten.masked_fill.Scalar, (ONE, ONE > 0, 0.0)),
+        (aten.sum.dim_IntList, (ONE, [1])),
+        (aten.cat.default, ([ONE, TWO],)),
+    ]
+    scattered = [
+        (aten.add.Tensor, (ONE, turned)),
+        (aten.add.Tensor, (ONE, torch.ones(64))),
+        (aten.add.Tensor, (ONE, half)),
+        (aten.neg.default, (torch.ones(8, 128)[:, :64],)),
+        (aten._to_copy.default, (half,), {"dtype": torch.float32}),
+        (aten.sum.dim_IntList, (ONE, [0])),
+        (aten.cat.default, ([turned, turned],)),
+    ]
+    for name, cases in (("MEMORY", streams), ("SCATTERED", scattered)):
+        for func, args, *options in cases:
+            kwargs = options[0] if options else {}
+            ((work, _, numbers),) = describe(func, args, kwargs, func(*args, **kwargs))
+            assert work.name == name, (func, name)
+            elements = 1024 if func is aten.cat.default else 512
+            assert numbers[2] * numbers[4] == (elements if name == "SCATTERED" else 0)
+
+
+def test_row_kernels_have_rows_their_length_and_what_they_read_again() -> None:
+    """Eight rows of 64 fp32; a softmax's backward pass reads the gradient and the result."""
+    mean = torch.ones(8, 1)
+    weight = torch.ones(64)
+    cases = [
+        (aten._softmax.default, (ONE, -1, False), "SOFTMAX", ROW),
+        (aten._log_softmax_backward_data.default, (ONE, TWO, -1, torch.float32), "", 2 * ROW),
+        (aten.native_layer_norm.default, (ONE, [64], weight, weight, 1e-5), "NORM", ROW),
+    ]
+    for func, args, name, again in cases:
+        ((work, _, numbers),) = describe(func, args, {}, func(*args))
+        assert work.name == (name or "SOFTMAX_BACKWARD")
+        assert numbers[2:5] == (8, again, 64)
+    func = aten.native_layer_norm_backward.default
+    args = (ONE, TWO, [64], mean, mean, weight, weight, [True, True, True])
+    rows, weights = describe(func, args, {}, func(*args))
+    assert (rows[0].name, rows[2][3]) == ("NORM_BACKWARD", 2 * ROW)
+    assert (weights[0].name, weights[2][2]) == ("SCATTERED", 512)
+
+
 def test_a_view_moves_nothing() -> None:
     """The same holds for memory that is allocated and not filled."""
     for func, args in (
@@ -65,8 +115,12 @@ def test_a_loss_reads_one_number_of_each_row() -> None:
     """The log-softmax before it reads the logits."""
     arguments = (LOGITS, LABELS, None, 1, -100)
     result = aten.nll_loss_forward.default(*arguments)
-    ((_, _, numbers),) = describe(aten.nll_loss_forward.default, arguments, {}, result)
+    ((work, _, numbers),) = describe(aten.nll_loss_forward.default, arguments, {}, result)
     assert numbers[0] == 8  # the loss and what it is divided by
+    assert (work.name, numbers[2]) == ("PICKED_LOSS", 8)  # rows that one block adds up
+    kept = (LOGITS, LABELS, None, 0, -100)  # a loss for each row
+    result = aten.nll_loss_forward.default(*kept)
+    assert describe(aten.nll_loss_forward.default, kept, {}, result)[0][2][2] == 0
 
 
 def test_fused_adamw_reads_four_lists_and_writes_three() -> None:

@@ -237,7 +237,14 @@ WORKS = {
     OperatorClass.SCAN: "selective scan",
     OperatorClass.UPDATE: "optimizer",
     OperatorClass.HOST_COPY: "copies of activations to and from the host",
-    OperatorClass.MEMORY: "memory-bound operators",
+    OperatorClass.SCATTERED: "strided, broadcast and widening operators",
+    OperatorClass.NORM: "norms, forward",
+    OperatorClass.NORM_BACKWARD: "norms, backward",
+    OperatorClass.SOFTMAX: "softmax, forward",
+    OperatorClass.SOFTMAX_BACKWARD: "softmax, backward",
+    OperatorClass.GATHER: "rows picked from tables",
+    OperatorClass.PICKED_LOSS: "loss of the picked tokens",
+    OperatorClass.MEMORY: "other memory-bound operators",
 }
 
 

@@ -1,10 +1,13 @@
 """Eager PyTorch blocks that Liger-Kernel's benchmarks measure, as operators of a trace.
 
 Each runs on meta tensors, and the cost rules of the trace see its operators. Shapes and dtypes are
-those of Liger-Kernel's ``benchmark/scripts`` and of transformers' Llama.
+those of Liger-Kernel's ``benchmark/scripts`` and of transformers' Llama. So is what the scripts
+measure besides: gradients that no run takes away are added to those of the run before, and some
+runs draw the gradient of the result.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -43,19 +46,38 @@ def block_works(
     make = BLOCKS.get(name)
     if make is None or mode not in {"forward", "backward", "full"}:
         return None
-    run, inputs = make(dict(sizes))
+    block = make(dict(sizes))
     with _Costs() as forward:
-        result = run()
+        result = block.run()
     results = result if isinstance(result, tuple) else (result,)
-    grads = [torch.empty_like(one) for one in results]
+    grads = [torch.empty_like(one, dtype=block.inputs[0].dtype) for one in results]
     with _Costs() as backward:
-        torch.autograd.grad(results, inputs, grads)
+        if block.draws and mode == "full":
+            torch.randn_like(grads[0])
+        new = torch.autograd.grad(results, block.inputs, grads)
+        for tensor, grad in zip(block.inputs, new, strict=True):
+            if any(tensor is one for one in block.summed):
+                grad.add_(torch.empty_like(grad))
     works = {"forward": forward.works, "backward": backward.works}.get(mode)
     chosen = forward.works + backward.works if works is None else works
     return tuple(work for work in chosen if work[0] != OperatorClass.VIEW)
 
 
-Block = tuple[Callable[[], Any], list[Tensor]]
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block and the tensors whose gradients it computes.
+
+    Attributes:
+        run: returns its result or results.
+        inputs: tensors with gradients.
+        summed: those whose gradients are added to the ones before.
+        draws: whether a run of both passes draws the gradient of the result.
+    """
+
+    run: Callable[[], Any]
+    inputs: list[Tensor]
+    summed: list[Tensor] = field(default_factory=list)
+    draws: bool = False
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -76,20 +98,23 @@ def _cross_entropy(sizes: Sizes) -> Block:
     rows, columns = _tokens(sizes), sizes.get("vocab_size") or sizes["V"]
     logits = _tensor(rows, columns)
     labels = torch.empty(rows, dtype=torch.int64, device="meta")
-    return partial(functional.cross_entropy, logits, labels), [logits]
+    # Scripts that name the batch B keep the gradient of the logits from run to run.
+    summed = [logits] if "B" in sizes else []
+    return Block(partial(functional.cross_entropy, logits, labels), [logits], summed)
 
 
 def _layer_norm(sizes: Sizes) -> Block:
     width, dtype = sizes.get("N") or sizes["hidden_size"], _dtype(sizes)
     x, weight, bias = (_tensor(*s, dtype=dtype) for s in ((_tokens(sizes), width), *2 * [(width,)]))
-    return partial(functional.layer_norm, x, (width,), weight, bias), [x, weight, bias]
+    run = partial(functional.layer_norm, x, (width,), weight, bias)
+    return Block(run, [x, weight, bias], [weight, bias])
 
 
 def _rms_norm(sizes: Sizes) -> Block:
     width = sizes.get("H") or sizes["hidden_size"]
-    norm = LlamaRMSNorm(width).to(device="meta", dtype=_dtype(sizes))
+    norm = LlamaRMSNorm(width).to(device="meta")  # its weight in fp32, whatever the input
     x = _tensor(_tokens(sizes), width, dtype=_dtype(sizes))
-    return partial(norm, x), [x, norm.weight]
+    return Block(partial(norm, x), [x, norm.weight], [norm.weight])
 
 
 def _rope(sizes: Sizes) -> Block:
@@ -102,7 +127,7 @@ def _rope(sizes: Sizes) -> Block:
         _tensor(1, length, number, width, dtype=dtype).transpose(1, 2) for number in (heads, shared)
     )
     angles = torch.empty(1, length, width, dtype=dtype, device="meta")
-    return partial(apply_rotary_pos_emb, queries, keys, angles, angles), [queries, keys]
+    return Block(partial(apply_rotary_pos_emb, queries, keys, angles, angles), [queries, keys])
 
 
 def _gated(activation: Callable[[Tensor], Tensor], sizes: Sizes) -> Block:
@@ -117,18 +142,19 @@ def _gated(activation: Callable[[Tensor], Tensor], sizes: Sizes) -> Block:
         gated = activation(functional.linear(x, gate)) * functional.linear(x, up)
         return functional.linear(gated, down)
 
-    return run, [x, gate, up, down]
+    weights = [gate, up, down]
+    return Block(run, [x, *weights], weights, draws=True)
 
 
 def _embedding(sizes: Sizes) -> Block:
     table = _tensor(sizes["V"], sizes["D"], dtype=_dtype(sizes))
     rows = torch.empty(sizes["B"] * sizes["T"], dtype=torch.int64, device="meta")
-    return partial(functional.embedding, rows, table), [table]
+    return Block(partial(functional.embedding, rows, table), [table], [table], draws=True)
 
 
 def _softmax(sizes: Sizes) -> Block:
     x = _tensor(_tokens(sizes), sizes.get("N") or sizes["hidden_size"], dtype=_dtype(sizes))
-    return partial(torch.softmax, x, -1), [x]
+    return Block(partial(torch.softmax, x, -1), [x])
 
 
 BLOCKS: dict[str, Callable[[Sizes], Block]] = {

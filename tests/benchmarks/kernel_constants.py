@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
+from kernel_moving import halves, held_out_moving, moving_rows
 from kernel_rows import Measured, measured_gpus, measured_rows
 from scipy.optimize import least_squares
 
@@ -307,12 +308,13 @@ def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate,
 
 def main() -> None:
     """Write the table and print the held-out errors as Markdown."""
-    by_class = defaultdict(list)
-    for row in measured_rows(Path(sys.argv[1])):
+    by_class, everything = defaultdict(list), list(measured_rows(Path(sys.argv[1])))
+    for row in everything:
         if row.label.startswith(("product/", "attention/")):
             by_class[row.label, row.gpu].append(row)
     measured = {key: products_of(rows) for key, rows in by_class.items()}
-    rows = fitted_table(measured)
+    seen, judged = halves(everything)
+    rows = fitted_table(measured) + moving_rows(seen, least)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(KernelRate.model_fields)
@@ -323,6 +325,10 @@ def main() -> None:
     without = {gpu: tuple(row for row in rows if row.gpu != gpu) for gpu in {r.gpu for r in rows}}
     for (label, key), products in sorted(measured.items()):
         errors = [held_out(table, key, label, products) for table in (rows, without[key])]
+        means = [f"{100 * float(one.mean()):.1f} %" for one in errors]
+        lines.append((label, key, len(errors[0]), *means))
+    for (label, key), movers in sorted(judged.items()):
+        errors = [held_out_moving(table, movers) for table in (rows, without.get(key, rows))]
         means = [f"{100 * float(one.mean()):.1f} %" for one in errors]
         lines.append((label, key, len(errors[0]), *means))
     header = ("class", "GPU", "rows held out", "error", "error by siblings' rates")

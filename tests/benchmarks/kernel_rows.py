@@ -17,7 +17,7 @@ from kernel_blocks import block_works
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
-from trials.simulation.recording import FloatArray, Kind, OperatorClass, Operators, Rate
+from trials.simulation.recording import Column, FloatArray, Kind, OperatorClass, Operators, Rate
 
 Work = tuple[OperatorClass, Rate, tuple[float, ...]]
 ROWS_OF = {"bf16": Rate.BF16, "fp16": Rate.FP16, "fp32": Rate.FP32}
@@ -39,9 +39,17 @@ LEAST_LENGTH = 128  # shorter sequences measure the launch
 LEAST_SECONDS = {"NeuSight": 50e-6}
 LEAST_FP32_SECONDS = 500e-6
 LEAST_MOVING_SECONDS = 10e-6
+# Blocks whose bytes take less than this at the peak, for each of their kernels, measure the host
+# that launches them (``EfficiencyConstants.host_kernel_us``).
+HOST_SECONDS = 6.8e-6
 ELEMENTWISE = {"add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "relu"}
 ELEMENTWISE |= {"gelu", "tanh"}
 FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
+PATTERNS = {
+    **dict.fromkeys(("attn_rope", "mlp_act"), OperatorClass.SCATTERED),
+    **dict.fromkeys(("ln", "input_layernorm"), OperatorClass.NORM),
+    "softmax": OperatorClass.SOFTMAX,
+}
 FORMER_NAMES = {
     "NVIDIA A100-SXM4-80GB": "A100-80GB-SXM",
     "NVIDIA A100 80GB PCIe": "A100-80GB-PCIe",
@@ -176,9 +184,11 @@ def _moving(row: dict[str, str], gpu: Gpu) -> Read:
     least = max(_least_seconds(row), LEAST_MOVING_SECONDS)
     if moved < least * (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9:
         return None
-    numbers = (moved, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
     label = "elementwise" if name in ELEMENTWISE else f"fused {name}" if name in FUSED else name
-    return f"memory/{label}", ((OperatorClass.MEMORY, Rate.BF16, numbers),)
+    rows, columns = (float(row.get(field) or 0.0) for field in ("rows", "cols"))
+    row_bytes = columns * WIDTH[ROWS_OF[row["dtype"]]]
+    numbers = (moved, 0.0, rows, row_bytes, columns, 0.0, 1.0)
+    return f"memory/{label}", ((PATTERNS.get(name, OperatorClass.MEMORY), Rate.BF16, numbers),)
 
 
 def _attention(row: dict[str, str], gpu: Gpu) -> Read:
@@ -194,8 +204,13 @@ def _attention(row: dict[str, str], gpu: Gpu) -> Read:
     return f"attention/forward {row['kernel']}", (work,)
 
 
-def _block(row: dict[str, str], _gpu: Gpu) -> Read:
+def _block(row: dict[str, str], gpu: Gpu) -> Read:
     options = json.loads(row["extra_benchmark_config_str"])
     sizes = {**options, row["x_name"]: int(float(row["x_value"]))}
     works = block_works(row["op"], row["mode"], tuple(sorted(sizes.items())))
-    return None if works is None else (f"memory/block {row['op']}", works)
+    if works is None:
+        return None
+    bandwidth = (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9
+    launching = HOST_SECONDS * len(works) * bandwidth
+    is_of_host = sum(numbers[Column.BYTES] for _, _, numbers in works) < launching
+    return None if is_of_host else (f"memory/block {row['op']}", works)

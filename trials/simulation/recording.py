@@ -58,9 +58,12 @@ class Column(IntEnum):
     FLOPS = 1
     """Floating-point operations; for a dequantisation, the number of weights."""
     ROWS = 2
-    """Rows of a matrix product (rows, inner) x (inner, columns); zero for other operators."""
+    """Rows of a matrix product (rows, inner) x (inner, columns), or of an operator that works on
+    rows or on single elements (``clock.moving``); zero for other operators."""
     INNER = 3
+    """Inner dimension of a product; bytes of a row that another operator reads more than once."""
     COLUMNS = 4
+    """Columns of a product; elements of a row."""
     PRODUCTS = 5
     """Matrix products in one operator, batched or grouped."""
     LAUNCHES = 6
@@ -114,13 +117,24 @@ class OperatorClass(IntEnum):
     UPDATE = 6
     """Update by the optimizer."""
     MEMORY = 7
-    """Any other operator: bound by memory."""
+    """Any other operator: streams its tensors, bound by memory."""
     GROUPED_PRODUCT = 8
     """Matrix products of all experts in one operator: one kernel on GPUs that have it."""
     HOST_COPY = 9
     """Copy between GPU and host, on a stream of its own."""
     COLLECTIVE = 10
     """Collective operation of several GPUs; ``Collective`` takes the place of the rate."""
+    SCATTERED = 11
+    """Addresses or converts its elements one by one: strided, broadcast or widened tensors."""
+    NORM = 12
+    NORM_BACKWARD = 13
+    SOFTMAX = 14
+    """Softmax or its logarithm."""
+    SOFTMAX_BACKWARD = 15
+    GATHER = 16
+    """Picks or adds rows of a table."""
+    PICKED_LOSS = 17
+    """Mean of one picked number of each row: one block adds up all rows."""
 
 
 class Rate(IntEnum):

@@ -16,6 +16,12 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from gpu_catalog.record import Record
 from trials.simulation.clock.attention import FP32_FORWARD, attention_rates, forward_seconds
+from trials.simulation.clock.moving import (
+    clocks_per_second,
+    moving_constants,
+    moving_rates,
+    moving_seconds,
+)
 from trials.simulation.clock.products import (
     ProductConstants,
     ProductShapes,
@@ -35,9 +41,6 @@ from trials.simulation.recording import (
     Wait,
 )
 
-# fp32 lanes of a multiprocessor, by compute capability (CUDA's programming guide).
-FP32_LANES = {"7.0": 64, "7.5": 64, "8.0": 64}
-FP32_LANES_SINCE = 128
 # Major compute capabilities of GPUs with a kernel for grouped products in bf16.
 GROUPED_SINCE = ("9", "10")
 VIEWS_A_GROUP = 3  # slices of a group's tokens, matrix and result
@@ -63,10 +66,10 @@ class EfficiencyConstants(Record):
     runs of several stacks; ``calibrate`` fits them to measured observations.
 
     Attributes:
-        product_speed, attention_speed: speed of matrix products and of fused attention, forward,
-            relative to the published ones that ``gpu_catalog.kernel_rates`` is fitted to.
+        product_speed, attention_speed, memory_speed: speed of matrix products, of fused attention,
+            forward, and of operators that move data, relative to the published ones that
+            ``gpu_catalog.kernel_rates`` is fitted to.
         attention_backward: fraction of the peak in fused attention, backward.
-        memory: fraction of the memory bandwidth in kernels that only move data.
         dequantisation: 4-bit weights that a multiprocessor unpacks per clock. The prototype used a
             fraction of the bandwidth (0.21, fitted on A100s alone). But the kernel looks up each
             weight: bandwidth would make an A40 three times as slow as an A100, while the paper's
@@ -91,7 +94,7 @@ class EfficiencyConstants(Record):
     product_speed: Fraction = 1.0
     attention_speed: Fraction = 1.0
     attention_backward: Fraction = 0.56
-    memory: Fraction = 0.74
+    memory_speed: Fraction = 1.0
     dequantisation: Annotated[float, Field(gt=0)] = 1.1
     scan: Fraction = 0.30
     kernel_floor_us: Microseconds = 2.0
@@ -237,19 +240,19 @@ def _device_seconds(
     """GPU seconds per operator, (operators,): the longest of compute, transfer and launch."""
     if gpu.memory_bandwidth_gb_per_second is None:
         raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
-    peaks = _peaks(gpu)
+    peaks, clocks = _peaks(gpu), clocks_per_second(gpu)
     reached = np.ones(len(OperatorClass))
     reached[OperatorClass.ATTENTION_FORWARD] = FP32_FORWARD * constants.attention_speed
     reached[OperatorClass.ATTENTION_BACKWARD] = constants.attention_backward
     reached[OperatorClass.SCAN] = constants.scan
     reached[OperatorClass.DEQUANTISATION] = constants.dequantisation
     flops = numbers[:, Column.FLOPS]
-    needed = np.where(work == OperatorClass.DEQUANTISATION, _clocks(gpu), peaks[rate])
+    needed = np.where(work == OperatorClass.DEQUANTISATION, clocks, peaks[rate])
     if np.isnan(needed[flops > 0]).any():
         raise NoSpeedError(f"the catalog has no rate for {gpu.key} in one of the step's dtypes")
     computing = np.where(flops > 0, flops / (needed * reached[work]), 0.0)
-    bandwidth = gpu.memory_bandwidth_gb_per_second * 1e9
-    transfer = numbers[:, Column.BYTES] / (bandwidth * constants.memory)
+    transfer = moving_seconds(work, numbers, moving_rates(gpu), moving_constants(gpu))
+    transfer /= constants.memory_speed
     copied = work == OperatorClass.HOST_COPY
     moves = work == OperatorClass.COLLECTIVE
     transfer[moves] = collective_seconds(rate[moves], numbers[moves], gpu)
@@ -276,18 +279,6 @@ def _peaks(gpu: Gpu) -> FloatArray:
     fp16 = gpu.fp16_dense_tflops or bf16
     rates = {Rate.BF16: bf16 or fp16, Rate.FP16: fp16, Rate.FP32: gpu.fp32_tflops}
     return np.array([(rates[r] or np.nan) * 1e12 for r in Rate] + [np.nan])
-
-
-def _clocks(gpu: Gpu) -> float:
-    """Clocks per second of all multiprocessors, from their fp32 rate; nan if that is unknown.
-
-    A lane completes one multiplication and one addition per clock, so a multiprocessor runs
-    ``2 * lanes`` FLOPs per clock.
-    """
-    if gpu.fp32_tflops is None or gpu.compute_capability is None:
-        return np.nan
-    lanes = FP32_LANES.get(gpu.compute_capability, FP32_LANES_SINCE)
-    return gpu.fp32_tflops * 1e12 / (2 * lanes)
 
 
 def _product_seconds(

@@ -118,11 +118,24 @@ PICKING = {
 FILLING = {
     *("aten::zero_", "aten::fill_", "aten::zeros_like", "aten::ones_like", "aten::full_like"),
     *("aten::zeros", "aten::ones", "aten::full", "aten::new_zeros", "aten::new_ones"),
-    "aten::new_full",
+    *("aten::new_full", "aten::randn_like", "aten::rand_like"),
 }
 COPYING = {"aten::copy_", "aten::_foreach_copy_"}
 # Losses that read one number of each row of logits, and write one number or one row of zeros.
 PICKING_LOSSES = {"aten::nll_loss_forward", "aten::nll_loss_backward"}
+# Operators that copy their arguments with another dtype or layout.
+CONVERTING = {"aten::_to_copy", "aten::clone", "aten::cat", "aten::slice_backward"}
+# Operators that work on rows: class, and tensors whose rows they read more than once.
+ROW_WISE = {
+    "aten::native_layer_norm": (OperatorClass.NORM, 1),
+    "aten::_fused_rms_norm": (OperatorClass.NORM, 1),
+    "aten::native_layer_norm_backward": (OperatorClass.NORM_BACKWARD, 2),
+    "aten::_fused_rms_norm_backward": (OperatorClass.NORM_BACKWARD, 2),
+    "aten::_softmax": (OperatorClass.SOFTMAX, 1),
+    "aten::_log_softmax": (OperatorClass.SOFTMAX, 1),
+    "aten::_softmax_backward_data": (OperatorClass.SOFTMAX_BACKWARD, 2),
+    "aten::_log_softmax_backward_data": (OperatorClass.SOFTMAX_BACKWARD, 2),
+}
 MAKING_NOTHING = {
     "aten::_unsafe_view",  # a view, though its schema does not say so
     "aten::empty",
@@ -177,28 +190,104 @@ def describe(
     inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
     if name.startswith(("aten::_foreach", "aten::_fused", "aten::_amp_foreach")):
         return [_many_tensors(func, args, inputs)]
-    return [_of_memory(func, name, inputs, outputs)]
+    return _of_memory(func, name, args, inputs, outputs)
 
 
 def _of_memory(
-    func: Any, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-) -> Described:
+    func: Any, name: str, args: Sequence[Any], inputs: list[Tensor], outputs: list[Tensor]
+) -> list[Described]:
     written = sum(touched_bytes(t) for t in outputs)
     if name in PICKING:
         # Picked rows are read and written; added rows are read once more.
         rows = max((touched_bytes(t) for t in inputs[1:] or inputs), default=0)
         is_mutable = func._schema.is_mutable  # noqa: SLF001 - torch has no other name for it
         adds = name in {"aten::index_add", "aten::index_add_"}
-        moved = (3 if adds else 2) * max(rows, 0 if is_mutable or adds else written)
-    elif name in FILLING:
-        moved = written
-    elif name in COPYING:
-        moved = written + touched_bytes(inputs[1])
-    elif name in PICKING_LOSSES:
-        moved = written
-    else:
-        moved = written + sum(touched_bytes(t) for t in inputs)
-    return OperatorClass.MEMORY, Rate.BF16, (moved, 0.0, 0.0, 0.0, 0.0, 0.0, LAUNCHES.get(name, 1))
+        picked = max(rows, 0 if is_mutable or adds else written)
+        moved, work = (3 if adds else 2) * picked, OperatorClass.GATHER
+        size = inputs[0].element_size() if inputs else 1
+        return [_moving(work, name, moved, picked / size)]
+    if name in PICKING_LOSSES:
+        is_mean = name == "aten::nll_loss_forward" and bool(args[3])
+        rows = inputs[0].shape[0] if is_mean and inputs[0].dim() > 1 else 0
+        return [_moving(OperatorClass.PICKED_LOSS, name, written, rows)]
+    moved = written + sum(touched_bytes(t) for t in inputs)
+    if name in COPYING | FILLING:
+        moved = written + (touched_bytes(inputs[1]) if name in COPYING else 0)
+    if name == "aten::embedding_dense_backward":
+        return [_moving(OperatorClass.GATHER, name, moved, inputs[0].numel())]
+    if name in ROW_WISE:
+        return _of_rows(name, moved, inputs, outputs)
+    reads = torch.Tag.pointwise in func.tags or name in COPYING | CONVERTING
+    is_elementwise = reads and name not in FILLING
+    if _adds_columns(name, args) or (is_elementwise and _is_scattered(name, inputs, outputs)):
+        elements = max((t.numel() for t in (*inputs, *outputs)), default=0)
+        return [_moving(OperatorClass.SCATTERED, name, moved, elements)]
+    return [_moving(OperatorClass.MEMORY, name, moved)]
+
+
+def _moving(  # noqa: PLR0913, PLR0917 - the numbers of an operator
+    work: OperatorClass,
+    name: str,
+    moved: float,
+    rows: float = 0.0,
+    row_bytes: float = 0.0,
+    columns: float = 1.0,
+) -> Described:
+    numbers = (moved, 0.0, rows, row_bytes, columns if rows else 0.0, 0.0, LAUNCHES.get(name, 1))
+    return work, Rate.BF16, numbers
+
+
+def _of_rows(
+    name: str, moved: float, inputs: list[Tensor], outputs: list[Tensor]
+) -> list[Described]:
+    """Costs of a norm or a softmax; gradients of a norm's weights take a kernel of their own."""
+    work, read = ROW_WISE[name]
+    size = inputs[0].shape
+    columns = size[-1] if size else 1
+    rows, row_bytes = inputs[0].numel() / max(columns, 1), columns * inputs[0].element_size()
+    described = [_moving(work, name, moved, rows, read * row_bytes, columns)]
+    if work == OperatorClass.NORM_BACKWARD and len(outputs) > 1:
+        again = sum(touched_bytes(t) for t in inputs[:2])
+        described.append(_moving(OperatorClass.SCATTERED, name, again, inputs[0].numel()))
+    return described
+
+
+def _adds_columns(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator adds up along other dimensions than the last."""
+    if name not in {"aten::sum", "aten::mean"} or len(args) < 2 or not args[1]:
+        return False
+    last = args[0].dim() - 1
+    return all(one % max(args[0].dim(), 1) != last for one in args[1])
+
+
+def _is_scattered(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether PyTorch's kernel addresses or converts elements one by one.
+
+    It loads and stores several at a time where all tensors have one dense layout, and needs no
+    conversion (ATen's Loops.cuh); of conversions, only those to fewer bits have such a kernel
+    (Copy.cu).
+    """
+    tensors = [t for t in (*inputs, *outputs) if t.dim()]  # others are numbers
+    if not tensors:
+        return False
+    if name == "aten::cat":
+        return not all(t.is_contiguous() for t in tensors)
+    first = outputs[0] if outputs and outputs[0].dim() else tensors[0]
+    if any(_layout(t) != _layout(first) for t in tensors) or not _is_dense(first):
+        return True
+    widths = {t.dtype: t.element_size() for t in tensors if t.dtype is not torch.bool}
+    if len(widths) < 2:
+        return False
+    return name not in COPYING | CONVERTING or first.element_size() == max(widths.values())
+
+
+def _layout(tensor: Tensor) -> list[tuple[int, int]]:
+    return [(n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    extent = 1 + sum((n - 1) * s for n, s in _layout(tensor))
+    return extent == tensor.numel()
 
 
 def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

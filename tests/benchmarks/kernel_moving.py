@@ -1,0 +1,132 @@
+"""Fit of the clock's rates of operators that move data (``kernel_constants.py``)."""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from kernel_rows import Measured, measured_gpus, operators_of
+
+from gpu_catalog.kernel_rates import SHARED, KernelRate, memory_of, nearest_rate
+from trials.simulation.clock.moving import PREFIX, MovingConstants, moving_rates, moving_seconds
+from trials.simulation.recording import Column, FloatArray, IntArray
+from trials.simulation.timing_model import EfficiencyConstants
+
+START = MovingConstants(0.85, 1.25, 0.5, 1.2, 1.3, 7.0, 7.0, 0.6, 37.0, 4.0)
+NAMES = [field.name for field in fields(MovingConstants)]
+UNITS = dict.fromkeys(("scattered", "gather", "norm", "norm_backward"), "elements per clock")
+UNITS |= {"softmax_us": "us", "softmax_backward_us": "us", "picked_ns": "ns"}
+# No memory moves more than this part of its peak rate. A sharp knee makes no difference.
+LIMITS = {"reached": (0.4, 0.95), "knee": (1.0, 12.0)}
+MOST_ROWS = 150  # of each class and GPU in the fit
+# Weight of each class and GPU, whatever its rows: plain kernels tell the bandwidth.
+WEIGHTS, WEIGHT_ELSE = {"memory/elementwise": 160.0}, 40.0
+GATED = {"memory/block geglu", "memory/block swiglu"}  # mostly matrix products
+SOURCE = "vidur 7d47513; NeuSight 6945927; Liger-Kernel ead96b6"
+Key = tuple[str, str]
+Least = Callable[
+    [Callable[[FloatArray], FloatArray], FloatArray, FloatArray], tuple[FloatArray, FloatArray]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Movers:
+    """Measured rows of one class on one GPU, as operators.
+
+    Attributes:
+        work, numbers: (operators,) classes, and (operators, columns) their numbers.
+        places: (operators,) row that each belongs to.
+        seconds: (rows,) measured.
+        gpu: key of the GPU.
+    """
+
+    work: IntArray
+    numbers: FloatArray
+    places: IntArray
+    seconds: FloatArray
+    gpu: str
+
+    def errors(self, constants: MovingConstants) -> FloatArray:
+        """(rows,) logarithms of predicted over measured seconds."""
+        rates = moving_rates(measured_gpus()[self.gpu])
+        floor = np.maximum(self.numbers[:, Column.LAUNCHES], 1.0)
+        floor *= 1e-6 * EfficiencyConstants().kernel_floor_us
+        seconds = np.maximum(moving_seconds(self.work, self.numbers, rates, constants), floor)
+        total = np.bincount(self.places, weights=seconds, minlength=len(self.seconds))
+        logarithms: FloatArray = np.log(total / self.seconds)
+        return logarithms
+
+
+def movers(rows: list[Measured]) -> Movers:
+    """Operators of measured rows of one GPU."""
+    operators, places = operators_of(rows)
+    seconds = np.array([row.seconds for row in rows])
+    return Movers(operators.names // 4, operators.numbers, places, seconds, rows[0].gpu)
+
+
+def halves(rows: Iterable[Measured]) -> tuple[dict[Key, Movers], dict[Key, Movers]]:
+    """Rows that the fit sees and those held out, by class and GPU.
+
+    They are split by the size of the largest tensor, which both passes of a block share.
+    """
+    split: tuple[dict[Key, list[Measured]], ...] = (defaultdict(list), defaultdict(list))
+    for row in rows:
+        if row.label.startswith("memory/") and row.label not in GATED:
+            sizes = (n[Column.ROWS] * n[Column.COLUMNS] or n[Column.BYTES] for _, _, n in row.works)
+            half = zlib.crc32(b"%d" % max(sizes)) % 2
+            split[half][row.label, row.gpu].append(row)
+    seen, judged = split
+    fitted = {key: movers(_drawn(own)) for key, own in seen.items()}
+    return fitted, {key: movers(own) for key, own in judged.items()}
+
+
+def _drawn(rows: list[Measured]) -> list[Measured]:
+    order = np.random.default_rng(0).permutation(len(rows))[:MOST_ROWS]
+    return [rows[at] for at in np.sort(order)]
+
+
+def moving_rows(samples: dict[Key, Movers], least: Least) -> tuple[KernelRate, ...]:
+    """Rows of the table: the bandwidth that each GPU reaches, and the shared numbers."""
+    gpus = sorted({gpu for _, gpu in samples})
+
+    def residuals(point: FloatArray) -> FloatArray:
+        values = np.exp(point)
+        parts = []
+        for (label, gpu), one in samples.items():
+            own = MovingConstants(float(values[gpus.index(gpu)]), *map(float, values[len(gpus) :]))
+            weight = WEIGHTS.get(label, WEIGHT_ELSE) / len(one.seconds)
+            parts.append(one.errors(own) * np.sqrt(weight))
+        return np.concatenate(parts)
+
+    start = [START.reached] * len(gpus) + [getattr(START, name) for name in NAMES[1:]]
+    names = ["reached"] * len(gpus) + NAMES[1:]
+    limits = np.array([LIMITS.get(name, (0.0, np.inf)) for name in names])
+    values, errors = least(residuals, np.array(start), limits)
+    counts = defaultdict(int)
+    for (_, gpu), one in samples.items():
+        counts[gpu] += len(one.seconds)
+    counts[SHARED] = sum(counts.values())
+    return tuple(
+        KernelRate(
+            gpu=key,
+            group=SHARED if key == SHARED else memory_of(measured_gpus()[key]),
+            quantity=f"{PREFIX}{name}",
+            value=float(f"{value:.4g}"),
+            unit=UNITS.get(name, "1"),
+            standard_error=float(f"{value * error:.2g}"),
+            rows=counts[key],
+            source=SOURCE,
+        )
+        for key, name, value, error in zip(
+            gpus + [SHARED] * (len(NAMES) - 1), names, values, errors, strict=True
+        )
+    )
+
+
+def held_out_moving(rows: tuple[KernelRate, ...], one: Movers) -> FloatArray:
+    """Absolute relative errors of held-out rows of one class, by a table of rates."""
+    memory = memory_of(measured_gpus()[one.gpu])
+    values = [nearest_rate(rows, f"{PREFIX}{name}", one.gpu, memory) for name in NAMES]
+    errors: FloatArray = np.abs(np.expm1(one.errors(MovingConstants(*values))))
+    return errors

@@ -1,0 +1,195 @@
+"""Durations of operators that only move data, by access pattern and width.
+
+A kernel takes the time of its bytes at the bandwidth that the GPU reaches, or that of its access
+pattern, whichever is longer, or somewhat more where both are alike:
+
+- Elements that are addressed or converted one by one (strided, broadcast, widened), gathered, or
+  normalised complete at a rate per clock of a multiprocessor.
+- A softmax gives each row to a block of threads, which loads, reduces and writes in a fixed time:
+  short rows keep too few bytes under way.
+- A kernel that reads rows more than once finds them in the L2 cache, if those at work on all
+  multiprocessors fit.
+- A mean of one picked number a row runs in a single block, row after row.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.kernel_rates import rates_of
+from trials.simulation.recording import Column, FloatArray, IntArray, OperatorClass
+
+PREFIX = "moving_"
+# fp32 lanes of a multiprocessor, by compute capability (CUDA's programming guide).
+FP32_LANES = {"7.0": 64, "7.5": 64, "8.0": 64}
+FP32_LANES_SINCE = 128
+# MB of L2 cache for each multiprocessor, by compute capability (NVIDIA's architecture whitepapers;
+# where products differ, their mean).
+L2_MB = {"7.0": 0.075, "7.5": 0.10, "8.0": 0.37, "8.6": 0.075, "8.9": 0.70, "9.0": 0.38}
+L2_MB |= {"10.0": 0.85, "10.3": 0.85, "12.0": 0.65}
+L2_MB_ELSE = 0.38
+# Threads that a multiprocessor holds (CUDA's programming guide), those of a block that works on a
+# row of a norm, most of one on a row of a softmax, and bytes that each loads at a time (ATen's
+# layer_norm_kernel.cu and SoftMax.cu).
+THREADS = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
+THREADS_ELSE = 2048
+NORM_THREADS, SOFTMAX_THREADS, LOADED_BYTES = 128, 1024, 16
+# Passes over the rows beyond the first: a softmax finds the largest, adds up, and writes.
+FURTHER_PASSES = {
+    OperatorClass.NORM: 1,
+    OperatorClass.NORM_BACKWARD: 1,
+    OperatorClass.SOFTMAX: 2,
+    OperatorClass.SOFTMAX_BACKWARD: 1,
+}
+SOFTMAXES = {
+    OperatorClass.SOFTMAX: 1,
+    OperatorClass.SOFTMAX_BACKWARD: 2,
+}  # rows of input in a block
+BY_ELEMENT = (
+    OperatorClass.SCATTERED,
+    OperatorClass.GATHER,
+    OperatorClass.NORM,
+    OperatorClass.NORM_BACKWARD,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MovingConstants:
+    """Numbers of a GPU; all but the first are shared by all GPUs.
+
+    Attributes:
+        reached: fraction of the bandwidth that kernels reach.
+        scattered, gather, norm, norm_backward: elements that a multiprocessor completes per clock,
+            by the class of operator.
+        softmax_us, softmax_backward_us: time that a block of threads takes for a row.
+        evicted: share of the L2 cache from which it holds none of the rows at work.
+        picked_ns: time of each row of a mean of picked numbers.
+        knee: exponent that joins the two times: the larger it is, the less they delay each other.
+    """
+
+    reached: float
+    scattered: float
+    gather: float
+    norm: float
+    norm_backward: float
+    softmax_us: float
+    softmax_backward_us: float
+    evicted: float
+    picked_ns: float
+    knee: float
+
+
+@dataclass(frozen=True, slots=True)
+class MovingRates:
+    """Facts of a GPU.
+
+    Attributes:
+        bandwidth: bytes per second of its memory, at the peak.
+        clocks: clocks per second of all multiprocessors; nan where unknown.
+        multiprocessors: their number; None where unknown.
+        capability: compute capability.
+    """
+
+    bandwidth: float
+    clocks: float
+    multiprocessors: int | None
+    capability: str | None
+
+    @property
+    def threads(self) -> int:
+        """Threads that a multiprocessor holds."""
+        return THREADS.get(self.capability or "", THREADS_ELSE)
+
+
+def moving_constants(gpu: Gpu) -> MovingConstants:
+    """Numbers for a GPU, by ``gpu_catalog.kernel_rates``."""
+    numbers = rates_of(gpu)
+    return MovingConstants(*(numbers[f"{PREFIX}{field.name}"] for field in fields(MovingConstants)))
+
+
+def moving_rates(gpu: Gpu) -> MovingRates:
+    """Facts of a GPU, by the catalog."""
+    bandwidth = (gpu.memory_bandwidth_gb_per_second or np.nan) * 1e9
+    clocks = clocks_per_second(gpu)
+    return MovingRates(bandwidth, clocks, gpu.multiprocessors, gpu.compute_capability)
+
+
+def clocks_per_second(gpu: Gpu) -> float:
+    """Clocks per second of all multiprocessors, from their fp32 rate; nan if that is unknown.
+
+    A lane completes one multiplication and one addition per clock, so a multiprocessor runs
+    ``2 * lanes`` FLOPs per clock.
+    """
+    if gpu.fp32_tflops is None or gpu.compute_capability is None:
+        return float("nan")
+    lanes = FP32_LANES.get(gpu.compute_capability, FP32_LANES_SINCE)
+    return gpu.fp32_tflops * 1e12 / (2 * lanes)
+
+
+def moving_seconds(
+    work: IntArray, numbers: FloatArray, rates: MovingRates, constants: MovingConstants
+) -> FloatArray:
+    """(operators,) seconds of operators that move data.
+
+    Args:
+        work: (operators,) class of each, ``OperatorClass``.
+        numbers: (operators, columns) numbers, by ``Column``.
+        rates: of the GPU.
+        constants: of the GPU.
+    """
+    threads = _block_threads(work, numbers)
+    moved = numbers[:, Column.BYTES] + _read_again(work, numbers, threads, rates, constants)
+    seconds = moved / (rates.bandwidth * constants.reached)
+    elements = numbers[:, Column.ROWS] * numbers[:, Column.COLUMNS]
+    for pattern in BY_ELEMENT:
+        own = work == pattern
+        rate = getattr(constants, pattern.name.lower()) * rates.clocks
+        seconds[own] = _both(seconds[own], elements[own] / rate, constants.knee)
+    for pattern in SOFTMAXES:
+        own = work == pattern
+        block_us = getattr(constants, f"{pattern.name.lower()}_us")
+        at_once = (rates.multiprocessors or np.nan) * rates.threads / threads[own]
+        waiting = 1e-6 * block_us * numbers[own, Column.ROWS] / at_once
+        seconds[own] = _both(seconds[own], waiting, constants.knee)
+    picked = work == OperatorClass.PICKED_LOSS
+    seconds[picked] += 1e-9 * constants.picked_ns * numbers[picked, Column.ROWS]
+    return seconds
+
+
+def _block_threads(work: IntArray, numbers: FloatArray) -> FloatArray:
+    """(operators,) threads of the block that works on a row."""
+    threads = np.full(len(work), float(NORM_THREADS))
+    for pattern, inputs in SOFTMAXES.items():
+        own = work == pattern
+        loads = numbers[own, Column.INNER] / inputs / LOADED_BYTES
+        threads[own] = np.clip(loads, 32.0, SOFTMAX_THREADS)
+    return threads
+
+
+def _read_again(
+    work: IntArray,
+    numbers: FloatArray,
+    threads: FloatArray,
+    rates: MovingRates,
+    constants: MovingConstants,
+) -> FloatArray:
+    """(operators,) bytes of rows that are read from memory once more."""
+    passes = np.zeros(len(work))
+    for pattern, further in FURTHER_PASSES.items():
+        passes[work == pattern] = further
+    row = numbers[:, Column.INNER]
+    cache_bytes = 1e6 * L2_MB.get(rates.capability or "", L2_MB_ELSE)
+    share = row * np.floor(rates.threads / threads) / cache_bytes
+    missed = np.minimum(share / constants.evicted, 1.0)
+    again: FloatArray = passes * numbers[:, Column.ROWS] * row * missed
+    return again
+
+
+def _both(moving: FloatArray, working: FloatArray, knee: float) -> FloatArray:
+    """Seconds of two kinds of work that overlap, but not wholly."""
+    known = np.nan_to_num(working)
+    longer, shorter = np.maximum(moving, known), np.minimum(moving, known)
+    share = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
+    seconds: FloatArray = longer * (1.0 + share**knee) ** (1.0 / knee)
+    return seconds
