@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.configurations.key_classes import ABSENT, Config, Reading, irrelevant
+from orchestrator.configurations.several_gpus import mark_idle, read_number, read_shards
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
@@ -57,6 +58,7 @@ def derive(config: Config, reading: Reading) -> None:
     _rows(config, reading)
     _batches(config, reading)
     optimizer_of(config, "optimizer", reading)
+    _several_gpus(config, reading)
 
 
 def _model(config: Config, reading: Reading) -> None:
@@ -383,6 +385,29 @@ def _rows(config: Config, reading: Reading) -> None:
         options["pad_to_multiple"] = config.get("pad_to_multiple_of") or 1
 
 
+def _several_gpus(config: Config, reading: Reading) -> None:
+    mark_idle(config, reading)
+    settings = config.get("fsdp_config") or {}
+    shards, replicas = config.get("dp_shard_size"), config.get("dp_replicate_size")
+    key = next((name for name in ("fsdp", "fsdp_config") if config.get(name)), None)
+    if key is None:
+        if config.get("ddp"):
+            reading.options["strategy"] = "ddp"
+        read_number(reading, "dp_replicate_size", replicas, "ddp")
+        if shards not in IDLE_COUNTS:
+            text = "trains on several GPUs only with fsdp_config: add it, with fsdp_version: 2"
+            reading.refuse("dp_shard_size", shards, text)
+        return
+    # schemas/validation.py:922
+    stated = settings.get("fsdp_version") or settings.get("version") or 1
+    version = config.get("fsdp_version") or stated
+    read_shards(reading, key=key, value=config[key], settings=settings, version=version)
+    read_number(reading, "dp_shard_size", shards, "fsdp2")
+    if replicas not in IDLE_COUNTS:
+        text = "replicas of shards on several GPUs are not simulated: set 1"
+        reading.refuse("dp_replicate_size", replicas, text)
+
+
 def _batches(config: Config, reading: Reading) -> None:
     micro, whole = config.get("micro_batch_size"), config.get("batch_size")
     accumulation = config.get("gradient_accumulation_steps")
@@ -399,8 +424,11 @@ def _batches(config: Config, reading: Reading) -> None:
     )
 
 
+IDLE_COUNTS = (None, False, 0, 1)
 SHAPES: dict[str, tuple[type, ...]] = {
     "adapter": (str, bool),
+    "fsdp": (str, list, bool),
+    "fsdp_config": (dict,),
     "batch_size": (int, float),
     "micro_batch_size": (int, float),
     "gradient_accumulation_steps": (int, float),

@@ -10,7 +10,10 @@ from orchestrator.configurations.key_classes import (
     used,
 )
 
-SEVERAL_GPUS = "trains on several GPUs, which are not simulated: remove it to train on one GPU"
+SEVERAL_GPUS = (
+    "trains on several GPUs in a way that is not simulated: use FSDP2 or DDP, or remove it"
+)
+ZERO = "trains on several GPUs by DeepSpeed, which is not simulated: use FSDP2, which shards alike"
 MULTIMODAL = "images, audio and video are not simulated: only text is"
 LEARNING = irrelevant("learning, not speed")
 LOGGING = irrelevant("logging")
@@ -232,12 +235,15 @@ KEYS: dict[str, Key] = {
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha noisy_embedding_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
     (assumed("the model's own vocabulary"), "resize_token_embeddings_to_32x shrink_embeddings"),
-    (refused(SEVERAL_GPUS), "fsdp fsdp_config deepspeed ddp use_ray deepcompile"),
-    (irrelevant("only on several GPUs"), "fsdp_version ddp_* ray_* resources_per_worker"),
+    (refused(ZERO), "deepspeed deepcompile"),
+    (refused(SEVERAL_GPUS), "use_ray"),
+    (shared("strategy"), "fsdp fsdp_config fsdp_version ddp"),
+    (shared("gpus, strategy"), "dp_shard_size dp_replicate_size"),
+    (irrelevant("only on several GPUs"), "ddp_* ray_* resources_per_worker"),
     (
         refused(SEVERAL_GPUS, idle=(None, False, 0, 1)),
         """
-        dp_shard_size dp_replicate_size tensor_parallel_size context_parallel_size
+        tensor_parallel_size context_parallel_size
         sequence_parallel_degree expert_parallel_size world_size
         """,
     ),

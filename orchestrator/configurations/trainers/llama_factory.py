@@ -12,6 +12,7 @@ from orchestrator.configurations.key_classes import (
     table_of,
     used,
 )
+from orchestrator.configurations.several_gpus import read_training_arguments
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.axolotl_keys import (
     ANOTHER_ADAPTER,
@@ -192,6 +193,7 @@ def derive(config: Config, reading: Reading) -> None:
     # model/model_utils/checkpointing.py:162
     options["gradient_checkpointing"] = not config.get("disable_gradient_checkpointing")
     options["activation_offloading"] = False
+    read_training_arguments(config, reading)
     norm = config.get("max_grad_norm", 1.0)
     options["max_grad_norm"] = norm or "none"
     _optimizer(config, reading)
@@ -406,6 +408,8 @@ LLAMA_FACTORY = Trainer(
     keys=KEYS,
     unknown=refused("no key of LLaMA-Factory 0.9, which refuses it", idle=()),
     shapes={
+        "fsdp": (str, list, bool),
+        "fsdp_config": (dict,),
         "lora_dropout": (int, float),
         "max_grad_norm": (int, float),
         "additional_target": (str, list),

@@ -21,6 +21,7 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     RESUMES,
     SAVING,
     SEVERAL_GPUS,
+    ZERO,
 )
 
 LEARNING = irrelevant("learning, not speed")
@@ -95,11 +96,13 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     (
         refused(SEVERAL_GPUS),
         """
-        deepspeed fsdp fsdp_config tp_size parallelism_config
+        tp_size parallelism_config
         """,
     ),
     (assumed(ONE_MICRO_BATCH), "auto_find_batch_size"),
     (assumed(KEPT_CACHE), "torch_empty_cache_steps"),
+    (refused(ZERO), "deepspeed"),
+    (shared("strategy"), "fsdp fsdp_config"),
     (irrelevant("only on several GPUs"), "ddp_* local_rank fsdp_* ray_*"),
     (
         refused(NOT_SIMULATED),

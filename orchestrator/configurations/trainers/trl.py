@@ -11,6 +11,7 @@ from orchestrator.configurations.key_classes import (
     table_of,
     used,
 )
+from orchestrator.configurations.several_gpus import read_training_arguments
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
@@ -141,6 +142,7 @@ def derive(config: Config, reading: Reading) -> None:
     _loss(config, reading)
     _preference(config, reading)
     options["gradient_checkpointing"] = checkpoints(config, reading, by_default=True)
+    read_training_arguments(config, reading)
     norm = config.get("max_grad_norm", 1.0)
     options["max_grad_norm"] = norm or "none"
     length = config.get("max_length", 1024)  # trl/trainer/sft_config.py:203
@@ -249,6 +251,8 @@ TRL = Trainer(
     keys=KEYS,
     unknown=refused("no key of TRL 1.16, which refuses it", idle=()),
     shapes={
+        "fsdp": (str, list, bool),
+        "fsdp_config": (dict,),
         "lora_dropout": (int, float),
         "max_grad_norm": (int, float),
         "lora_target_modules": (str, list),
