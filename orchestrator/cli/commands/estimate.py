@@ -85,7 +85,7 @@ def _request_ahead(
     Raises:
         UserError: the options or the configuration are wrong.
     """
-    configuration: "Configuration | None" = None
+    configuration: Configuration | None = None
     given: Mapping[str, Any] = vars(options)
     if options.config is not None:
         configuration, given = _with_config(options)
