@@ -25,6 +25,9 @@ SCHEMAS = {
         "axolotl/utils/schemas/model.py ModelInputConfig",
         "axolotl/utils/schemas/model.py ModelOutputConfig",
         "axolotl/utils/schemas/deprecated.py DeprecatedParameters",
+        "axolotl/integrations/kernels/args.py KernelsArgs",
+        "axolotl/integrations/liger/args.py LigerArgs",
+        "axolotl/integrations/cut_cross_entropy/args.py CutCrossEntropyArgs",
     ),
     "LLaMA-Factory": (
         "llamafactory/hparams/model_args.py BaseModelArguments",

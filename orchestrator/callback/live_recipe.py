@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpu_catalog.errors import UserError
-from orchestrator.configurations.trainers.axolotl_keys import OPTIMIZERS
+from orchestrator.configurations.trainers.optimizers import OPTIMIZERS
 from orchestrator.configurations.trainers.trl import ATTENTION
 from orchestrator.request import validation_lines
 from trials.recipes.fields import Precision

@@ -5,6 +5,7 @@ import datetime as dt
 from fitting.laws.fit_result import Interval
 from gpu_catalog.number_text import short
 from gpu_catalog.record import Record
+from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_job import estimate_job
 from orchestrator.estimating.estimate_records import Alternative, Estimate
@@ -53,7 +54,7 @@ def memory_check(
     """Simulate a training on one GPU, and look for a change where it does not fit.
 
     Args:
-        request: the training; its GPU must be one, and so must its length.
+        request: the training; its GPU must be one, or one number of one, and so must its length.
         today: day that the change's price has moved until.
         ahead: child processes that have started already.
 
@@ -63,9 +64,14 @@ def memory_check(
     if request.seq_len == "max" or isinstance(request.seq_len, tuple):
         raise EstimateError("--seq-len: a check is of one length: give a number")
     prices = request.prices.in_use()
-    gpus = requested_gpus(request.gpu, request.memory_gib, prices.over(prices.catalog))
+    catalog = prices.over(prices.catalog)
+    gpus = [
+        f"{count}x{gpu.key}" if count > 1 else gpu.key
+        for count, names in names_by_count(request.gpu, request.gpus).items()
+        for gpu in requested_gpus(names, request.memory_gib, catalog)
+    ]
     if len(gpus) > 1:
-        keys = ", ".join(gpu.key for gpu in gpus)
+        keys = ", ".join(gpus)
         raise EstimateError(
             f"--gpu {','.join(request.gpu)}: a check is of one GPU: give one, {keys}"
         )

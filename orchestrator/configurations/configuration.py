@@ -1,6 +1,5 @@
 """A configuration of a trainer: what each of its keys comes to, and the options of its estimate."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +17,13 @@ from orchestrator.configurations.key_classes import (
     unquoted,
 )
 from orchestrator.configurations.trainer import Trainer
+from orchestrator.configurations.trainers.quantised_weights import format_of, read_format
 from orchestrator.markdown_table import table
 from orchestrator.request import validation_lines
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
 NO_CLIPPING = "none"
-
-QUANTISED = re.compile("gptq|awq|aqlm|gguf|nvfp4")
-"""Parts of the names of models whose weights are quantised beforehand."""
-
+MODEL_KEYS = ("base_model", "model_name_or_path")
 
 FUSED = "grouped"
 """Experts as transformers 5 holds them under each trainer.
@@ -90,13 +87,12 @@ def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> 
     reading = classified(trainer.keys, values, trainer.unknown)
     reading.options["experts"] = FUSED
     trainer.derive(_well_formed(trainer, values, reading), reading)
+    _read_format(values, reading)
     options = {name: value for name, value in reading.options.items() if value is not None}
     tokens = options.pop("sequence_len", None)
     pads = options.pop("pads_to_limit", False)
     if not isinstance(options.get("model"), str):
         reading.refuse("model", options.get("model", ABSENT), "the file names none")
-    elif QUANTISED.search(options["model"].lower()):
-        reading.refuse("model", options["model"], "weights quantised beforehand are not simulated")
     if type(tokens) is not int or tokens < 1:
         reading.refuse("sequence length", tokens, "must be a whole number of at least 1")
     _check_recipe(options, reading)
@@ -108,6 +104,15 @@ def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> 
         tokens=tokens if type(tokens) is int else 1,
         pads_to_limit=pads,
     )
+
+
+def _read_format(values: Mapping[str, Any], reading: Reading) -> None:
+    """Read the format of weights that the model's name has."""
+    model = reading.options.get("model")
+    form = format_of(model) if isinstance(model, str) else None
+    if form is not None and not values.get("gptq"):
+        key = next((name for name in MODEL_KEYS if values.get(name) == model), "model")
+        read_format(reading, key=key, value=model, form=form)
 
 
 def _well_formed(trainer: Trainer, values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:

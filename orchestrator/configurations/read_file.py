@@ -32,6 +32,8 @@ OTHER_FILES = {
 """Keys of files that describe no training, and the reason."""
 
 
+FEWEST_GPUS, FSDP2 = 2, 2
+
 OF_LLAMA_FACTORY = ("stage", "finetuning_type", "template", "cutoff_len", "do_train")
 """Keys that files of LLaMA-Factory have, and files of TRL have not."""
 
@@ -76,6 +78,16 @@ def _yaml(text: str, path: Path) -> Mapping[str, Any]:
     return read.data
 
 
+def _layout_options(values: Mapping[str, Any]) -> str:
+    """Options that say what a configuration of accelerate does, where it is simulated."""
+    settings, number = values.get("fsdp_config"), values.get("num_processes")
+    version = settings.get("fsdp_version") if isinstance(settings, dict) else None
+    is_ddp = values.get("distributed_type") == "MULTI_GPU"
+    if type(number) is not int or number < FEWEST_GPUS or not (is_ddp or version == FSDP2):
+        return ""
+    return f", with --gpus {number} --strategy {'ddp' if is_ddp else 'fsdp2'}"
+
+
 def trainer_of(values: Mapping[str, Any], path: Path | str) -> Trainer:
     """Trainer that a configuration is for, by its keys.
 
@@ -85,7 +97,10 @@ def trainer_of(values: Mapping[str, Any], path: Path | str) -> Trainer:
     parts = [values, *(part for part in values.values() if isinstance(part, dict))]
     for key, reason in OTHER_FILES.items():
         if "base_model" not in values and any(key in part for part in parts):
-            raise ConfigurationError(f"--config {path}: {reason}: give the trainer's own file")
+            hint = _layout_options(values)
+            raise ConfigurationError(
+                f"--config {path}: {reason}: give the trainer's own file{hint}"
+            )
     if "base_model" in values:
         return AXOLOTL
     if "model_name_or_path" in values:

@@ -15,6 +15,8 @@ from gpu_catalog.errors import UserError
 from orchestrator.checking.memory_check import check_text, memory_check
 from orchestrator.configurations.estimate_options import with_configuration
 from orchestrator.configurations.read_file import read_configuration
+from orchestrator.configurations.several_gpus import on_several_gpus
+from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.estimate_job import estimate_job
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.estimating.requested_gpus import gpus_named
@@ -160,7 +162,10 @@ def _estimate_request(
     configuration.check()
     stated, remarks = with_configuration(configuration, given)
     check_confined(stated, root)
-    return request_of(EstimateRequest, stated), remarks
+    request = request_of(EstimateRequest, stated)
+    counts = names_by_count(request.gpu, request.gpus)
+    changed = on_several_gpus(configuration, stated, given, counts)
+    return request_of(EstimateRequest, changed), remarks
 
 
 def _today() -> dt.date:

@@ -20,6 +20,7 @@ from orchestrator.configurations.read_file import read_configuration
 from orchestrator.markdown_table import table
 
 SUFFIXES = (".yaml", ".yml", ".py")
+SEVERAL = "out of scope: several GPUs"
 NOT_ONE_GPU = ("several GPUs", "describes machines")
 MARKS = ("<!-- counts: begin -->\n", "<!-- counts: end -->\n")
 NOT_TEXT = ("images",)
@@ -39,17 +40,19 @@ class Outcome:
 
 def outcome_of(path: Path) -> Outcome:
     """Read a configuration: answered, answered with assumptions, refused, or a defect."""
+    is_several = False
     try:
         configuration = read_configuration(path)
+        is_several = "strategy" in configuration.options
         configuration.check()
     except ConfigurationError as error:
         lines = tuple(line.removeprefix(f"{path}: ") for line in str(error).splitlines())
-        return Outcome(path, _refusal(lines), lines)
+        return Outcome(path, SEVERAL if is_several else _refusal(lines), lines)
     except UserError as error:
         return Outcome(path, "refused", (str(error),))
     except Exception:  # noqa: BLE001 - every defect is to be counted
         return Outcome(path, "traceback", (traceback.format_exc().splitlines()[-1],))
-    return Outcome(path, "answered")
+    return Outcome(path, f"{SEVERAL}, and answered" if is_several else "answered")
 
 
 def _refusal(lines: tuple[str, ...]) -> str:
@@ -57,7 +60,7 @@ def _refusal(lines: tuple[str, ...]) -> str:
     for kind, marks in (
         ("out of scope: no training", NOT_TRAINING),
         ("out of scope: the trainer stops, since all is frozen", ALL_FROZEN),
-        ("out of scope: several GPUs", NOT_ONE_GPU),
+        (SEVERAL, NOT_ONE_GPU),
         ("out of scope: not text", NOT_TEXT),
         ("out of scope: neither SFT nor preference", OTHER_TASKS),
     ):

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu_catalog.errors import UserError
@@ -13,6 +13,7 @@ from orchestrator.cli.options.clock import today
 from orchestrator.console import brief_rows, print_result, remark
 
 if TYPE_CHECKING:
+    from orchestrator.configurations.configuration import Configuration
     from orchestrator.estimating.estimate_records import Estimates
     from orchestrator.estimating.estimate_request import EstimateRequest
     from trials.simulation.tracing_child import TracingChild
@@ -84,7 +85,10 @@ def _request_ahead(
     Raises:
         UserError: the options or the configuration are wrong.
     """
-    given = vars(options) if options.config is None else _with_config(options)
+    configuration: Configuration | None = None
+    given: Mapping[str, Any] = vars(options)
+    if options.config is not None:
+        configuration, given = _with_config(options)
     with contextlib.ExitStack() as stack:
         ahead = None
         if options.is_alone and isinstance(given["seq_len"], int):
@@ -97,6 +101,12 @@ def _request_ahead(
         from orchestrator.request import request_of
 
         request = request_of(EstimateRequest, given)
+        if configuration is not None:
+            from orchestrator.configurations.several_gpus import on_several_gpus
+
+            counts = names_by_count(request.gpu, request.gpus)
+            given = on_several_gpus(configuration, given, vars(options), counts)
+            request = request_of(EstimateRequest, given)
         if options.command == "estimate":
             check_export(options, names_by_count(request.gpu, request.gpus))
         if options.refuse is not None:
@@ -123,8 +133,8 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
                 print_result(f"\n{explanation(row)}")
 
 
-def _with_config(options: argparse.Namespace) -> dict[str, Any]:
-    """Options with those of the trainer's configuration."""
+def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str, Any]]":
+    """The trainer's configuration, and the options with those of it."""
     from orchestrator.configurations.estimate_options import with_configuration
     from orchestrator.configurations.local_data import with_local_data
     from orchestrator.configurations.read_file import read_configuration
@@ -137,4 +147,4 @@ def _with_config(options: argparse.Namespace) -> dict[str, Any]:
     given, remarks = with_configuration(configuration, vars(options))
     for text in remarks:
         remark(text)
-    return given
+    return configuration, given

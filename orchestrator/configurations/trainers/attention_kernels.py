@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from orchestrator.configurations.key_classes import Config, Reading
 
-LIKE_FLASH_ATTENTION = ("flash-attn", "flash_attention", "xformers")
+LIKE_FLASH_ATTENTION = ("flash-attn", "flash_attention", "flex_attention", "xformers")
 KEY = "attn_implementation"
 
 

@@ -5,13 +5,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.configurations.key_classes import ABSENT, Config, Reading, irrelevant
+from orchestrator.configurations.several_gpus import mark_idle, read_number, read_shards
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
-from orchestrator.configurations.trainers.axolotl_keys import KEYS, MULTIMODAL, NOT_SIMULATED
-from orchestrator.configurations.trainers.lora_targets import PEFT_DEFAULT, targets_of
+from orchestrator.configurations.trainers.axolotl_keys import (
+    EXPERT_KERNELS,
+    KEYS,
+    MULTIMODAL,
+    NOT_SIMULATED,
+)
+from orchestrator.configurations.trainers.lora_targets import (
+    PEFT_DEFAULT,
+    fused_experts,
+    targets_of,
+)
+from orchestrator.configurations.trainers.optimizers import optimizer_of
+from orchestrator.configurations.trainers.quantised_weights import read_format
 from orchestrator.configurations.trainers.training_length import length_of
 
-TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo"}
+TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "orpo"}
 ATTENTION_SWITCHES = {
     # axolotl/utils/schemas/enums.py:125
     "flash_attention": "flash_attention_2",
@@ -25,6 +37,7 @@ PLUGINS = {
 ATTENTION_KERNELS = {name: name for name in ("eager", "sdpa", "flash_attention_2")}
 LIGER_LAYERS = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
 AN_ADAPTER = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+BNB_DEFAULTS = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 
@@ -33,7 +46,10 @@ def derive(config: Config, reading: Reading) -> None:
     reading.options["defaults"] = "plain"  # each field is set below
     _model(config, reading)
     _task(config, reading)
+    _expert_kernels(config, reading)
     _method(config, reading)
+    if config.get("gptq"):
+        read_format(reading, key="gptq", value=config["gptq"], form="gptq")
     _frozen(config, reading)
     _precision(config, reading)
     _loss(config, reading)
@@ -41,7 +57,8 @@ def derive(config: Config, reading: Reading) -> None:
     _memory_savers(config, reading)
     _rows(config, reading)
     _batches(config, reading)
-    reading.options.setdefault("optimizer", "adamw")  # schemas/training.py: adamw_torch_fused
+    optimizer_of(config, "optimizer", reading)
+    _several_gpus(config, reading)
 
 
 def _model(config: Config, reading: Reading) -> None:
@@ -68,6 +85,9 @@ def _task(config: Config, reading: Reading) -> None:
     if rl is not None and rl is not False:
         if rl in TASKS:
             task = TASKS[rl]
+            if rl == "simpo":
+                text = "the step of orpo: both take the logits of pairs, and have no reference"
+                reading.mark("rl", rl, "assumed", text)
         else:
             names = ", ".join(TASKS)
             reading.refuse("rl", rl, f"generates or is not simulated: simulated are {names}")
@@ -105,6 +125,7 @@ def _method(config: Config, reading: Reading) -> None:
             "lora_dropout",
             "lora_target_linear",
             "lora_target_modules",
+            "lora_target_parameters",
             "lora_modules_to_save",
             *LORA_KERNELS,
         ):
@@ -126,6 +147,16 @@ def _method(config: Config, reading: Reading) -> None:
     _adapters(config, reading)
 
 
+def _expert_kernels(config: Config, reading: Reading) -> None:
+    """Product of the experts of a model, by transformers or by kernels of axolotl."""
+    for name in ("experts_implementation", "expert_backend"):
+        kernel = config.get(name)
+        if kernel in ("scattermoe", "sonicmoe"):
+            reading.mark(name, kernel, "assumed", EXPERT_KERNELS)
+        elif kernel not in (None, "grouped_mm", "builtin"):
+            reading.refuse(name, kernel, "not simulated: use grouped_mm")
+
+
 def _experts(config: Config, reading: Reading) -> None:
     """Fused experts, which only axolotl's own option quantises."""
     options, quantises = reading.options, config.get("quantize_moe_experts")
@@ -144,7 +175,7 @@ def _experts(config: Config, reading: Reading) -> None:
         text = "axolotl needs load_in_4bit or load_in_8bit with it"
     elif config.get("lora_target_linear"):
         text = "axolotl refuses it with lora_target_linear: name the layers"
-    elif config.get("bnb_config_kwargs"):
+    elif BNB_DEFAULTS | (config.get("bnb_config_kwargs") or {}) != BNB_DEFAULTS:
         text = "with bnb_config_kwargs, which axolotl does not apply to experts, not simulated"
     if text:
         reading.refuse("quantize_moe_experts", quantises, text)
@@ -191,6 +222,7 @@ def _adapters(config: Config, reading: Reading) -> None:
     else:
         options["lora_targets"] = PEFT_DEFAULT
         reading.assume("lora_target_modules", "q_proj, v_proj: PEFT's own for most models")
+    options["lora_targets"] += fused_experts(config, reading)
     if config.get("lora_modules_to_save"):
         options["modules_to_save"] = tuple(config["lora_modules_to_save"])
     options["dora"] = bool(config.get("peft_use_dora"))
@@ -291,8 +323,12 @@ def _loss(config: Config, reading: Reading) -> None:
     options["liger_kernels"] = is_liger
 
 
-IGNORED_PLUGINS = ("axolotl.integrations.swanlab", "axolotl.integrations.lm_eval")
-"""Plugins that only log or evaluate."""
+IGNORED_PLUGINS = (
+    "axolotl.integrations.swanlab",
+    "axolotl.integrations.lm_eval",
+    "axolotl.integrations.kernels",
+)
+"""Plugins that only log or evaluate, or whose own keys decide."""
 
 
 def _attention(config: Config, reading: Reading) -> None:
@@ -304,6 +340,11 @@ def _attention(config: Config, reading: Reading) -> None:
             else:
                 reading.refuse(name, value, "not simulated: use flash_attention or sdp_attention")
     reading.options.setdefault("attention", "sdpa")  # transformers' own choice
+    if config.get("gemma4_hybrid_attn_impl"):
+        reading.options["attention"] = "sdpa"
+        text = "sdpa in all layers, which needs more memory and time than FlashAttention-2 in some"
+        name = "gemma4_hybrid_attn_impl"
+        reading.mark(name, config[name], "assumed", text)
 
 
 def _memory_savers(config: Config, reading: Reading) -> None:
@@ -344,6 +385,29 @@ def _rows(config: Config, reading: Reading) -> None:
         options["pad_to_multiple"] = config.get("pad_to_multiple_of") or 1
 
 
+def _several_gpus(config: Config, reading: Reading) -> None:
+    mark_idle(config, reading)
+    settings = config.get("fsdp_config") or {}
+    shards, replicas = config.get("dp_shard_size"), config.get("dp_replicate_size")
+    key = next((name for name in ("fsdp", "fsdp_config") if config.get(name)), None)
+    if key is None:
+        if config.get("ddp"):
+            reading.options["strategy"] = "ddp"
+        read_number(reading, "dp_replicate_size", replicas, "ddp")
+        if shards not in IDLE_COUNTS:
+            text = "trains on several GPUs only with fsdp_config: add it, with fsdp_version: 2"
+            reading.refuse("dp_shard_size", shards, text)
+        return
+    # schemas/validation.py:922
+    stated = settings.get("fsdp_version") or settings.get("version") or 1
+    version = config.get("fsdp_version") or stated
+    read_shards(reading, key=key, value=config[key], settings=settings, version=version)
+    read_number(reading, "dp_shard_size", shards, "fsdp2")
+    if replicas not in IDLE_COUNTS:
+        text = "replicas of shards on several GPUs are not simulated: set 1"
+        reading.refuse("dp_replicate_size", replicas, text)
+
+
 def _batches(config: Config, reading: Reading) -> None:
     micro, whole = config.get("micro_batch_size"), config.get("batch_size")
     accumulation = config.get("gradient_accumulation_steps")
@@ -360,8 +424,11 @@ def _batches(config: Config, reading: Reading) -> None:
     )
 
 
+IDLE_COUNTS = (None, False, 0, 1)
 SHAPES: dict[str, tuple[type, ...]] = {
     "adapter": (str, bool),
+    "fsdp": (str, list, bool),
+    "fsdp_config": (dict,),
     "batch_size": (int, float),
     "micro_batch_size": (int, float),
     "gradient_accumulation_steps": (int, float),
@@ -369,6 +436,7 @@ SHAPES: dict[str, tuple[type, ...]] = {
     "bnb_config_kwargs": (dict,),
     "lora_dropout": (int, float),
     "lora_modules_to_save": (list,),
+    "lora_target_parameters": (list,),
     "lora_target_modules": (str, list),
     "plugins": (list,),
     "unfrozen_parameters": (list,),

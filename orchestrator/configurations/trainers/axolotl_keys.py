@@ -10,25 +10,10 @@ from orchestrator.configurations.key_classes import (
     used,
 )
 
-OPTIMIZERS = {
-    "adamw_torch_fused": "adamw",
-    "adamw_torch": "adamw_foreach",
-    "adamw_hf": "adamw_foreach",
-    "adamw_8bit": "adamw_8bit",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-    "paged_adamw_32bit": "paged_adamw_32bit",
-    "paged_adamw": "paged_adamw_32bit",
-    "adamw_torch_8bit": "torchao_adamw_8bit",
-    "ao_adamw_8bit": "torchao_adamw_8bit",
-    "adamw_torch_4bit": "torchao_adamw_4bit",
-    "ao_adamw_4bit": "torchao_adamw_4bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
-"""Names of transformers' Trainer and of axolotl for the optimizers of a recipe."""
-
-SEVERAL_GPUS = "trains on several GPUs, which are not simulated: remove it to train on one GPU"
+SEVERAL_GPUS = (
+    "trains on several GPUs in a way that is not simulated: use FSDP2 or DDP, or remove it"
+)
+ZERO = "trains on several GPUs by DeepSpeed, which is not simulated: use FSDP2, which shards alike"
 MULTIMODAL = "images, audio and video are not simulated: only text is"
 LEARNING = irrelevant("learning, not speed")
 LOGGING = irrelevant("logging")
@@ -37,6 +22,12 @@ TOKENS = irrelevant("text of examples; their lengths come from --dataset or --le
 LOADING = irrelevant("loading and preparation of data or weights")
 GENERATING = irrelevant("inference, not training")
 REPLACED = "PEFT's and transformers' own layers, which need more memory and time"
+EXPERT_KERNELS = "transformers' grouped product of experts, which copies tokens and takes longer"
+ALL_LOGITS = "transformers' loss from all logits at once, which needs more memory"
+PADDED = "padded batches, which need more memory and time"
+ONE_MICRO_BATCH = "the micro-batch of the file, also where it does not fit"
+KEPT_CACHE = "the allocator keeps its cache, which takes more memory and less time"
+UNREAD = irrelevant("read only with a plugin that is refused, or that does not train")
 SAME = "the same model with all weights"
 NO_EVALUATION = "no evaluation: its time, and memory beyond training's, come on top"
 STOPS_EARLY = assumed("trains to the end")
@@ -57,16 +48,20 @@ KEYS: dict[str, Key] = {
     "load_in_4bit": shared("method, quantisation"),
     "load_in_8bit": shared("method, quantisation"),
     "quantize_moe_experts": shared("experts, quantised_experts"),
+    "experts_implementation": shared("experts"),
+    "expert_backend": shared("experts"),
+    "gptq": shared("method, quantisation"),
     "bnb_config_kwargs": shared("quantisation, double_quantisation"),
     "lora_r": shared("lora_rank"),
     "lora_alpha": shared("lora_alpha"),
     "lora_dropout": shared("lora_dropout"),
     "lora_target_linear": shared("lora_targets"),
     "lora_target_modules": shared("lora_targets"),
+    "lora_target_parameters": shared("lora_targets"),
     "lora_modules_to_save": shared("modules_to_save"),
     "peft_use_dora": shared("dora"),
     "peft_autocast_adapter_dtype": shared("adapter_dtype"),
-    "optimizer": used("optimizer", OPTIMIZERS),
+    "optimizer": shared("optimizer"),
     "max_grad_norm": shared("max_grad_norm"),
     "gradient_checkpointing": shared("gradient_checkpointing"),
     "activation_offloading": shared("activation_offloading"),
@@ -121,6 +116,7 @@ KEYS: dict[str, Key] = {
         jagged_restart_max_steps shuffle_merged_datasets shuffle_before_merging_datasets
         curriculum_sampling num_labels lora_alpha_pattern adam_beta3 adam_epsilon2
         lisa_layers_attribute lisa_step_interval eaft_alpha eaft_k torchdistx_path peft
+        rope_scaling optim_args liger_use_token_scaling nvfp4_merge_aware_start_step
         """,
     ),
     (
@@ -174,7 +170,8 @@ KEYS: dict[str, Key] = {
         expert_parallel_* trl vllm ebft diffusion heads_k_stride ring_attn_func
         model_quantization_config_kwargs pose_* scaling_softmax_factor scaling_softmax_bias
         chunked_cross_entropy_num_chunks dpo_use_logits_to_keep
-        role_boundaries
+        role_boundaries quantization float32 embeddings_skip_upcast gc_collect_steps
+        moe_grouped_backend moe_dequant_chunk_size moe_bnb_fast liger_kernel_impl
         """,
     ),
     (
@@ -200,6 +197,28 @@ KEYS: dict[str, Key] = {
         """
         lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel
         fused_attn_kernel use_kernels flash_attn_fuse_mlp flash_attn_rms_norm flash_optimum
+        liger_rms_norm_gated
+        """,
+    ),
+    (assumed(EXPERT_KERNELS), "use_scattermoe use_sonicmoe"),
+    (
+        assumed(ALL_LOGITS),
+        "liger_cross_entropy chunked_cross_entropy flash_attn_cross_entropy",
+    ),
+    (assumed(PADDED), "batch_flattening dpo_padding_free"),
+    (assumed(ONE_MICRO_BATCH), "auto_find_batch_size"),
+    (assumed(KEPT_CACHE), "torch_empty_cache_steps gc_steps"),
+    (assumed("steps of LoRA; merges into the weights are not counted"), "relora"),
+    (irrelevant("read only with relora"), "relora_*"),
+    (
+        assumed("SDPA's own kernels, which need more memory and time"),
+        "large_head_attention flash_attn_d512 sdpa_varlen",
+    ),
+    (shared("attention"), "gemma4_hybrid_attn_impl"),
+    (
+        UNREAD,
+        """
+        kd_* grokfast_* hatchery_* lm_eval_* nemo_gym_* spectrum_* swanlab_* recipe save_compressed
         """,
     ),
     (ANOTHER_ADAPTER, "lora_model_dir"),
@@ -216,12 +235,15 @@ KEYS: dict[str, Key] = {
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha noisy_embedding_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
     (assumed("the model's own vocabulary"), "resize_token_embeddings_to_32x shrink_embeddings"),
-    (refused(SEVERAL_GPUS), "fsdp fsdp_config deepspeed ddp use_ray deepcompile"),
-    (irrelevant("only on several GPUs"), "fsdp_version ddp_* ray_* resources_per_worker"),
+    (refused(ZERO), "deepspeed deepcompile"),
+    (refused(SEVERAL_GPUS), "use_ray"),
+    (shared("strategy"), "fsdp fsdp_config fsdp_version ddp"),
+    (shared("gpus, strategy"), "dp_shard_size dp_replicate_size"),
+    (irrelevant("only on several GPUs"), "ddp_* ray_* resources_per_worker"),
     (
         refused(SEVERAL_GPUS, idle=(None, False, 0, 1)),
         """
-        dp_shard_size dp_replicate_size tensor_parallel_size context_parallel_size
+        tensor_parallel_size context_parallel_size
         sequence_parallel_degree expert_parallel_size world_size
         """,
     ),
@@ -234,21 +256,15 @@ KEYS: dict[str, Key] = {
     (
         refused(NOT_SIMULATED),
         """
-        lora_target_parameters peft_layers_to_transform
-        peft_layers_pattern peft_layer_replication peft_trainable_token_indices
-        lora_rank_pattern gptq qat quantization fp8 fp8_* embeddings_skip_upcast
-        fp32_norm_classes tiled_mlp tiled_mlp_* layer_offloading selective_checkpointing
-        use_scattermoe use_sonicmoe use_onebitllms
-        llama4_linearized_experts experts_implementation lisa_n_layers process_reward_model
-        trainer_cls s2_attention liger_cross_entropy chunked_cross_entropy use_pose relora
-        relora_* batch_flattening optim_target_modules qgalore_* dion_* ple_cpu_offload
-        fp32_norms gemma4_hybrid_attn_impl large_head_attention flash_attn_d512 sdpa_varlen
-        scaling_softmax auto_find_batch_size dense_mixer use_mora mora kd_trainer hatchery
-        llmcompressor use_eaft dpo_padding_free dpo_use_liger_kernel torch_empty_cache_steps
-        gc_steps gc_collect_steps use_glm_dsa_kernels use_dsv4_kernels dsv4_fp4_grouped_mode
-        expert_backend nonexpert_quantization float32 mora_type rl_adapter_ref_model
-        optim_args rope_scaling dpo_use_weighting overrides_of_model_kwargs
-        flash_attn_cross_entropy
+        peft_layers_to_transform peft_layers_pattern peft_layer_replication
+        peft_trainable_token_indices lora_rank_pattern qat fp8 fp8_* fp32_norms fp32_norm_classes
+        tiled_mlp tiled_mlp_* layer_offloading selective_checkpointing use_onebitllms
+        llama4_linearized_experts lisa_n_layers process_reward_model trainer_cls s2_attention
+        use_pose optim_target_modules qgalore_* dion_* ple_cpu_offload scaling_softmax dense_mixer
+        use_mora mora kd_trainer hatchery llmcompressor use_eaft dpo_use_liger_kernel
+        use_glm_dsa_kernels use_dsv4_kernels dsv4_* nonexpert_quantization gemma4_fp8_nonexpert
+        gemma4_nf4_nonexpert nvfp4_merge_aware mora_type rl_adapter_ref_model dpo_use_weighting
+        overrides_of_model_kwargs
         """,
     ),
 )

@@ -12,6 +12,7 @@ from orchestrator.configurations.key_classes import (
     table_of,
     used,
 )
+from orchestrator.configurations.several_gpus import read_training_arguments
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.axolotl_keys import (
     ANOTHER_ADAPTER,
@@ -27,6 +28,7 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     TOKENS,
 )
 from orchestrator.configurations.trainers.lora_targets import names_of, targets_of
+from orchestrator.configurations.trainers.optimizers import optimizer_of
 from orchestrator.configurations.trainers.training_length import length_of
 from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
 
@@ -41,7 +43,7 @@ KEYS: dict[str, Key] = (
     | {
         "model_name_or_path": used("model"),
         "cutoff_len": shared("seq_len, cutoff"),
-        "flash_attn": used("attention", ATTENTION),
+        "flash_attn": shared("attention"),
         "quantization_bit": shared("method, quantisation"),
         "quantization_method": shared("quantisation"),
         "quantization_type": shared("quantisation"),
@@ -94,7 +96,7 @@ KEYS: dict[str, Key] = (
             pissa_iter pissa_convert train_on_prompt mask_history ld_alpha
             mix_strategy interleave_probs disable_shuffling ppo_*
             create_new_adapter adapter_folder
-            reward_model reward_model_* train_from_scratch init_special_tokens
+            reward_model reward_model_* train_from_scratch init_special_tokens rope_scaling
             """,
         ),
         (LOGGING, "plot_loss include_effective_tokens_per_second use_swanlab swanlab_* profiler_*"),
@@ -130,6 +132,12 @@ KEYS: dict[str, Key] = (
         (STOPS_EARLY, "early_stopping_steps"),
         (assumed("PEFT's and transformers' own layers"), "use_v1_kernels"),
         (assumed("the model's own vocabulary"), "resize_vocab"),
+        (assumed("norms in the dtype of the model"), "upcast_layernorm"),
+        (assumed("the loss alone casts logits to fp32"), "upcast_lmhead_output"),
+        (
+            assumed("checkpoints stay on the GPU, which takes more memory and less time"),
+            "use_unsloth_gc",
+        ),
         (
             refused(SEVERAL_GPUS, idle=(None, False, 0, 1)),
             """
@@ -148,8 +156,7 @@ KEYS: dict[str, Key] = (
             refused(NOT_SIMULATED),
             """
             use_galore use_apollo use_badam use_adam_mini use_unsloth
-            use_unsloth_gc shift_attn mixture_of_depths use_kt use_hyper_parallel fp8 use_asft_loss
-            upcast_layernorm upcast_lmhead_output rope_scaling
+            shift_attn mixture_of_depths use_kt use_hyper_parallel fp8 use_asft_loss
             freeze_language_model freeze_extra_modules ref_model ref_model_*
             """,
         ),
@@ -186,10 +193,11 @@ def derive(config: Config, reading: Reading) -> None:
     # model/model_utils/checkpointing.py:162
     options["gradient_checkpointing"] = not config.get("disable_gradient_checkpointing")
     options["activation_offloading"] = False
+    read_training_arguments(config, reading)
     norm = config.get("max_grad_norm", 1.0)
     options["max_grad_norm"] = norm or "none"
     _optimizer(config, reading)
-    options.setdefault("attention", "sdpa")
+    _attention(config, reading)
     options["sequence_len"] = config.get("cutoff_len", 2048)  # hparams/data_args.py:46
     options["pad_to_multiple"] = 8  # of every collator, as train/sft/workflow.py
     _packing(config, reading, by_default=stage == "pt")
@@ -200,6 +208,16 @@ def derive(config: Config, reading: Reading) -> None:
         epochs=("num_train_epochs", config.get("num_train_epochs", 3)),
         steps=("max_steps", config.get("max_steps")),
     )
+
+
+def _attention(config: Config, reading: Reading) -> None:
+    kernel = config.get("flash_attn", "auto")
+    reading.options["attention"] = ATTENTION.get(str(kernel), "flash_attention_2")
+    if kernel == "fa3":
+        text = "flash_attention_2, which holds as little in memory; its speed differs"
+        reading.mark("flash_attn", kernel, "assumed", text)
+    elif kernel not in ATTENTION:
+        reading.refuse("flash_attn", kernel, f"must be one of {', '.join(ATTENTION)}, fa3")
 
 
 def _weighted_loss(config: Config, reading: Reading) -> None:
@@ -218,7 +236,8 @@ def _optimizer(config: Config, reading: Reading) -> None:
         reading.options["optimizer"] = "muon"
         if "optim" in config:
             reading.mark("optim", config["optim"], "irrelevant", "use_muon replaces it")
-    reading.options.setdefault("optimizer", "adamw")  # transformers: adamw_torch_fused
+    else:
+        optimizer_of(config, "optim", reading)
 
 
 def _preference(config: Config, reading: Reading) -> None:
@@ -323,14 +342,19 @@ def _rotations(config: Config, reading: Reading) -> None:
 def _quantisation(config: Config, reading: Reading) -> None:
     options, bits = reading.options, config["quantization_bit"]
     method = config.get("quantization_method", "bnb")
-    if method not in ("bnb", "bitsandbytes"):
-        reading.refuse("quantization_method", method, "not simulated: use bnb")
     if bits not in (4, 8):
-        reading.refuse("quantization_bit", bits, "bitsandbytes has 4 and 8")
+        reading.refuse("quantization_bit", bits, "4 and 8 are simulated")
     options["quantisation"] = "int8" if bits == 8 else config.get("quantization_type", "nf4")
     if options["quantisation"] != "int8":
         options["double_quantisation"] = config.get("double_quantization", True)
     options["kbit_preparation"] = False
+    if method == "hqq" and bits == 4:
+        # 16-bit scale and zero of 64 weights (model/model_utils/quantization.py:200)
+        options |= {"quantisation": "nf4", "double_quantisation": False}
+        text = "NF4, as large and dequantised for each product"
+        reading.mark("quantization_method", method, "assumed", text)
+    elif method not in ("bnb", "bitsandbytes"):
+        reading.refuse("quantization_method", method, "not simulated: use bnb, or hqq with 4 bits")
 
 
 def _precision(config: Config, reading: Reading) -> None:
@@ -384,10 +408,13 @@ LLAMA_FACTORY = Trainer(
     keys=KEYS,
     unknown=refused("no key of LLaMA-Factory 0.9, which refuses it", idle=()),
     shapes={
+        "fsdp": (str, list, bool),
+        "fsdp_config": (dict,),
         "lora_dropout": (int, float),
         "max_grad_norm": (int, float),
         "additional_target": (str, list),
         "lora_target": (str, list),
+        "flash_attn": (str,),
         "stage": (str,),
         "finetuning_type": (str,),
         "quantization_bit": (int,),

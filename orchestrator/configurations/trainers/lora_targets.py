@@ -62,3 +62,16 @@ def _layers(compiled: re.Pattern[str], blocks: str) -> tuple[str, ...]:
                 return ()
             names += [layer] * matches.pop()
     return tuple(names)
+
+
+def fused_experts(config: Config, reading: Reading) -> tuple[str, ...]:
+    """Adapters on the fused matrices of experts, which ``lora_target_parameters`` names."""
+    key = "lora_target_parameters"
+    names = config.get(key)
+    if not names:
+        return ()
+    ends = {str(name).rpartition("experts.")[2] for name in names}
+    if isinstance(names, list) and ends == {"gate_up_proj", "down_proj"}:
+        return ("experts",)
+    reading.refuse(key, names, "not simulated: name experts.gate_up_proj and experts.down_proj")
+    return ()

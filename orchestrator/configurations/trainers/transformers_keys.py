@@ -12,14 +12,16 @@ from orchestrator.configurations.key_classes import (
     used,
 )
 from orchestrator.configurations.trainers.axolotl_keys import (
+    KEPT_CACHE,
     LOADING,
     LOGGING,
     NO_EVALUATION,
     NOT_SIMULATED,
-    OPTIMIZERS,
+    ONE_MICRO_BATCH,
     RESUMES,
     SAVING,
     SEVERAL_GPUS,
+    ZERO,
 )
 
 LEARNING = irrelevant("learning, not speed")
@@ -31,7 +33,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     "gradient_accumulation_steps": shared("effective_batch"),
     "num_train_epochs": shared("epochs"),
     "max_steps": shared("examples, epochs"),
-    "optim": used("optimizer", OPTIMIZERS),
+    "optim": shared("optimizer"),
     "max_grad_norm": shared("max_grad_norm"),
     "bf16": shared("precision"),
     "fp16": shared("precision"),
@@ -94,15 +96,19 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     (
         refused(SEVERAL_GPUS),
         """
-        deepspeed fsdp fsdp_config tp_size parallelism_config
+        tp_size parallelism_config
         """,
     ),
+    (assumed(ONE_MICRO_BATCH), "auto_find_batch_size"),
+    (assumed(KEPT_CACHE), "torch_empty_cache_steps"),
+    (refused(ZERO), "deepspeed"),
+    (shared("strategy"), "fsdp fsdp_config"),
     (irrelevant("only on several GPUs"), "ddp_* local_rank fsdp_* ray_*"),
     (
         refused(NOT_SIMULATED),
         """
-        auto_find_batch_size torch_empty_cache_steps optim_target_modules use_cpu
-        jit_mode_eval lomo use_liger_kernel_config liger_kernel_config
+        optim_target_modules use_cpu jit_mode_eval lomo use_liger_kernel_config
+        liger_kernel_config
         """,
     ),
 )

@@ -11,14 +11,21 @@ from orchestrator.configurations.key_classes import (
     table_of,
     used,
 )
+from orchestrator.configurations.several_gpus import read_training_arguments
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
     LOADING,
     NOT_SIMULATED,
+    PADDED,
     TOKENS,
 )
-from orchestrator.configurations.trainers.lora_targets import PEFT_DEFAULT, targets_of
+from orchestrator.configurations.trainers.lora_targets import (
+    PEFT_DEFAULT,
+    fused_experts,
+    targets_of,
+)
+from orchestrator.configurations.trainers.optimizers import optimizer_of
 from orchestrator.configurations.trainers.training_length import length_of
 from orchestrator.configurations.trainers.transformers_keys import (
     LEARNING,
@@ -57,7 +64,9 @@ KEYS: dict[str, Key] = (
         "lora_alpha": shared("lora_alpha"),
         "lora_dropout": shared("lora_dropout"),
         "lora_target_modules": shared("lora_targets"),
+        "lora_target_parameters": shared("lora_targets"),
         "lora_modules_to_save": shared("modules_to_save"),
+        "padding_free": assumed(PADDED),
         "use_dora": shared("dora"),
         "max_length": shared("seq_len, cutoff"),
         "packing": used("packing"),
@@ -69,7 +78,7 @@ KEYS: dict[str, Key] = (
         "disable_dropout": shared("lora_dropout"),
         "prepare_model_for_kbit_training": used("kbit_preparation"),
         "bnb_4bit_compute_dtype": refused(
-            "only bfloat16 is simulated", idle=(None, "bfloat16", "auto")
+            "only 16 bits are simulated", idle=(None, "bfloat16", "float16", "auto")
         ),
         "bias": refused("only the adapters are trained: use none", idle=(None, "none")),
         "router_aux_loss_coef": shared("router_loss"),
@@ -108,7 +117,7 @@ KEYS: dict[str, Key] = (
         (
             refused(NOT_SIMULATED),
             """
-            padding_free lora_target_parameters model_init_kwargs use_weighting sync_ref_model
+            model_init_kwargs use_weighting sync_ref_model
             layers_to_transform rank_pattern compute_loss_func optimizers
             optimizer_cls_and_kwargs
             """,
@@ -128,10 +137,12 @@ def derive(config: Config, reading: Reading) -> None:
     refuse_keys_of_other_tasks(options["task"], config, reading)
     _method(config, reading)
     _precision(config, reading)
+    optimizer_of(config, "optim", reading)
     attention_of(config, ATTENTION, reading)
     _loss(config, reading)
     _preference(config, reading)
     options["gradient_checkpointing"] = checkpoints(config, reading, by_default=True)
+    read_training_arguments(config, reading)
     norm = config.get("max_grad_norm", 1.0)
     options["max_grad_norm"] = norm or "none"
     length = config.get("max_length", 1024)  # trl/trainer/sft_config.py:203
@@ -173,7 +184,7 @@ def _method(config: Config, reading: Reading) -> None:
     names = targets_of({"lora_target_modules": stated}, "lora_target_modules", reading)
     if not names:
         reading.assume("lora_target_modules", "q_proj, v_proj: PEFT's own for most models")
-    options["lora_targets"] = names or PEFT_DEFAULT
+    options["lora_targets"] = (names or PEFT_DEFAULT) + fused_experts(config, reading)
     if config.get("lora_modules_to_save"):
         options["modules_to_save"] = tuple(config["lora_modules_to_save"])
 
@@ -183,8 +194,11 @@ def _precision(config: Config, reading: Reading) -> None:
     options, is_full = reading.options, reading.options["method"] == "full"
     name = "torch_dtype" if "torch_dtype" in config else "dtype"
     dtype = config.get(name, "float32")
+    if config.get("fp16") and dtype == "float16" and not is_full:
+        options["precision"] = "fp16"
+        return
     if config.get("fp16"):
-        reading.refuse("fp16", config["fp16"], "not simulated with TRL's dtypes: use bf16: true")
+        reading.refuse("fp16", config["fp16"], "not simulated: use bf16: true, or dtype: float16")
     elif dtype not in DTYPES:
         reading.refuse(name, dtype, f"not simulated: use one of {', '.join(DTYPES)}")
     elif dtype == "auto":
@@ -237,10 +251,13 @@ TRL = Trainer(
     keys=KEYS,
     unknown=refused("no key of TRL 1.16, which refuses it", idle=()),
     shapes={
+        "fsdp": (str, list, bool),
+        "fsdp_config": (dict,),
         "lora_dropout": (int, float),
         "max_grad_norm": (int, float),
         "lora_target_modules": (str, list),
         "lora_modules_to_save": (list,),
+        "lora_target_parameters": (list,),
         "dtype": (str,),
         "torch_dtype": (str,),
         "loss_type": (str, list),

@@ -1,0 +1,149 @@
+"""Layouts of several GPUs in configurations: FSDP2 and DDP; others are refused by name."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from orchestrator.configurations.configuration import Configuration, ConfigurationError
+from orchestrator.configurations.key_classes import OFF, Config, Reading, is_idle, shown
+
+WORDS = ("full_shard", "auto_wrap", True)
+"""Words of ``fsdp`` that mean what FSDP2 does by default; transformers 5 also takes true."""
+LAYOUT_KEYS = ("fsdp", "fsdp_config", "ddp", "dp_shard_size", "dp_replicate_size")
+
+
+def mark_idle(config: Config, reading: Reading) -> None:
+    """Say of keys that turn nothing on that they are off."""
+    for name in LAYOUT_KEYS:
+        if name in config and is_idle(config[name], (*OFF, 1)):
+            reading.mark(name, config[name], "irrelevant", "off")
+    if "fsdp_version" in config and not (config.get("fsdp") or config.get("fsdp_config")):
+        reading.mark("fsdp_version", config["fsdp_version"], "irrelevant", "read only with fsdp")
+
+
+def read_shards(
+    reading: Reading, *, key: str, value: object, settings: Mapping[str, Any], version: object
+) -> None:
+    """Read a configuration of FSDP.
+
+    Args:
+        reading: the configuration so far.
+        key: key that turns sharding on.
+        value: value of the key.
+        settings: its ``fsdp_config``.
+        version: version of FSDP.
+    """
+    settings = {str(name).removeprefix("fsdp_"): item for name, item in settings.items()}
+    words = value.replace(",", " ").split() if isinstance(value, str) else value
+    words = words if isinstance(words, list) else []
+    problem = next(_problems(words, settings, str(version)), None)
+    if problem is not None:
+        reading.refuse(key, value, problem)
+        return
+    reading.options["strategy"] = "fsdp2"
+    reading.mark(key, value, "used", "strategy fsdp2")
+    if settings.get("activation_checkpointing"):
+        reading.options["gradient_checkpointing"] = True
+
+
+def _problems(words: list[Any], settings: Mapping[str, Any], version: str) -> Iterator[str]:
+    if version != "2":
+        yield "trains on several GPUs by FSDP1, which is not simulated: set fsdp_version: 2"
+    others = [word for word in words if word not in WORDS]
+    if others:
+        yield f"{shown(others)} on several GPUs is not simulated: use full_shard and auto_wrap"
+    if any(settings.get(name) for name in ("offload_params", "cpu_offload")):
+        yield "shards of several GPUs on the host are not simulated: set offload_params: false"
+    if settings.get("reshard_after_forward") not in (None, True, "FULL_SHARD", "full_shard"):
+        yield "only full shards on several GPUs are simulated: set reshard_after_forward: true"
+    if settings.get("auto_wrap_policy") not in (None, "TRANSFORMER_BASED_WRAP"):
+        yield "several GPUs gather layer by layer: set auto_wrap_policy: TRANSFORMER_BASED_WRAP"
+    if settings.get("mixed_precision_policy") not in (None, "bf16", "bfloat16"):
+        yield "only bf16 on several GPUs is simulated: set mixed_precision_policy: bf16"
+
+
+def read_training_arguments(config: Config, reading: Reading) -> None:
+    """Read FSDP of transformers' ``TrainingArguments``, whose version is 2 by default."""
+    mark_idle(config, reading)
+    settings = config.get("fsdp_config") or {}
+    if config.get("fsdp"):
+        version = settings.get("version", settings.get("fsdp_version", 2))
+        read_shards(reading, key="fsdp", value=config["fsdp"], settings=settings, version=version)
+    elif settings:
+        reading.mark("fsdp_config", settings, "irrelevant", "read only with fsdp")
+
+
+def read_number(reading: Reading, key: str, value: object, strategy: str) -> None:
+    """Read the number of GPUs of a strategy; 1 and off mean nothing."""
+    if value in (None, False, 0, 1):
+        return
+    if type(value) is not int:
+        reading.refuse(key, value, "must be a whole number")
+        return
+    reading.options |= {"strategy": strategy, "gpus": value}
+    reading.mark(key, value, "used", f"gpus {value}, strategy {strategy}")
+
+
+def on_several_gpus(
+    configuration: Configuration,
+    options: Mapping[str, Any],
+    given: Mapping[str, Any],
+    counts: Collection[int],
+) -> Mapping[str, Any]:
+    """Options of an estimate on so many GPUs, each with the micro-batches of the file.
+
+    A file that shards nothing trains by DDP there, as its trainer does. The effective batch is that
+    of all GPUs.
+
+    Args:
+        configuration: the configuration.
+        options: options of the estimate.
+        given: options of the command line.
+        counts: numbers of GPUs that train together.
+
+    Returns:
+        The options themselves for one GPU.
+
+    Raises:
+        ConfigurationError: the file trains on several GPUs, and their number is missing; or there
+            are several numbers.
+    """
+    stated, file = configuration.options.get("strategy"), configuration.file
+    if max(counts) == 1:
+        if stated is None:
+            return options
+        raise ConfigurationError(
+            f"{file}: trains on several GPUs by {stated}: give their number, as --gpu 8xH100-SXM, "
+            "or --gpus 8"
+        )
+    changed = dict(options) | {"strategy": given.get("strategy") or stated or "ddp"}
+    if any(given.get(name) for name in ("effective_batch", "gradient_accumulation")):
+        return changed
+    if len(counts) > 1:
+        numbers = ", ".join(map(str, sorted(counts)))
+        raise ConfigurationError(
+            f"{file}: its effective batch grows with the number of GPUs, which are {numbers}: give "
+            "one number, or --effective-batch"
+        )
+    (ranks,) = counts
+    for name in ("effective_batch", "examples"):  # of so many steps
+        own = configuration.options.get(name)
+        if own is not None and given.get(name) is None:
+            changed[name] = options[name] * ranks
+    if changed["strategy"] == "fsdp2" and _is_cast_up(configuration):
+        changed["precision"] = "bf16-mixed"
+    return changed
+
+
+def _is_cast_up(configuration: Configuration) -> bool:
+    """Whether accelerate casts trained weights in bf16 up to fp32, as it does under autocast.
+
+    Source: ``fsdp2_prepare_model`` of accelerate 1.15; axolotl's own does not.
+    """
+    options = configuration.options
+    values = {line.key: line.value for line in configuration.lines}
+    return (
+        configuration.trainer.startswith("TRL")
+        and options.get("method") == "full"
+        and options.get("precision") == "bf16"
+        and values.get("bf16", True) is not False
+    )

@@ -1,0 +1,155 @@
+"""Configurations that train on several GPUs: what they come to, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.configurations.configuration import Configuration, ConfigurationError
+from orchestrator.configurations.estimate_options import with_configuration
+from orchestrator.configurations.read_file import read_configuration, read_configuration_text
+from orchestrator.configurations.several_gpus import on_several_gpus
+from orchestrator.estimating.choosing.layouts import names_by_count
+from orchestrator.estimating.estimate_request import EstimateRequest
+from orchestrator.request import request_of
+
+AXOLOTL: dict[str, Any] = {
+    "base_model": "NousResearch/Meta-Llama-3-8B",
+    "sequence_len": 1024,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "bf16": True,
+}
+TRL: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "packing": False}
+FACTORY: dict[str, Any] = TRL | {"stage": "sft", "do_train": True, "bf16": True}
+FACTORY.pop("packing")
+V2 = {"fsdp_version": 2}
+
+
+def read(values: dict[str, Any]) -> Configuration:
+    """Read a configuration as its file has it."""
+    return read_configuration_text(yaml.safe_dump(values), Path("f.yaml"))
+
+
+def request(values: dict[str, Any], **given: Any) -> EstimateRequest:
+    """Request of an estimate of a configuration under options of the command line."""
+    configuration = read(values)
+    configuration.check()
+    options: Any = with_configuration(configuration, given)[0]
+    first = request_of(EstimateRequest, options)
+    counts = names_by_count(first.gpu, first.gpus)
+    return request_of(EstimateRequest, on_several_gpus(configuration, options, given, counts))
+
+
+@pytest.mark.parametrize(
+    ("values", "strategy"),
+    [
+        (AXOLOTL | {"fsdp_config": V2}, "fsdp2"),
+        (AXOLOTL | {"fsdp_version": 2, "fsdp": ["full_shard", "auto_wrap"]}, "fsdp2"),
+        (AXOLOTL | {"fsdp_version": "2", "fsdp_config": {"reshard_after_forward": True}}, "fsdp2"),
+        (AXOLOTL | {"fsdp_config": V2 | {"fsdp_offload_params": False}}, "fsdp2"),
+        (AXOLOTL | {"ddp": True}, "ddp"),
+        (AXOLOTL, "ddp"),
+        (TRL | {"fsdp": True}, "fsdp2"),
+        (TRL | {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}}, "fsdp2"),
+        (TRL | {"fsdp_config": {"version": 1}}, "ddp"),
+        (FACTORY | {"fsdp": "full_shard auto_wrap"}, "fsdp2"),
+        (FACTORY, "ddp"),
+    ],
+)
+def test_a_file_trains_by_fsdp2_or_else_by_ddp(values: dict[str, Any], strategy: str) -> None:
+    """On several GPUs, the layout is that of the file; what is not sharded is copied."""
+    assert request(values, gpu="8xH100-SXM").strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        (AXOLOTL | {"fsdp": ["full_shard"]}, "fsdp"),
+        (AXOLOTL | {"fsdp_config": {"fsdp_version": 1}}, "fsdp_config"),
+        (AXOLOTL | {"fsdp_config": V2 | {"offload_params": True}}, "fsdp_config"),
+        (AXOLOTL | {"fsdp_config": V2 | {"reshard_after_forward": False}}, "fsdp_config"),
+        (AXOLOTL | {"fsdp_config": V2 | {"auto_wrap_policy": "SIZE_BASED_WRAP"}}, "fsdp_config"),
+        (AXOLOTL | {"fsdp_config": V2 | {"mixed_precision_policy": "fp16"}}, "fsdp_config"),
+        (AXOLOTL | {"fsdp_version": 2, "fsdp": ["hybrid_shard"]}, "fsdp"),
+        (AXOLOTL | {"fsdp_config": V2, "dp_replicate_size": 2}, "dp_replicate_size"),
+        (AXOLOTL | {"dp_shard_size": 2}, "dp_shard_size"),
+        (AXOLOTL | {"dp_replicate_size": "all"}, "dp_replicate_size"),
+        (AXOLOTL | {"deepspeed": "zero3.json"}, "deepspeed"),
+        (AXOLOTL | {"fsdp_config": V2, "context_parallel_size": 2}, "context_parallel_size"),
+        (TRL | {"fsdp": "shard_grad_op"}, "fsdp"),
+        (TRL | {"fsdp": True, "fsdp_config": {"version": 1}}, "fsdp"),
+        (FACTORY | {"deepspeed": "z2.json"}, "deepspeed"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(values: dict[str, Any], key: str) -> None:
+    """FSDP1, offloaded or partial shards, DeepSpeed and others are refused by their key."""
+    with pytest.raises(ConfigurationError, match=f"f.yaml: {key}: .*several GPUs|whole number"):
+        read(values).check()
+
+
+def test_each_gpu_takes_the_micro_batches_of_the_file() -> None:
+    """The effective batch, and the examples of so many steps, are those of all GPUs."""
+    asked = request(AXOLOTL | {"fsdp_config": V2, "max_steps": 10}, gpu="8xH100-SXM")
+    assert (asked.batch_size, asked.recipe.effective_batch) == (2, 64)
+    assert asked.job.examples == 640
+
+
+def test_a_stated_effective_batch_stays() -> None:
+    """What the command line states is that of all GPUs, for any number of them."""
+    asked = request(AXOLOTL, gpu="H100-SXM", gpus=(1, 2), effective_batch=16)
+    assert asked.recipe.effective_batch == 16
+
+
+def test_the_number_of_shards_is_that_of_the_gpus() -> None:
+    """A file that states how many GPUs share a model needs no option."""
+    asked = request(AXOLOTL | {"fsdp_config": V2, "dp_shard_size": 4}, gpu="H100-SXM")
+    assert (asked.gpus, asked.strategy, asked.recipe.effective_batch) == ((4,), "fsdp2", 32)
+
+
+def test_one_gpu_is_answered_as_before() -> None:
+    """A file that shards nothing has on one GPU the options that it states."""
+    asked = request(AXOLOTL, gpu="H100-SXM")
+    assert (asked.recipe.effective_batch, asked.strategy) == (8, "auto")
+
+
+def test_the_number_of_gpus_must_be_known_and_one() -> None:
+    """A layout without its number of GPUs, or with several, is an error that says what to give."""
+    with pytest.raises(ConfigurationError, match="by fsdp2: give their number, as --gpu 8xH100"):
+        request(AXOLOTL | {"fsdp_config": V2}, gpu="H100-SXM")
+    with pytest.raises(ConfigurationError, match="which are 1, 2: give one number"):
+        request(AXOLOTL, gpu="H100-SXM", gpus=(1, 2))
+
+
+def test_layers_are_checkpointed_by_fsdp_too() -> None:
+    """FSDP's own checkpointing is checkpointing."""
+    config = V2 | {"activation_checkpointing": True}
+    assert request(AXOLOTL | {"fsdp_config": config}, gpu="2xA40").recipe.gradient_checkpointing
+
+
+def test_accelerate_casts_trained_weights_up() -> None:
+    """Full training of TRL in bf16 holds fp32 shards under FSDP2, and axolotl's holds bf16."""
+    bf16 = TRL | {"dtype": "bfloat16"}
+    assert request(bf16, gpu="2xA40").recipe.precision == "bf16"
+    assert request(bf16 | {"fsdp": True}, gpu="2xA40").recipe.precision == "bf16-mixed"
+    assert request(AXOLOTL | {"fsdp_config": V2}, gpu="2xA40").recipe.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ({"fsdp_config": V2, "num_processes": 8}, ", with --gpus 8 --strategy fsdp2"),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 2}, ", with --gpus 2 --strategy ddp"),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 2}, ""),
+        ({"fsdp_config": {"fsdp_version": 1}, "num_processes": 8}, ""),
+    ],
+)
+def test_a_file_of_accelerate_names_the_options_that_it_comes_to(
+    tmp_path: Path, values: dict[str, Any], options: str
+) -> None:
+    """It describes machines, which options state beside the trainer's own file."""
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(yaml.safe_dump(values | {"compute_environment": "LOCAL_MACHINE"}), "utf-8")
+    with pytest.raises(ConfigurationError, match=f"give the trainer's own file{options}$"):
+        read_configuration(file)
