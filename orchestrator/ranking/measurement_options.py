@@ -83,7 +83,7 @@ class CostBeliefs:
 
     def node_usd_per_hour(self, cell: Cell) -> float:
         """Dollars per hour of the node that measures a cell; without one, of the cheapest offer."""
-        offer = self._rates.offer(cell.device)
+        offer = self._rates.offer(cell.devices)
         return self._lowest_price(cell) if offer is None else offer.usd_per_hour
 
     def is_searched(self, cell: Cell) -> bool:
@@ -248,5 +248,5 @@ def _log_speed(gpu: Gpu) -> float | None:
 
 
 def _ladder(cell: Cell, largest: int) -> list[LadderStep]:
-    effective_batch = cell.recipe.effective_batch
+    effective_batch = cell.rank_recipe.effective_batch
     return batch_ladder(largest, seed_text="", effective_batch=effective_batch)
