@@ -305,10 +305,12 @@ class MessagePipe:
         self._replies.write(before + message.model_dump_json().encode() + b"\n")
 
 
-def serve(setup: Setup, pipe: MessagePipe, make_worker: Callable[[Setup], Worker] = Worker) -> None:
+def serve(
+    setup: Setup, pipe: MessagePipe, make_worker: Callable[[Setup], Worker] | None = None
+) -> None:
     """Build the model and answer probes until one does not fit: the life of a child."""
     try:
-        worker = make_worker(setup)
+        worker = (make_worker or Worker)(setup)
         limit = worker.device.memory_limit_bytes
         pipe.send(Ready(environment=worker.environment(), memory_limit_bytes=limit))
     except Exception as error:  # noqa: BLE001 - every failure of a build is an outcome
