@@ -103,6 +103,20 @@ def test_a_slow_trace_is_reported_and_given_up(monkeypatch: pytest.MonkeyPatch) 
         deque(cell.trace(2, no_shares) for _ in count())
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_reports_of_progress_leave_a_trace_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the running frames keeps no tensor alive, however slow the machine is."""
+    cell, lines = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
+    undisturbed = cell.trace(2, no_shares).recording
+    monkeypatch.setattr(watchdog_module, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(watchdog_module, "FIRST_REPORT_SECONDS", 0.0)
+    with watchdog("llama-tiny", 600.0, lines.append):
+        disturbed = cell.trace(2, no_shares).recording
+    assert any("now in Llama" in line for line in lines)
+    for field in fields(Recording):
+        assert np.array_equal(getattr(disturbed, field.name), getattr(undisturbed, field.name))
+
+
 def test_the_host_reads_the_loss_after_the_backward_pass() -> None:
     """It waits for the loss once per step."""
     with FakeTensorMode(), tracer() as traced:
