@@ -77,6 +77,15 @@ def test_a_recipe_is_not_chosen_for_several_gpus() -> None:
     assert any("auto chooses a recipe for one GPU" in line for line in mistakes_in(text))
 
 
+def test_drawn_lengths_are_not_measured_on_several_gpus() -> None:
+    """Each rank would draw its own."""
+    lines = mistakes_in(SPEC_TEXT + "lengths: drawn\n")
+    assert any(
+        line.startswith("7: cells[0].parallel[0]: lengths: drawn is not measured on several GPUs")
+        for line in lines
+    )
+
+
 def test_ranks_need_one_node_that_has_all_their_gpus() -> None:
     """Two nodes of one core do not do, nor do recipes that several GPUs cannot run."""
     spec = spec_of(SPEC_TEXT)
@@ -85,9 +94,9 @@ def test_ranks_need_one_node_that_has_all_their_gpus() -> None:
     assert make_plan(spec, catalog, TWO_CORES, []).pending == cells
     reasons = [skip.reason for skip in make_plan(spec, catalog, apart, []).skipped]
     assert reasons == ["no node of the cluster has 2 CPU, which 2 ranks need: start one"] * 2
-    compiled = spec_of(SPEC_TEXT.replace("fp32", "fp32, compile: model"))
-    reasons = [skip.reason for skip in make_plan(compiled, catalog, TWO_CORES, []).skipped]
-    assert reasons == ["compile model is not measured on several GPUs: leave it out"] * 2
+    compared = spec_of(SPEC_TEXT.replace("fp32", "fp32, task: orpo"))
+    reasons = [skip.reason for skip in make_plan(compared, catalog, TWO_CORES, []).skipped]
+    assert reasons == ["task orpo is not measured on several GPUs: use sft"] * 2
 
 
 def test_a_trial_of_ranks_asks_ray_for_all_their_gpus() -> None:

@@ -296,7 +296,9 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
             "(`timing` in the specification) or on a quieter machine."
         )
     if any(row.gpus_per_instance > 1 for row in rows):
-        notes.append("$/h is the price of the whole instance. The job uses one of its GPUs.")
+        is_several = any(row.cell.ranks > 1 for row in rows)
+        used = "as many of its GPUs as the row names" if is_several else "one of its GPUs"
+        notes.append(f"$/h is the price of the whole instance. The job uses {used}.")
     return "\n".join(notes)
 
 

@@ -108,12 +108,16 @@ READERS: Mapping[object, Callable[[object], object]] = {"recipes": _recipe, "par
 
 def layout_problems(located: LocatedYaml) -> Iterator[Problem]:
     """Layouts of several GPUs that a recipe of their block cannot have."""
+    draws = isinstance(located.data, dict) and located.data.get("lengths") == "drawn"
     for index, block in enumerate(items(located.data, "cells")):
         for number, raw in enumerate(items(block, "parallel")):
             layout = _layout(raw)
             if layout is None:
                 continue
             where: Location = ("cells", index, "parallel", number)
+            if draws and not items(block, "simulated_on"):
+                text = "lengths: drawn is not measured on several GPUs: use constant"
+                yield problem_at(where, text, located)
             for recipe in items(block, "recipes"):
                 if is_auto(recipe):
                     text = "auto chooses a recipe for one GPU: write the recipe out"
