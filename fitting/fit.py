@@ -86,9 +86,10 @@ PEAK = _Form(Law.MEMORY_AFFINE, (("m0", "GiB"), ("m", "GiB/token")), "fraction o
 
 def _fit_eq2(points: LadderTimings) -> Fit:
     """Fit Eq. 2 to unweighted examples per second, as the paper did."""
-    solution = solve_linear(
-        eq2_terms(points.batch_size, points.sparsity), points.batch_size / points.step_seconds
-    )
+    layout = points.source.group.parallel
+    gpus = 1 if layout is None else layout.gpus
+    rate = gpus * points.batch_size / points.step_seconds
+    solution = solve_linear(eq2_terms(points.batch_size, points.sparsity), rate)
     if len(np.unique(points.batch_size)) == 1:
         solution = replace(solution, status=Status.TOO_FEW_POINTS)
     inputs = {"batch_size": points.batch_size, "sparsity": points.sparsity}

@@ -72,7 +72,7 @@ def likely_largest(
 
 def memory_subject(cell: Cell) -> tuple[object, ...]:
     """Fields of a cell that a memory law depends on."""
-    return cell.model, cell.weights, cell.recipe, cell.active_experts
+    return cell.model, cell.weights, cell.recipe, cell.active_experts, cell.parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A traced rank takes the memory and moves the bytes of a real one, to the byte."""
 
 import json
+import socket
 import subprocess
 import sys
 from itertools import product
@@ -53,17 +54,20 @@ def real(cases: list[Case], folder: Path) -> list[list[dict[str, Any]]]:
         for cell, n in cases
     )
     command = [sys.executable, str(Path(__file__).parent / "fakes" / "rank_worker.py")]
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(folder / "meeting")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-            env={"PYTHONPATH": ".", "HOME": str(folder), "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(ranks)
-    ]
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        place = [str(meeting.getsockname()[1]), str(meeting.fileno())]
+        workers = [
+            subprocess.Popen(
+                [*command, str(rank), str(ranks), *place],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parent.parent,
+                env={"PYTHONPATH": ".", "HOME": str(folder)},
+                pass_fds=[meeting.fileno()],
+            )
+            for rank in range(ranks)
+        ]
     for worker in workers:
         assert worker.stdin is not None
         worker.stdin.write(lines)

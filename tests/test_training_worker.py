@@ -27,16 +27,20 @@ pytestmark = [
 class UnfreezesTheHead(FineTuning):
     """A model that trains a layer which no adapter recipe trains."""
 
-    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
-        super().__init__(cell, model, device=device, seed=seed)
+    def __init__(
+        self, cell: Cell, model: Model, *, device: torch.device, seed: int, rank: None
+    ) -> None:
+        super().__init__(cell, model, device=device, seed=seed, rank=rank)
         self.model.get_output_embeddings().weight.requires_grad_(True)  # type: ignore[operator] # noqa: FBT003
 
 
 class LeavesAnAdapterOut(FineTuning):
     """A model that freezes one adapter, like a target name without a match."""
 
-    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
-        super().__init__(cell, model, device=device, seed=seed)
+    def __init__(
+        self, cell: Cell, model: Model, *, device: torch.device, seed: int, rank: None
+    ) -> None:
+        super().__init__(cell, model, device=device, seed=seed, rank=rank)
         self.trainable[0].requires_grad_(False)  # noqa: FBT003
 
 
@@ -45,9 +49,13 @@ class AnotherRecipe(FineTuning):
 
     instead: dict[str, object]
 
-    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, cell: Cell, model: Model, *, device: torch.device, seed: int, rank: None
+    ) -> None:
         other = recipe(**(cell.recipe.model_dump(exclude_none=True) | self.instead))
-        super().__init__(tiny_cell(cell.model, other, seq_len=8), model, device=device, seed=seed)
+        super().__init__(
+            tiny_cell(cell.model, other, seq_len=8), model, device=device, seed=seed, rank=rank
+        )
         self._cell = cell
 
 
@@ -77,9 +85,11 @@ class TakesAnotherOptimizer(AnotherRecipe):
 class FewerLayers(FineTuning):
     """A model with fewer layers than the requested one."""
 
-    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, cell: Cell, model: Model, *, device: torch.device, seed: int, rank: None
+    ) -> None:
         fewer = model.model_copy(update={"config": model.config | {"num_hidden_layers": 1}})
-        super().__init__(cell, fewer, device=device, seed=seed)
+        super().__init__(cell, fewer, device=device, seed=seed, rank=rank)
         self._facts = model
 
 

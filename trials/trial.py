@@ -188,7 +188,7 @@ def _planned_visits(task: TrialTask, largest: int) -> list[LadderStep]:
     ladder = batch_ladder(
         largest,
         seed_text=f"{task.seed}/{task.cell.key}",
-        effective_batch=task.cell.recipe.effective_batch,
+        effective_batch=task.cell.rank_recipe.effective_batch,
     )
     if task.timed is None or largest == 0:
         return ladder
@@ -248,7 +248,7 @@ def _search(
     task: TrialTask, observed: Sequence[Observation], given_up: Collection[PlannedProbe]
 ) -> int | PlannedProbe:
     """Largest batch by the observations, or the next probe of the search."""
-    whole = task.cell.recipe.whole_batch(task.batch_limit)
+    whole = task.cell.rank_recipe.whole_batch(task.batch_limit)
     whole_fits = fits_always(observed, whole)
     if whole is not None and whole_fits:
         return whole
@@ -359,9 +359,12 @@ def _observe(
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     end = prober.probe(request, fresh=planned.purpose in {"boundary", "drawn"})
-    environment = end.environment
+    environment, measured = end.environment, end.measurement
     if environment is not None and node_id is not None:
         environment = environment.model_copy(update={"node_id": node_id})
+    if measured is not None and node_id is not None:
+        on_node = (rank.model_copy(update={"node_id": node_id}) for rank in measured.ranks)
+        measured = measured.model_copy(update={"ranks": tuple(on_node)})
     earlier = [
         o.attempt
         for o in observed
@@ -381,7 +384,7 @@ def _observe(
         memory_limit_bytes=_limit(task, end),
         batch_limit=task.batch_limit,
         seed=task.seed,
-        measurement=end.measurement,
+        measurement=measured,
         environment=environment,
         started_at=started_at,
         seconds=round(time.monotonic() - started, 3),

@@ -93,7 +93,8 @@ class StepTimeSource:
         self._families: dict[tuple[object, ...], list[FamilyFit]] = defaultdict(list)
         for family in families:
             name = family.name
-            self._families[name.model, name.weights, name.recipe, name.basis].append(family)
+            key = (name.model, name.weights, name.recipe, name.layout, name.basis)
+            self._families[key].append(family)
 
     def observations(self, cell: Cell) -> Sequence[Observation]:
         """Observations of one cell, in their order."""
@@ -221,7 +222,9 @@ class StepTimeSource:
         return step
 
     def _families_of(self, cell: Cell, basis: Basis) -> Sequence[FamilyFit]:
-        return self._families.get((cell.model, cell.weights, cell.recipe.key, basis), ())
+        layout = None if cell.parallel is None else cell.parallel.key
+        key = (cell.model, cell.weights, cell.recipe.key, layout, basis)
+        return self._families.get(key, ())
 
     @cached_property
     def _spread(self) -> _VisitSpread:

@@ -74,6 +74,7 @@ def _name_of(source: PointSource) -> FamilyName:
         recipe=group.recipe.key,
         basis=source.basis,
         software=source.stack,
+        layout=None if group.parallel is None else group.parallel.key,
     )
 
 

@@ -21,6 +21,7 @@ class FamilyName(Record):
         recipe: key of the training recipe, or its name in a table.
         basis: measured or simulated.
         software: fingerprint of the stack without device and driver; None if not recorded.
+        layout: ``Parallel.key`` of several GPUs that train together; None for one GPU.
     """
 
     model: str
@@ -28,12 +29,15 @@ class FamilyName(Record):
     recipe: str
     basis: Basis
     software: str | None = None
+    # Records of one GPU stay as they were before there were layouts.
+    layout: Annotated[str | None, Field(exclude_if=lambda layout: layout is None)] = None
 
     @property
     def key(self) -> str:
         """Stable name, for example ``mixtral-8x7b/qlora-r16-bf16/measured/0123456789ab``."""
         model = self.model if self.weights != "pretrained" else f"{self.model}+{self.weights}"
-        return f"{model}/{self.recipe}/{self.basis}/{self.software or 'unknown-stack'}"
+        layout = "" if self.layout is None else f"/{self.layout}"
+        return f"{model}/{self.recipe}/{self.basis}/{self.software or 'unknown-stack'}{layout}"
 
 
 class LawCandidate(Record):

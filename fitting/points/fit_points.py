@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from fitting.numerics.arrays import FloatArray, IntArray
 from fitting.points.observation_columns import BASES, NOWHERE, Columns
@@ -11,6 +13,7 @@ from fitting.points.step_time_rows import StepTimes
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Weights
 from trials.records.observation import MEMORY_MISSES, Basis, Outcome
@@ -26,6 +29,7 @@ class FitGroup(Record):
         weights: random or pretrained weights, which route differently.
         active_experts: active experts per token; None for a law across them, or without experts.
         seq_len: tokens per example; None for a law across lengths.
+        parallel: layout of several GPUs; None for one GPU.
     """
 
     gpu: str | None = None
@@ -34,6 +38,8 @@ class FitGroup(Record):
     recipe: Recipe
     active_experts: PositiveInt | None = None
     seq_len: PositiveInt | None = None
+    # Records of one GPU stay as they were before there were layouts.
+    parallel: Annotated[Parallel | None, Field(exclude_if=lambda layout: layout is None)] = None
 
     @property
     def key(self) -> str:
@@ -41,7 +47,8 @@ class FitGroup(Record):
         length = None if self.seq_len is None else f"seq{self.seq_len}"
         routing = None if self.active_experts is None else f"top{self.active_experts}"
         model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
-        parts = (self.gpu, model, self.recipe.key, routing, length)
+        layout = None if self.parallel is None else self.parallel.key
+        parts = (self.gpu, model, self.recipe.key, routing, length, layout)
         return "/".join(part for part in parts if part is not None)
 
 
@@ -183,9 +190,10 @@ def _sources(
 ) -> Iterator[tuple[PointSource, IntArray]]:
     """Split rows by source, in an order that does not depend on that of the log.
 
-    A group shares the model, the recipe, and the fields ``own`` of its cells.
+    A group shares the model, the recipe, the layout of several GPUs, and the fields ``own`` of its
+    cells.
     """
-    names = ("model", "weights", "recipe", *own)
+    names = ("model", "weights", "recipe", "parallel", *own)
     of_cells = (FitGroup(**{name: getattr(c, name) for name in names}) for c in columns.cells)
     numbers: dict[FitGroup, int] = {}
     number = np.array([numbers.setdefault(group, len(numbers)) for group in of_cells], np.int64)

@@ -85,6 +85,12 @@ def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     _check(request)
     cells = sweep.spec.all_cells()
     keys = list(dict.fromkeys(c.device for c in cells if not c.simulated))
+    several = next((c for c in cells if c.parallel is not None and not c.simulated), None)
+    if several is not None:
+        raise DeployError(
+            f"{sweep.name}: {several.key}: instances with several GPUs are not deployed yet: start "
+            "Ray on one yourself, or leave parallel out"
+        )
     if not keys:
         raise DeployError(
             f"{sweep.name}: every cell is simulated: a cluster would have nothing to measure"

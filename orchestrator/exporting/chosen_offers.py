@@ -111,6 +111,11 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
     if len(first) > 1:
         raise ExportError(_several(first))
     (best,) = first
+    if best.cell.parallel is not None:
+        raise ExportError(
+            f"{best.cell.gpus}: trainings on several GPUs are not exported yet: rank a run without "
+            "them, or write the configuration yourself"
+        )
     catalog, facts = spec.merged_catalog(), spec.model(best.cell.model)
     recipe = with_defaults(best.cell.recipe, facts, catalog.gpu(best.cell.gpu))
     alike = [row for row in offers if comparable(row.cell) == comparable(best.cell)]

@@ -106,21 +106,33 @@ class ClusterResources:
             return []
         return [Node({"CPU": 1.0, gpu.key: 1.0} | ({"GPU": 1.0} if gpu.kind == "cuda" else {}))]
 
-    def trial_resources(self, gpu: Gpu) -> dict[str, float] | None:
-        """Resources that a trial on this GPU requests from Ray; None when no node can have them.
+    def trial_resources(self, gpu: Gpu, ranks: int = 1) -> dict[str, float] | None:
+        """Resources that a trial on this GPU requests from Ray; None when no node has that GPU.
 
         Ray waits forever for a missing node, so one node must have all of them. A trial on a CUDA
         GPU requests a GPU, because Ray hides GPUs from a worker that requests none.
+
+        Args:
+            gpu: GPU of the trial.
+            ranks: GPUs that train together, on one node; each rank on a CPU has a core.
         """
         nodes = self.nodes_for(gpu)
         if not nodes:
             return None
-        keyed = {gpu.key: 1.0} if nodes[0].has(gpu.key) else {}
-        shown = {"GPU": 1.0} if gpu.kind == "cuda" and all(n.has("GPU") for n in nodes) else {}
-        return {"CPU": 1.0} | keyed | shown
+        count = float(ranks)
+        keyed = {gpu.key: count} if nodes[0].has(gpu.key) else {}
+        shown = {"GPU": count} if gpu.kind == "cuda" and all(n.has("GPU") for n in nodes) else {}
+        return {"CPU": count if gpu.kind == "cpu" else 1.0} | keyed | shown
 
-    def at_a_time(self, gpu: Gpu) -> int:
-        """Number of concurrent trials on this GPU, with the nodes that can still start."""
+    def at_a_time(self, gpu: Gpu, ranks: int = 1) -> int:
+        """Number of concurrent trials on this GPU, with the nodes that can still start.
+
+        Trials of several ranks are placed on running nodes alone: how many GPUs a node will have
+        is not known.
+        """
+        if ranks > 1:
+            request = self.trial_resources(gpu, ranks)
+            return 0 if request is None else self.holding(request)
         keyed = sum(node.resources.get(gpu.key, 0) for node in self.nodes if node.has("CPU"))
         to_start = self.starting(gpu.key)
         if gpu.kind == "cpu" and not keyed and not to_start:
@@ -148,8 +160,8 @@ class ClusterResources:
         """Largest number of nodes with a GPU of this key that the autoscaler can run."""
         return int(sum(node.resources.get(SCALES_TO + key, 0) for node in self.nodes))
 
-    def threads(self, gpu: Gpu) -> int:
-        """Number of CPU threads that a trial's steps may use.
+    def threads(self, gpu: Gpu, ranks: int = 1) -> int:
+        """Number of CPU threads that the steps of a trial, or of each of its ranks, may use.
 
         A trial on a GPU has the node to itself. A trial on a CPU holds one core, since the other
         cores run other trials.
@@ -157,7 +169,7 @@ class ClusterResources:
         nodes = self.nodes_for(gpu)
         if gpu.kind == "cpu" or not nodes:
             return 1
-        return max(1, int(min(node.resources["CPU"] for node in nodes)))
+        return max(1, int(min(node.resources["CPU"] for node in nodes)) // ranks)
 
 
 def this_machine() -> ClusterResources:

@@ -40,11 +40,11 @@ class MeasurementCost:
         searched: dict[Cell, float] = defaultdict(float)  # seconds
         for o in observations:
             if o.purpose == "ladder" and not o.cell.simulated:
-                visits[o.cell.device].append(o.seconds)
+                visits[o.cell.devices].append(o.seconds)
             elif not o.cell.simulated:
                 searched[o.cell] += o.seconds
         for cell, seconds in searched.items():
-            searches[cell.device].append(seconds)
+            searches[cell.devices].append(seconds)
         self._visits = {device: statistics.median(seconds) for device, seconds in visits.items()}
         self._searches = {device: statistics.median(s) for device, s in searches.items()}
 
@@ -71,9 +71,10 @@ class MeasurementCost:
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """Measurements that one GPU has left.
+    """Measurements that one GPU, or several at once, have left.
 
     Attributes:
+        gpu: ``Cell.devices`` of the trials.
         at_a_time: trials that run concurrently; 1 while the cluster has no such GPU.
         nodes: running nodes and nodes to be started, in words.
         start_seconds: seconds to start a node; 0 where one is running.
@@ -121,10 +122,10 @@ def remaining_work(
     cells: dict[str, list[Cell]] = defaultdict(list)
     for cell in plan.pending:
         if not cell.simulated:
-            cells[cell.device].append(cell)
+            cells[cell.devices].append(cell)
     remaining = []
     for device, pending in cells.items():
-        gpu = rates.catalog.gpu(device)
+        gpu, ranks = rates.catalog.gpu(pending[0].device), pending[0].ranks
         seconds = None
         if cost.is_up(device) or gpu.kind == "cuda":
             seconds = sum(_seconds(spec, c, of_cell[c], cost) for c in pending)
@@ -132,7 +133,7 @@ def remaining_work(
             RemainingWork(
                 gpu=device,
                 trials=len(pending),
-                at_a_time=max(cluster.at_a_time(gpu), 1),
+                at_a_time=max(cluster.at_a_time(gpu, ranks), 1),
                 nodes=cluster.nodes_text(gpu),
                 start_seconds=cost.start_seconds(device),
                 probe_seconds=seconds,
@@ -155,14 +156,14 @@ def _seconds(
     """Seconds that the trial of a cell has left."""
     largest, is_capped = trainable_batch(observations), cell.capped_on is not None
     if largest is None and is_capped:
-        return cost.search_seconds(cell.device)
+        return cost.search_seconds(cell.devices)
     if largest is None:
-        return trial_seconds(spec, cell.device, cost)
+        return trial_seconds(spec, cell.devices, cost)
     timed = sum(o.purpose == "ladder" and o.measurement is not None for o in observations)
-    effective_batch = cell.recipe.effective_batch
+    effective_batch = cell.rank_recipe.effective_batch
     ladder = batch_ladder(largest[0], seed_text="", effective_batch=effective_batch)
     visits = 0 if is_capped else len(ladder)
-    return max(visits - timed, 1) * cost.visit_seconds(cell.device)
+    return max(visits - timed, 1) * cost.visit_seconds(cell.devices)
 
 
 @dataclass(frozen=True, slots=True)

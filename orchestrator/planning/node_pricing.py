@@ -93,8 +93,8 @@ class NodePrices:
     catalog: Catalog
     rented: NodeRentals = NOT_SAID
 
-    def offer(self, gpu: str, node_id: str | None = None) -> Offer | None:
-        """Offer that a node with this GPU is priced by; None without a known price.
+    def offer(self, devices: str, node_id: str | None = None) -> Offer | None:
+        """Offer that a node with a trial's GPUs is priced by; None without a known price.
 
         The labels of the node decide, or the most similar offer of its provider. A node that has
         not started is priced by the labels of other nodes with that GPU. Without labels, or without
@@ -102,8 +102,13 @@ class NodePrices:
 
         Offers for ``cpu`` describe a stand-in for the machine that runs the sweep, which costs
         nothing unless the user gives a price for it.
+
+        Args:
+            devices: ``Cell.devices`` of the trial. An instance with fewer GPUs does not count.
+            node_id: Ray's id of the node; None for one that has not started.
         """
-        offers = self.catalog.offers(gpu)  # the cheapest first
+        gpu, count = self.gpu_and_count(devices)
+        offers = [o for o in self.catalog.offers(gpu) if o.gpus_per_instance >= count]
         with_gpu = (r for r in self.rented.nodes.values() if any(map(r.names, offers)))
         rental = next(with_gpu, None) if node_id is None else self.rented.nodes.get(node_id)
         nearest = None if rental is None else rental.nearest(offers)
@@ -115,6 +120,12 @@ class NodePrices:
             if self.rented.offers.allows(offer) and not stands_in(gpu, offer.provider)
         )
         return next(allowed, None)
+
+    def gpu_and_count(self, devices: str) -> tuple[str, int]:
+        """Key and number of the GPUs of ``Cell.devices``."""
+        count, _, gpu = devices.partition("x")
+        is_several = count.isdigit() and any(row.key == gpu for row in self.catalog.gpus)
+        return (gpu, int(count)) if is_several else (devices, 1)
 
     def text(self, priced: Iterable[tuple[str, Offer | None]]) -> str:
         """Offers that GPUs are priced by, in a line; empty where none of them is rented."""
@@ -136,7 +147,8 @@ class NodePrices:
         is_named = any(rental.names(offer) for rental in self.rented.nodes.values())
         return self.rented.offers == OfferFilter() and not is_named
 
-    def _is_for_rent(self, gpu: str) -> bool:
+    def _is_for_rent(self, devices: str) -> bool:
+        gpu, _ = self.gpu_and_count(devices)
         return any(not stands_in(gpu, offer.provider) for offer in self.catalog.offers(gpu))
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from fitting.largest_batch_prediction import likely_largest
 from gpu_catalog.catalog import Catalog
+from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job_tokens import drawn_lengths, job_of
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.drawn_lengths import DrawnLengths
+from trials.recipes.parallel import unmeasured, unsupported
 from trials.records.cell import Cell, by_cell
 from trials.records.compatibility import incompatibility
 from trials.records.model import Model
@@ -77,7 +79,7 @@ def trial_task(
         target=None if cell.capped_on is None else catalog.gpu(cell.gpu),
         threads=threads,
         seed=spec.seed,
-        batch_limit=cell.recipe.batch_limit(spec.max_batch_size),
+        batch_limit=cell.rank_recipe.batch_limit(spec.max_batch_size),
         # A simulation is deterministic.
         boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
         drawn=_drawn(spec, cell),
@@ -119,7 +121,7 @@ def make_plan(
         elif reason is not None:
             skipped.append(Skip(cell=cell, reason=reason))
         else:
-            pending[cell.device].append(cell)
+            pending[cell.devices].append(cell)
     turns = itertools.chain.from_iterable(itertools.zip_longest(*pending.values()))
     return Plan(
         complete=tuple(complete),
@@ -138,16 +140,30 @@ def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResour
     if cell.simulated and gpu.kind == "cpu":
         return f"only CUDA GPUs are simulated: measure on {gpu.key} (leave simulated_on out)"
     if cell.simulated:
-        return incompatibility(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)
+        reason = incompatibility(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)
+        if reason is None and cell.parallel is not None:
+            reason = unsupported(cell.recipe, cell.parallel)
+        return reason
+    return _not_placed(cell, model, gpu, cluster)
+
+
+def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -> str | None:
+    """Reason why no node of the cluster can measure a cell."""
     nodes = cluster.nodes_for(gpu)
     # Without a node, an incompatibility of the GPU itself is a better reason than the missing node.
     packages = [node.packages for node in nodes] or [None]
     reasons = [incompatibility(cell.recipe, model, gpu, extras) for extras in packages]
     if all(reason is not None for reason in reasons):
         return reasons[0]
-    if not nodes:
+    if cell.parallel is not None and (refused := unmeasured(cell.recipe, cell.parallel)):
+        return refused
+    request = cluster.trial_resources(gpu, cell.ranks)
+    if request is None:
         return (
             f"no node of the cluster has a core and the resource {gpu.key!r}: start one with "
             f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": 1}}'"
         )
+    if cell.parallel is not None and not cluster.holding(request):
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in request.items())
+        return f"no node of the cluster has {wanted}, which {cell.ranks} ranks need: start one"
     return None

@@ -71,7 +71,8 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
         timed = _timed(o)
         if timed is not None:
             cell = o.cell
-            key = (cell.device, cell.model, cell.weights, cell.recipe, cell.active_experts)
+            work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
+            key = (cell.device, cell.parallel, *work)
             groups[key].append(timed)
     ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
     cells: dict[_Node, dict[Cell, None]] = defaultdict(dict)

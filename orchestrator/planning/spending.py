@@ -15,9 +15,10 @@ from trials.records.profile import Logged
 
 @dataclass(slots=True)
 class Spending:
-    """Spending of a run on one GPU, at one offer.
+    """Spending of a run on one GPU, or on several at once, at one offer.
 
     Attributes:
+        gpu: ``Cell.devices`` of its trials.
         offer: offer that its nodes are priced by; None where they are free or have no known price.
         start_seconds: assumed seconds to start a node; 0 for a machine that the user owns.
         probes: number of probes and profiles.
@@ -99,7 +100,7 @@ class Meter:
             return
         where = ended.environment
         node_id = None if where is None else where.node_id
-        spending = self._spending(ended.cell.device, node_id)
+        spending = self._spending(ended.cell.devices, node_id)
         spending.on(node_id, None if where is None else where.host)
         spending.probes += 1
         spending.probe_seconds += ended.seconds

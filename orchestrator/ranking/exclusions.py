@@ -26,7 +26,8 @@ def excluded_reason(priced: PricedCell, inputs: RankingInputs) -> str:
         return priced.reason
     cell = priced.cell
     if not priced.offers_of_gpu and cell.capped_on is None:
-        return f"the catalog has no offer for {cell.gpu}: give its price by --prices FILE"
+        several = f" with {cell.ranks} GPUs" if cell.ranks > 1 else ""
+        return f"the catalog has no offer for {cell.gpu}{several}: give its price by --prices FILE"
     observations = inputs.step_times.observations(cell)
     return _reason_by_largest(inputs.batch, cell, observations) or _progress(observations)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fitting.families.cell_step_time import CellStepTime, PaddedTokens, StepTimeSource
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.offer import Offer
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import job_hours, offer_usd
@@ -65,7 +66,7 @@ class CostBeliefs:
         """Whether no observation rules out the job on this cell."""
         largest = self._largest(cell)
         fits = largest is None or largest >= (self._job.batch_size or 1)
-        return fits and unsuited(self._job_of(cell), cell, ()) is None
+        return bool(fits and self._offers(cell)) and unsuited(self._job_of(cell), cell, ()) is None
 
     def options(self, cells: Sequence[Cell]) -> list[RunOption]:
         """Every option to run the job on these cells, which must be comparable."""
@@ -83,7 +84,7 @@ class CostBeliefs:
 
     def node_usd_per_hour(self, cell: Cell) -> float:
         """Dollars per hour of the node that measures a cell; without one, of the cheapest offer."""
-        offer = self._rates.offer(cell.device)
+        offer = self._rates.offer(cell.devices)
         return self._lowest_price(cell) if offer is None else offer.usd_per_hour
 
     def is_searched(self, cell: Cell) -> bool:
@@ -104,7 +105,12 @@ class CostBeliefs:
         return bool((planned or {(option.batch_size, 0)}) - visited)
 
     def _lowest_price(self, cell: Cell) -> float:
-        return min(offer.usd_per_hour for offer in self._catalog.offers(cell.device))
+        return min(offer.usd_per_hour for offer in self._offers(cell))
+
+    def _offers(self, cell: Cell) -> list[Offer]:
+        """Offers of instances with as many GPUs as a cell takes."""
+        offers = self._catalog.offers(cell.device)
+        return [offer for offer in offers if offer.gpus_per_instance >= cell.ranks]
 
     def _largest(self, cell: Cell) -> int | None:
         largest = trainable_batch(self._step_times.observations(cell))
@@ -226,8 +232,9 @@ class CostBeliefs:
     def _option(
         self, cell: Cell, step: CellStepTime, known_by: str, *, is_measured: bool = False
     ) -> RunOption:
-        hours = np.array([job_hours(self._job_of(cell), step.batch_size, step.seconds)])
-        usd = min(offer_usd(self._job, hours, offer) for offer in self._catalog.offers(cell.gpu))
+        batch_size = step.batch_size * cell.ranks
+        hours = np.array([job_hours(self._job_of(cell), batch_size, step.seconds)])
+        usd = min(offer_usd(self._job, hours, offer) for offer in self._offers(cell))
         return RunOption(
             cell=cell,
             batch_size=step.batch_size,
@@ -248,5 +255,5 @@ def _log_speed(gpu: Gpu) -> float | None:
 
 
 def _ladder(cell: Cell, largest: int) -> list[LadderStep]:
-    effective_batch = cell.recipe.effective_batch
+    effective_batch = cell.rank_recipe.effective_batch
     return batch_ladder(largest, seed_text="", effective_batch=effective_batch)

@@ -153,7 +153,7 @@ def _choice(
         if not beliefs.is_open(option):
             continue
         must = option.cell == leader.cell and not leader.is_measured
-        device = option.cell.device
+        device = option.cell.devices
         start = cost.start_seconds(device)
         search = 0.0 if beliefs.is_searched(option.cell) else cost.search_seconds(device)
         seconds = start + search + cost.visit_seconds(device)

@@ -95,7 +95,8 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
     given_up = {row.cell: row.reason for row in inputs.plan.given_up}
     cells = inputs.cells
     for cell in cells:
-        offers = inputs.catalog.offers(cell.gpu)
+        every = inputs.catalog.offers(cell.gpu)
+        offers = [offer for offer in every if offer.gpus_per_instance >= cell.ranks]
         allowed = [offer for offer in offers if inputs.constraints.allows(offer)]
         job, mismatch = _job_of_cell(inputs, cell)
         mismatch = unsuited(job, cell, cells) or mismatch

@@ -25,7 +25,8 @@ LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals
 def job_hours(job: Job, batch_size: int, step_seconds: float) -> float:
     """Hours of the steps: ``rows / batch`` of them in each epoch, but at least one.
 
-    A smaller last batch of an epoch counts as a fraction of a step.
+    The batch is that of all GPUs that train together. A smaller last batch of an epoch counts as a
+    fraction of a step.
     """
     return job.epochs * max(rows(job) / batch_size, 1.0) * step_seconds / SECONDS_PER_HOUR
 
@@ -127,7 +128,8 @@ class CellJob:
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
         step = self.step_time
         errors = np.concatenate([[0.0], step.uncertainty.drawn(shared, random) + self._lengths()])
-        drawn = job_hours(self.job, step.batch_size, step.seconds) * np.exp(errors)
+        batch_size = step.batch_size * self.cell.ranks
+        drawn = job_hours(self.job, batch_size, step.seconds) * np.exp(errors)
         rentals = {spot: self._rented(drawn, spot=spot) for spot in {_is_spot(o) for o in offers}}
         for offer in offers:
             rented = rentals[_is_spot(offer)]

@@ -35,7 +35,7 @@ class RankedOffer(Record):
             of the whole instance, which must be rented.
         price_as_of: day that the price is of; None where its source does not give one.
         price_recorded: day that the price was added to the catalog.
-        batch_size: examples per step.
+        batch_size: examples per step, on each GPU.
         batch: origin of the batch size: requested, the largest, or the fastest timed one.
         largest_batch: largest batch that fits, and survives the lengths of the job's data where
             these were drawn; None while the search for it is not complete.
@@ -153,10 +153,16 @@ def ranking_csv(ranking: Ranking) -> str:
     buffer = io.StringIO()
     fields = [name for name in RankedOffer.model_fields if name not in {"cell", "epochs"}]
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
+    parts.append("layout")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*parts, *fields, "examples", "epochs"])
     for row in ranking.offers:
-        of_cell = vars(row.cell) | {"recipe": row.cell.recipe.key, "sparsity": row.cell.sparsity}
+        cell, layout = row.cell, row.cell.parallel
+        of_cell = vars(cell) | {
+            "recipe": cell.recipe.key,
+            "sparsity": cell.sparsity,
+            "layout": None if layout is None else layout.key,
+        }
         values = [*(of_cell[name] for name in parts), *(getattr(row, name) for name in fields)]
         values = [spreadsheet_cell(value) for value in values]
         writer.writerow([*values, ranking.workload.examples, row.epochs])

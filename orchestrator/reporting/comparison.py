@@ -166,7 +166,8 @@ def _pairs_but_for_a_field(
 
 
 def _setting(cell: Cell) -> tuple[object, ...]:
-    return (cell.gpu, cell.capped_on, cell.model, cell.weights, cell.active_experts, cell.seq_len)
+    routing = cell.active_experts, cell.seq_len
+    return (cell.gpu, cell.capped_on, cell.model, cell.weights, *routing, cell.parallel)
 
 
 def _field(before: Recipe, after: Recipe) -> list[str]:
@@ -203,7 +204,7 @@ def _choices(
 
 
 def _identity(cell: Cell) -> tuple[object, ...]:
-    return (cell.gpu, cell.capped_on, *comparable(cell))
+    return (cell.gpu, cell.capped_on, cell.parallel, *comparable(cell))
 
 
 def _speeds(
@@ -307,7 +308,7 @@ def _cost_verdict(before: RankedOffer, after: RankedOffer) -> str:
 def _speed_row(speed: SpeedChange) -> tuple[object, ...]:
     cell, (first, second) = speed.cell, speed.bases
     rates = (f"{short(speed.before)} {first}", f"{short(speed.after)} {second}")
-    settings = (cell.gpu, job_title(cell), speed.recipe, speed.batch_size)
+    settings = (cell.gpus, job_title(cell), speed.recipe, speed.batch_size)
     return (*settings, *rates, speed.change, speed.verdict)
 
 
@@ -347,7 +348,7 @@ def changes_table(comparison: Comparison) -> PageTable:
     names = chart_names([Named(c.gpu, c.model, c.recipe.key, job_title(c)) for c in cells])
     rows = [
         (
-            *(name, s.cell.gpu, job_title(s.cell), s.recipe, s.batch_size),
+            *(name, s.cell.gpus, job_title(s.cell), s.recipe, s.batch_size),
             *(s.before, s.after, *(basis.value for basis in s.bases)),
             *(s.ratio, s.low, s.high, s.verdict),
         )
@@ -358,7 +359,7 @@ def changes_table(comparison: Comparison) -> PageTable:
 
 def _choice(recommendation: Recommendation) -> str:
     row = recommendation.best
-    return f"{row.cell.gpu}, {offer_text(row)}: {price_text(row)} ({row.basis})"
+    return f"{row.cell.gpus}, {offer_text(row)}: {price_text(row)} ({row.basis})"
 
 
 def _more(ratio: float) -> str:

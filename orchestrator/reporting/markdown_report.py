@@ -195,7 +195,7 @@ def _recommendation_lines(advice: Sequence[Recommendation]) -> Iterator[str]:
 def _no_offer_text(ranking: Ranking) -> str:
     """Reason for an empty ranking: the smallest miss of the deadline or budget, if there is one."""
     misses = [
-        (f"{row.cell.gpu}{' (simulated)' if row.cell.simulated else ''}", row.missed)
+        (f"{row.cell.gpus}{' (simulated)' if row.cell.simulated else ''}", row.missed)
         for row in ranking.excluded
         if row.missed is not None
     ]
@@ -266,7 +266,7 @@ def _offer(row: RankedOffer) -> dict[str, object]:
     law = f", law: {LAW_NAMES[row.law]}" if row.law is not None else ""
     elsewhere = " elsewhere" if stands_in(row.cell.gpu, row.provider) else ""
     return {
-        "GPU": row.cell.gpu,
+        "GPU": row.cell.gpus,
         "offer": offer_text(row),
         "$/h": short(row.usd_per_hour),
         "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
@@ -297,7 +297,9 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
             "(`timing` in the specification) or on a quieter machine."
         )
     if any(row.gpus_per_instance > 1 for row in rows):
-        notes.append("$/h is the price of the whole instance. The job uses one of its GPUs.")
+        is_several = any(row.cell.ranks > 1 for row in rows)
+        used = "as many of its GPUs as the row names" if is_several else "one of its GPUs"
+        notes.append(f"$/h is the price of the whole instance. The job uses {used}.")
     return "\n".join(notes)
 
 

@@ -78,7 +78,7 @@ class LoadedRun(FrameRecord):
         if offers:
             best = min(offers, key=lambda offer: offer.usd)
             cheapest = (
-                f"cheapest: {best.cell.gpu} at {best.provider} ({best.market}), "
+                f"cheapest: {best.cell.gpus} at {best.provider} ({best.market}), "
                 f"${short(best.usd)} in {short(best.hours)} h"
             )
         return (

@@ -44,12 +44,15 @@ class SweepSession:
         return Progress(cells, complete=complete, earlier=earlier, stream=stream)
 
     def largest_to_profile(self, plan: Plan) -> dict[Cell, int]:
-        """Largest batch size of each complete cell that a device measured and profiles lack."""
+        """Largest batch size of each complete cell that a device measured and profiles lack.
+
+        Several GPUs are not profiled.
+        """
         observations = by_cell(self.folder.observations())
         profiles = by_cell(self.folder.profiles())
         sizes = {}
         for cell in plan.complete:
-            if cell.simulated or cell.capped_on is not None:
+            if cell.simulated or cell.capped_on is not None or cell.parallel is not None:
                 continue
             largest = largest_batch(observations[cell])
             if largest is not None and sizes_to_profile(largest[0], profiles[cell]):

@@ -116,7 +116,7 @@ class TrialExecutor:
         out = {*reasons, *self._journal.faults.nodes_out(), *cluster.leaving}
         sizes: dict[Cell, list[int]] = defaultdict(list)
         for cell, sizes_on_node in (item for node in slow for item in node.standing.items()):
-            resources = cluster.trial_resources(self.session.catalog.gpu(cell.device))
+            resources = cluster.trial_resources(self.session.catalog.gpu(cell.device), cell.ranks)
             if resources is not None and cluster.holding(resources, out):
                 sizes[cell] += sizes_on_node
         if not sizes:
@@ -134,7 +134,7 @@ class TrialExecutor:
         largest = {
             cell: batch_size
             for cell, batch_size in self.session.largest_to_profile(plan).items()
-            if self._cluster.trial_resources(self.session.catalog.gpu(cell.device))
+            if self._cluster.trial_resources(self.session.catalog.gpu(cell.device), cell.ranks)
         }
         if not largest:
             return
@@ -184,7 +184,7 @@ class TrialExecutor:
         self, cell: Cell, observations: Sequence[Observation], cluster: ClusterResources
     ) -> TrialTask:
         catalog = self.session.catalog
-        threads = cluster.threads(catalog.gpu(cell.device))
+        threads = cluster.threads(catalog.gpu(cell.device), cell.ranks)
         return trial_task(self.session.spec, catalog, cell, observations, threads=threads)
 
     def _execute(
@@ -199,7 +199,12 @@ class TrialExecutor:
         New results of a cell are added to ``results``, from which ``task`` makes its next task.
         """
         session, journal, meter = self.session, self._journal, self.session.meter()
-        gpus = {cell.device: session.catalog.gpu(cell.device) for cell in cells}
+        resources = {
+            cell.devices: batch.cluster.trial_resources(
+                session.catalog.gpu(cell.device), cell.ranks
+            )
+            for cell in {c.devices: c for c in cells}.values()
+        }
         with session.progress(cells, complete=batch.complete) as progress:
             progress.spent_usd = meter.usd
 
@@ -213,7 +218,7 @@ class TrialExecutor:
             scheduler = Scheduler(
                 cells,
                 task,
-                {key: batch.cluster.trial_resources(gpu) or {} for key, gpu in gpus.items()},
+                {devices: request or {} for devices, request in resources.items()},
                 batch.cluster,
                 wait_seconds=self._wait_seconds,
                 nodes_out={**batch.nodes_out, **journal.faults.nodes_out()},

@@ -109,11 +109,11 @@ class AdaptiveStrategy:
         selected: dict[str, CandidateMeasurement] = {}
         planned_usd = spent_usd
         for candidate in useful:
-            if candidate.option.cell.device in selected:
+            if candidate.option.cell.devices in selected:
                 continue
             if self.budget_usd is None or planned_usd + candidate.usd <= self.budget_usd:
                 planned_usd += candidate.usd
-                selected[candidate.option.cell.device] = candidate
+                selected[candidate.option.cell.devices] = candidate
         return list(selected.values())
 
     def _batch_sizes(self, candidate: CandidateMeasurement) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ class NodeHealth:
         """Whether a cell can run on a node that it does not avoid, or on one still to start."""
         # A cluster that starts nodes starts another one after it has removed this one as unused.
         is_up = self.cluster.holding(queue.resources, self.avoided_by(cell)) > 0
-        return is_up or self.cluster.starting(cell.device) > 0
+        return is_up or self.cluster.starting(cell.devices) > 0
 
     def usable(self, queue: GpuQueue) -> list[Node]:
         """Nodes that a placed trial of the queue may begin on."""

@@ -70,7 +70,7 @@ class RunningTrial:
 
 @dataclass(slots=True)
 class GpuQueue:
-    """Cells of one GPU, and the nodes with that GPU.
+    """Cells of one GPU, or of one number of GPUs, and the nodes that have them.
 
     Ray gives a host a new id whenever Ray starts on it, and a replaced spot node has a new id, too.
     So each node that appears is counted as the return of one that is gone, and that one is expected

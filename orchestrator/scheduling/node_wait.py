@@ -19,6 +19,7 @@ class NodeWait:
     """The wait of one GPU's trials for a node.
 
     Attributes:
+        gpu: ``Cell.devices`` of the trials.
         limit_seconds: longest wait for a node that starts, or returns.
         waits_since: time since which no trial runs though some are placed; seconds, monotonic.
         free_since: time since which a usable node is up and nobody uses it.

@@ -24,12 +24,12 @@ MOST_UNFINISHED_STARTS = 3  # deaths of a trial on nodes that had not finished s
 
 
 class Scheduler:
-    """Places the trials of cells, for each GPU in their order.
+    """Places the trials of cells, for each GPU, or number of GPUs, in their order.
 
     Args:
         cells: in order.
         task: next trial of a cell, by the results until now; None when nothing is left of it.
-        resources: request of a trial to Ray, by GPU.
+        resources: request of a trial to Ray, by ``Cell.devices``.
         cluster: nodes at the start.
         wait_seconds: time to wait for a node to start, to return, or to start a worker.
         nodes_out: ids of nodes to place nothing on, with the reasons.
@@ -64,7 +64,7 @@ class Scheduler:
         self._nodes = NodeHealth(cluster, nodes_out)
         self._queues: dict[str, GpuQueue] = {}
         for cell in cells:
-            queue = self._queues.setdefault(cell.device, GpuQueue(resources[cell.device]))
+            queue = self._queues.setdefault(cell.devices, GpuQueue(resources[cell.devices]))
             queue.cells.append(cell)
         for queue in self._queues.values():
             queue.update_nodes(cluster, self._nodes.excluded)
@@ -100,8 +100,8 @@ class Scheduler:
 
     def started(self, cell: Cell) -> None:
         """Record that a worker runs a trial."""
-        queue = self._queues[cell.device]
-        self._waits[cell.device].reset()
+        queue = self._queues[cell.devices]
+        self._waits[cell.devices].reset()
         if queue.is_closed:  # a node came after the wait was given up
             queue.is_closed = False
             for waiting in queue.unfinished:
@@ -111,20 +111,20 @@ class Scheduler:
 
     def located(self, cell: Cell, node: NodeAddress) -> None:
         """Record the node that a trial runs on."""
-        trial = self._queues[cell.device].placed[cell]
+        trial = self._queues[cell.devices].placed[cell]
         trial.node, trial.last_report_at = node, self._clock()
 
     def observed(self, result: Logged) -> None:
         """Record a result of a running trial."""
         cell = result.cell
-        trial = self._queues[cell.device].placed[cell]
+        trial = self._queues[cell.devices].placed[cell]
         trial.last_report_at, trial.made_progress = self._clock(), True
         if result.detail is not None and blames_device(result.outcome, result.detail):
             trial.blamed = result.detail
             if trial.node is not None:
                 reason = self._nodes.blame(trial.node, cell, result.detail)
                 if reason is not None:
-                    self._note(_fault("node out", cell.device, reason, node=trial.node))
+                    self._note(_fault("node out", cell.devices, reason, node=trial.node))
         elif result.outcome.is_verdict:
             trial.blamed = None
             if trial.node is not None:
@@ -140,7 +140,7 @@ class Scheduler:
         Returns:
             Why the trial failed; None when it succeeded, or has tried all nodes.
         """
-        queue = self._queues[cell.device]
+        queue = self._queues[cell.devices]
         trial = queue.remove(cell)
         kind: Kind = "died"
         if error is None:
@@ -152,7 +152,7 @@ class Scheduler:
         early = trial.died_early(error) and self._early[cell] < MOST_UNFINISHED_STARTS
         (self._early if early else self._deaths)[cell] += 1
         lost = self._clock() - trial.last_report_at if trial.is_running else 0.0
-        self._note(_fault(kind, cell.device, error, cell=cell, node=trial.node, lost_seconds=lost))
+        self._note(_fault(kind, cell.devices, error, cell=cell, node=trial.node, lost_seconds=lost))
         if self._deaths[cell] >= PLACEMENTS:
             self.died[cell] = f"its trial died {PLACEMENTS} times in a row, the last time: {error}"
         elif kind == "device":  # it may have to wait for another node; the others need not

@@ -98,7 +98,7 @@ class ExhaustiveStrategy:
         """All pending cells that the budget allows, once."""
         cells = [cell for cell in to_measure(plan) if cell not in self._tried]
         payable = self._payable_gpus(cells, observations, spent_usd)
-        wanted = {cell: MeasurementRequest() for cell in cells if cell.device in payable}
+        wanted = {cell: MeasurementRequest() for cell in cells if cell.devices in payable}
         self._tried |= wanted.keys()
         return wanted
 
@@ -115,7 +115,9 @@ class ExhaustiveStrategy:
             payable = set()
         given_up = {skip.cell for skip in plan.given_up}
         unpaid = tuple(
-            cell for cell in to_measure(plan) if cell.device not in payable and cell not in given_up
+            cell
+            for cell in to_measure(plan)
+            if cell.devices not in payable and cell not in given_up
         )
         unfinished = [cell.key for cell in plan.pending if cell not in unpaid]
         failure = None
@@ -132,7 +134,7 @@ class ExhaustiveStrategy:
         self, cells: Iterable[Cell], observations: Sequence[Observation], spent_usd: float
     ) -> set[str]:
         """GPUs of cells, in their order, that the budget pays for beyond the start of a node."""
-        devices = list(dict.fromkeys(cell.device for cell in cells))
+        devices = list(dict.fromkeys(cell.devices for cell in cells))
         if self.budget_usd is None:
             return set(devices)
         startup_minutes = self._spec.workload.overheads.startup_minutes

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_catalog.catalog import Catalog
@@ -12,10 +12,12 @@ from orchestrator.spec.sweep_spec import Models, can_stand_in
 from orchestrator.spec.trainer_defaults import with_trl_defaults
 from orchestrator.spec.validation_messages import dotted, problem_at, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe, hidden_contradictions
 from trials.records.compatibility import adds_router_loss, impossible_on_model
 from trials.records.model import Model
 
+AXES = ("models", "recipes", "active_experts", "seq_lens", "parallel")
 MOST_CELLS = 100_000
 """Most cells of a sweep; each takes memory, and a trial at least a second."""
 
@@ -24,7 +26,7 @@ def excess_cells(located: LocatedYaml) -> Iterator[Problem]:
     """Block whose axes make more cells than a sweep may have, with those before it."""
     data, count = located.data, 0
     for index, block in enumerate(items(data, "cells")):
-        axes = [items(block, a) for a in ("models", "recipes", "active_experts", "seq_lens")]
+        axes = [items(block, name) for name in AXES]
         hosts = [items(data, "gpus"), items(block, "simulated_on")]
         count += math.prod(len(values) or 1 for values in (*axes, *hosts))
         if count > MOST_CELLS:
@@ -69,8 +71,8 @@ def repetitions(located: LocatedYaml) -> Iterator[Problem]:
     for axis, values in _axes(located.data):
         earlier: set[object] = set()
         for index, raw in enumerate(values):
-            value = _recipe(raw) if axis[-1] == "recipes" else raw
-            if type(value) not in {str, int, Recipe}:
+            value = READERS[axis[-1]](raw) if axis[-1] in READERS else raw
+            if type(value) not in {str, int, Recipe, Parallel}:
                 continue  # SweepSpec reports it
             if value in earlier:
                 text = f"{shown(raw)} is listed twice: keep one"
@@ -82,7 +84,7 @@ def _axes(data: object) -> Iterator[tuple[Location, list[Any]]]:
     yield ("gpus",), items(data, "gpus")
     yield ("as_if",), items(data, "as_if")
     for index, block in enumerate(items(data, "cells")):
-        for name in ("models", "recipes", "active_experts", "seq_lens"):
+        for name in AXES:
             yield ("cells", index, name), items(block, name)
 
 
@@ -91,6 +93,43 @@ def _recipe(raw: object) -> Recipe | None:
         return Recipe.model_validate(written_out(raw))
     except ValueError:
         return None  # SweepSpec reports it
+
+
+def _layout(raw: object) -> Parallel | None:
+    try:
+        return Parallel.model_validate(raw)
+    except ValueError:
+        return None  # SweepSpec reports it
+
+
+READERS: Mapping[object, Callable[[object], object]] = {"recipes": _recipe, "parallel": _layout}
+"""Readers of the values of axes that are written out."""
+
+
+def layout_problems(located: LocatedYaml) -> Iterator[Problem]:
+    """Layouts of several GPUs that a recipe of their block cannot have."""
+    draws = isinstance(located.data, dict) and located.data.get("lengths") == "drawn"
+    for index, block in enumerate(items(located.data, "cells")):
+        for number, raw in enumerate(items(block, "parallel")):
+            layout = _layout(raw)
+            if layout is None:
+                continue
+            where: Location = ("cells", index, "parallel", number)
+            if draws and not items(block, "simulated_on"):
+                text = "lengths: drawn is not measured on several GPUs: use constant"
+                yield problem_at(where, text, located)
+            for recipe in items(block, "recipes"):
+                if is_auto(recipe):
+                    text = "auto chooses a recipe for one GPU: write the recipe out"
+                    yield problem_at(where, text, located)
+            for _, recipe in _recipes_of(block):
+                whole = recipe.effective_batch
+                if whole is not None and whole % layout.gpus:
+                    text = (
+                        f"effective_batch {whole} cannot be shared by {layout.gpus} GPUs: use a "
+                        "multiple"
+                    )
+                    yield problem_at(where, text, located)
 
 
 def _hidden_contradictions(raw: object) -> list[str]:
@@ -211,4 +250,6 @@ def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
     )
     seq_lens = _whole_numbers(block, "seq_lens")
     weights = str(block.get("weights", "random")) if isinstance(block, dict) else "random"
-    yield from set(itertools.product([model.name], [weights], recipes, active, seq_lens))
+    layouts = [layout and layout.key for layout in map(_layout, items(block, "parallel"))] or [None]
+    of_layouts = itertools.product([model.name], [weights], recipes, active, layouts, seq_lens)
+    yield from set(of_layouts)

@@ -20,6 +20,7 @@ from orchestrator.spec.spec_checks import (
     cell_problems,
     excess_cells,
     items,
+    layout_problems,
     models_of,
     own_keys,
     repetitions,
@@ -130,6 +131,7 @@ def parse_spec(
             *cell_problems(located, models),
             *as_if_problems(located, catalog),
             *auto_problems(located, catalog),
+            *layout_problems(located),
         ]
         used = [m for block in items(located.data, "cells") for m in models_of(block, models)]
         try:

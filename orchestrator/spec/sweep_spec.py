@@ -17,6 +17,7 @@ from orchestrator.spec.recipe_options import AutoRecipe, ChosenRecipe, OpenCell,
 from orchestrator.spec.trainer_defaults import RecipeDefaults, trl_defaults
 from trials.recipes.fields import PositiveInt, Switch
 from trials.recipes.named_recipes import NAMED_RECIPES
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import with_defaults
@@ -72,6 +73,7 @@ else:  # a union would be part of the locations of mistakes
     WrittenRecipe = Annotated[Recipe, WrapValidator(recipe_or_auto)]
 RecipeAxis = Annotated[tuple[WrittenRecipe, ...], Field(min_length=1)]
 IntAxis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+LayoutAxis = Annotated[tuple[Parallel, ...], Field(min_length=1)]
 
 
 class CellBlock(Record):
@@ -88,6 +90,8 @@ class CellBlock(Record):
             without experts.
         seq_lens: tokens per example.
         simulated_on: catalog keys of GPUs on which the block is simulated instead of measured.
+        parallel: layouts of several GPUs of one node that train together; by default one GPU.
+            Such a block is not measured under the memory caps of ``as_if``.
     """
 
     models: ModelAxis
@@ -96,6 +100,7 @@ class CellBlock(Record):
     active_experts: IntAxis | None = None
     seq_lens: IntAxis
     simulated_on: GpuAxis | None = None
+    parallel: LayoutAxis | None = None
 
 
 class CatalogRows(Record):
@@ -214,22 +219,25 @@ class SweepSpec(Record):
         devices: list[tuple[Gpu, Gpu | None]] = [(host, None) for host in hosts]
         for small in map(gpu, self.as_if):
             devices += [(host, small) for host in hosts if can_stand_in(host, small)]
+        measured = [block for block in self.cells if block.simulated_on is None]
         for device, target in devices:
-            yield from ((device, target, b) for b in self.cells if b.simulated_on is None)
+            blocks = (b for b in measured if target is None or b.parallel is None)
+            yield from ((device, target, block) for block in blocks)
         for block in self.cells:
             yield from ((gpu(key), None, block) for key in block.simulated_on or ())
 
     def _places(self) -> Iterator["_Place"]:
         """Each combination of a block's lists, on each of its devices."""
         for device, target, block in self._blocks():
-            for model, recipe, active, seq_len in itertools.product(
+            for model, recipe, active, seq_len, layout in itertools.product(
                 (self.model(name) for name in block.models),
                 block.recipes,
                 block.active_experts or (None,),
                 block.seq_lens,
+                block.parallel or (None,),
             ):
                 experts = active if active is not None else model.active_experts
-                yield _Place(device, target, block, model, recipe, experts, seq_len)
+                yield _Place(device, target, block, model, recipe, experts, seq_len, layout)
 
     def all_cells(self) -> list[Cell]:
         """All cells, each once, in the order written; simulated ones come last.
@@ -257,6 +265,7 @@ class _Place:
     recipe: Recipe | AutoRecipe
     active_experts: int | None
     seq_len: int
+    parallel: Parallel | None
 
     def open_cell(self, auto: AutoRecipe) -> OpenCell:
         """The cell of a recipe that is to be chosen."""
@@ -280,6 +289,7 @@ class _Place:
             experts=self.model.experts,
             active_experts=self.active_experts,
             seq_len=self.seq_len,
+            parallel=self.parallel,
         )
 
 

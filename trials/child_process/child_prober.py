@@ -13,6 +13,9 @@ from trials.records.messages import ProbeReply, ProbeRequest, Ready, Setup, Step
 from trials.records.observation import Outcome
 
 WORKER = (sys.executable, "-m", "trials.child_process.bootstrap", "trials.training.worker")
+GANG_WORKER = (*WORKER[:-1], "trials.training.gang.gang_worker")
+# The parent of several ranks itself ends a probe that takes too long: it knows whose fault it is.
+GANG_SECONDS = 3.0
 
 
 class Prober(Protocol):
@@ -30,11 +33,14 @@ class Prober(Protocol):
 class ChildProber(ForkedChild):
     """Answers probes through a child process, a fresh one after every outcome but FITS.
 
+    The child of a cell on several GPUs is the parent of a process for each.
+
     Args:
         setup: model and device of the child.
         build_timeout_seconds: longest time until a child is ready.
         probe_timeout_seconds: longest time of one probe.
-        worker: command that starts the fork server; it gets this process's id as last argument.
+        worker: command that starts the fork server, which gets this process's id as last argument;
+            absent for the one that the cell needs.
     """
 
     def __init__(
@@ -43,11 +49,19 @@ class ChildProber(ForkedChild):
         *,
         build_timeout_seconds: float,
         probe_timeout_seconds: float,
-        worker: Sequence[str] = WORKER,
+        worker: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(setup, worker)
-        self._build_timeout_seconds = build_timeout_seconds
-        self._probe_timeout_seconds = probe_timeout_seconds
+        is_gang = setup.cell.parallel is not None
+        if is_gang:
+            timeouts = {
+                "build_timeout_seconds": build_timeout_seconds,
+                "probe_timeout_seconds": probe_timeout_seconds,
+            }
+            setup = setup.model_copy(update=timeouts)
+        super().__init__(setup, worker or (GANG_WORKER if is_gang else WORKER))
+        more_seconds = GANG_SECONDS if is_gang else 0.0
+        self._build_timeout_seconds = build_timeout_seconds + more_seconds
+        self._probe_timeout_seconds = probe_timeout_seconds + more_seconds
         self._ready: Ready | None = None
 
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:

@@ -1,5 +1,6 @@
 """The CPU as a device: a memory budget that live tensors count against, and a monotonic clock."""
 
+import contextlib
 import platform
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from trials.devices.device import AfterStep, of_steps
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.records.observation import DeviceReading, MemoryReading
 
+Observed = Callable[[LiveTensorCounter], contextlib.AbstractContextManager[object]]
+
 
 class CpuDevice:
     """Runs steps on the CPU.
@@ -21,6 +24,7 @@ class CpuDevice:
         memory_cap_bytes: a smaller budget, to stand in for a smaller device.
         held_share: fraction of the budget that others hold.
         threads: CPU threads a step may use.
+        observed: context in which a counter sees all memory of a step; absent where it does anyway.
     """
 
     torch_device = torch.device("cpu")
@@ -33,12 +37,14 @@ class CpuDevice:
         memory_cap_bytes: int | None = None,
         held_share: float = 0.0,
         threads: int,
+        observed: Observed = contextlib.nullcontext,
     ) -> None:
         assert gpu.usable_memory_bytes is not None  # the catalog requires it of a cpu
         budget = memory_cap_bytes or gpu.usable_memory_bytes
         self.memory_limit_bytes = round(budget * (1 - held_share))
         self.name = processor_name()
         self.versions: dict[str, str] = {}
+        self._observed = observed
         torch.set_num_threads(threads)
 
     def settle(self) -> None:
@@ -58,7 +64,8 @@ class CpuDevice:
             DeviceOutOfMemoryError: live tensors exceed the budget.
         """
         readings = []
-        with LiveTensorCounter(already_live, self.memory_limit_bytes) as counter:
+        counter = LiveTensorCounter(already_live, self.memory_limit_bytes)
+        with counter, self._observed(counter):
             for _ in range(steps):
                 counter.peak_bytes = counter.current_bytes
                 step()

@@ -42,14 +42,23 @@ class CudaDevice:
         gpu: catalog row that the GPU must match.
         memory_cap_bytes: usable memory of the smaller GPU that this one stands in for.
         held_share: fraction of the GPU's memory that another part of the training holds.
+        on_context: called once CUDA has its context, before the memory is measured.
 
     Raises:
         DeviceError: there is no GPU, or another one.
         GpuTakenError: other processes have filled the GPU.
     """
 
-    def __init__(self, gpu: Gpu, *, memory_cap_bytes: int | None, held_share: float = 0.0) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        memory_cap_bytes: int | None,
+        held_share: float = 0.0,
+        on_context: Callable[[], None] = lambda: None,
+    ) -> None:
         _require_cuda(gpu)
+        self._on_context = on_context
         self.torch_device = torch.device("cuda", 0)
         properties = torch.cuda.get_device_properties(0)
         self.name: str = properties.name
@@ -149,6 +158,7 @@ class CudaDevice:
     def _make_context(self) -> None:
         small = torch.ones(64, 64, device=self.torch_device, dtype=torch.float16)
         small @ small  # cuBLAS allocates its handle and workspace on its first use
+        self._on_context()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 

@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+DISTRIBUTED: tuple[type, ...] = (DTensor, AsyncCollectiveTensor)
+"""Tensors of several ranks, whose operations are carried out on those of this rank."""
+
+
+def is_distributed(types: Sequence[type]) -> bool:
+    """Whether an operation on tensors of these types is one of several ranks."""
+    return any(issubclass(kind, DISTRIBUTED) for kind in types)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -67,7 +77,9 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operation and note the tensors it returns."""
+        """Run an operation and note the tensors it returns; one of several ranks becomes others."""
+        if is_distributed(types):
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         self.note(result)
         return result

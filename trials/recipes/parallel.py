@@ -66,3 +66,23 @@ def unsupported(recipe: Recipe, parallel: Parallel) -> str | None:
         ),
     }
     return next((text for text, applies in problems.items() if applies), None)
+
+
+def unmeasured(recipe: Recipe, parallel: Parallel) -> str | None:
+    """Reason why a recipe is not measured on several GPUs, with an alternative; None if it is."""
+    problems = {
+        f"compile {recipe.compile} is not measured on several GPUs: leave it out": (
+            recipe.compile is not None
+        ),
+        "offload_optimizer is not measured on several GPUs: leave it out": recipe.offload_optimizer,
+        f"task {recipe.task} is not measured on several GPUs: use sft": recipe.task != "sft",
+        "method qlora is not measured with fsdp2: use lora, or strategy ddp": (
+            recipe.method == "qlora" and parallel.strategy == "fsdp2"
+        ),
+    }
+    reason = next((text for text, applies in problems.items() if applies), None)
+    return reason or _in_measured_words(unsupported(recipe, parallel))
+
+
+def _in_measured_words(reason: str | None) -> str | None:
+    return None if reason is None else reason.replace("is not simulated", "is not measured")

@@ -91,6 +91,17 @@ class Cell(Record):
         return self.capped_on or self.gpu
 
     @property
+    def devices(self) -> str:
+        """Number and key of the GPUs that run the cell, for example ``8xH100-SXM``."""
+        return self.device if self.parallel is None else f"{self.ranks}x{self.device}"
+
+    @property
+    def gpus(self) -> str:
+        """GPU in question, or how many of them train together and how, in a table."""
+        layout = self.parallel
+        return self.gpu if layout is None else f"{layout.gpus}x{self.gpu} {layout.strategy}"
+
+    @property
     def key(self) -> str:
         """A stable name, for example ``cpu/mixtral-tiny/full-fp32-grouped/2of8/seq128``."""
         gpu = self.gpu if self.capped_on is None else f"{self.gpu}@{self.capped_on}"

@@ -22,6 +22,9 @@ class Setup(Record):
             otherwise.
         seed: seed of weights and tokens.
         threads: CPU threads a step may use.
+        build_timeout_seconds: longest time to build the model on several ranks, whose parent ends
+            them all, and says which one hangs; absent for one process.
+        probe_timeout_seconds: longest time of a probe on several ranks; absent as above.
     """
 
     cell: Cell
@@ -30,6 +33,8 @@ class Setup(Record):
     memory_cap_bytes: int | None = None
     seed: int
     threads: int
+    build_timeout_seconds: float | None = None
+    probe_timeout_seconds: float | None = None
 
 
 class ChildStarted(Record):

@@ -83,6 +83,8 @@ class Environment(Record):
             empty where none is set.
         host: name of the machine.
         node_id: id of the Ray node; absent outside a cluster.
+        backend: library that moved tensors between several GPUs, ``nccl`` or ``gloo``; absent for
+            one. NCCL's version is among ``versions``; gloo is part of PyTorch.
     """
 
     versions: tuple[tuple[str, str], ...]
@@ -91,6 +93,8 @@ class Environment(Record):
     allocator: str | None = None
     host: str
     node_id: str | None = None
+    # Records of one GPU stay as they were before there were layouts.
+    backend: Annotated[str | None, Field(exclude_if=lambda name: name is None)] = None
 
     @property
     def stack(self) -> str:
@@ -149,6 +153,28 @@ class MemoryReading(Record):
     foreign_bytes: Whole | None = None
 
 
+class RankReading(Record):
+    """Raw measurements of one of several GPUs that train together.
+
+    Attributes:
+        rank: number of its process, from 0.
+        node_id: id of its Ray node; absent outside a cluster.
+        peak_allocated_bytes: most bytes of live tensors at once.
+        peak_reserved_bytes: most bytes the allocator held at once; absent on a CPU.
+        step_seconds: durations of its timed steps; those of a measurement are the slowest rank's.
+        before: readings of its GPU before these steps; absent as in ``Measurement``.
+        after: readings after them; absent as above.
+    """
+
+    rank: Annotated[int, Field(ge=0)]
+    node_id: str | None = None
+    peak_allocated_bytes: Whole
+    peak_reserved_bytes: Whole | None = None
+    step_seconds: Seconds = ()
+    before: DeviceReading | None = None
+    after: DeviceReading | None = None
+
+
 class Measurement(Record):
     """Raw measurements of a probe whose steps ran; all other figures are derived from them.
 
@@ -186,6 +212,8 @@ class Measurement(Record):
     relative_error_above: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     step_peak_bytes: tuple[Whole, ...] = ()
     shorter_step_seconds: Shorter = ()
+    # As of ``Environment.backend``.
+    ranks: Annotated[tuple[RankReading, ...], Field(exclude_if=lambda ranks: not ranks)] = ()
 
 
 class Observation(Record):
@@ -196,7 +224,7 @@ class Observation(Record):
         purpose: ``search`` looks for the largest batch, ``boundary`` repeats that one in a fresh
             child with other tokens, ``drawn`` looks for the largest batch that survives batches of
             drawn lengths, ``ladder`` measures throughput.
-        batch_size: examples per micro-batch; per step where the recipe accumulates none.
+        batch_size: examples per micro-batch of a GPU; per step where the recipe accumulates none.
         lengths: tokens per example of each micro-batch, where they are drawn; empty where every
             example has the length of the cell.
         repeat: 0 for the first visit of this batch size for this purpose, then 1, 2, …
@@ -250,13 +278,13 @@ class Observation(Record):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.cell.recipe.micro_batches(self.batch_size)
+        """Micro-batches per optimizer step, on each GPU."""
+        return self.cell.rank_recipe.micro_batches(self.batch_size)
 
     @property
     def examples_per_step(self) -> int:
-        """Examples per optimizer step."""
-        return self.batch_size * self.micro_batches
+        """Examples per optimizer step, of all GPUs."""
+        return self.batch_size * self.micro_batches * self.cell.ranks
 
     @property
     def micro_batch_seconds(self) -> Seconds:
@@ -304,7 +332,7 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     """
     verdicts = [o for o in observations if o.outcome.is_verdict and not o.is_drawn]
     limit = max((o.batch_limit for o in verdicts), default=0)
-    whole = verdicts[0].cell.recipe.whole_batch(limit) if verdicts else None
+    whole = verdicts[0].cell.rank_recipe.whole_batch(limit) if verdicts else None
     whole_fits = fits_always(verdicts, whole)
     if whole is not None and whole_fits:
         return whole, None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trials.devices.storages import is_distributed, local_tensor
 from trials.models.activation_offloading import activation_offloading
 from trials.models.build import build_model, stock_model
 from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS, fuse_head
@@ -18,6 +19,7 @@ from trials.models.liger_layers import apply_liger_layers
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import DTYPES, autocast_to, quantisation_constants
+from trials.ranks.rank import Rank
 from trials.recipes.recipe import Recipe
 from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
@@ -36,6 +38,7 @@ from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.grpo import alternating_advantages
 from trials.training.tasks.losses import LossOf, precomputed_log_probs, step_losses
 
+RANKS_APART = 10**15  # between the seeds of two ranks' tokens
 SEVERAL = 2  # micro-batches that show that gradients accumulate
 
 
@@ -85,13 +88,24 @@ class FineTuning:
         model: the model of the cell's name.
         device: device that runs it.
         seed: seed of weights and tokens, which are equal in every process.
+        rank: this process among those that train the model; absent where it is alone. The cell is
+            that of one rank.
     """
 
-    def __init__(self, cell: Cell, model: Model, *, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        model: Model,
+        *,
+        device: torch.device,
+        seed: int,
+        rank: Rank | None = None,
+    ) -> None:
         self._cell = cell
         self._facts = model
         self._device = device
         self._seed = seed
+        self._rank = rank
         recipe = cell.recipe
         self.model = self._make(recipe, TRAINED_OUTPUTS[recipe.task])
         if recipe.liger_kernels:
@@ -100,10 +114,13 @@ class FineTuning:
         if recipe.reference == "separate":
             self.reference = self._make(reference_recipe(recipe), REFERENCE_OUTPUTS)
             set_evaluating(self.reference)
+        if rank is not None:
+            rank.shard(self.model, recipe)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
-        self._initial = [p.detach().to("cpu", copy=True) for p in self.trainable]
+        own = [local_tensor(p.detach()) for p in self.trainable]
+        self._initial = [tensor.to("cpu", copy=True) for tensor in own]
         compile_model(self.model, recipe.compile)
         self._offloading = activation_offloading(self.model, cell.recipe)
         self.stepper = self._new_stepper()
@@ -116,38 +133,50 @@ class FineTuning:
             recipe,
             active_experts=cell.active_experts,
             weights=cell.weights,
-            device=self._device,
+            device=self._build_device,
             seed=self._seed,
         )
         without_dropout(model, recipe)
         fuse_head(model, recipe.loss, outputs)
         return model
 
+    @property
+    def _build_device(self) -> torch.device:
+        """Device of the whole weights: the host's where ranks take shards of them to their own."""
+        is_sharded = self._rank is not None and self._rank.parallel.strategy == "fsdp2"
+        return torch.device("cpu") if is_sharded else self._device
+
     def start_over(self) -> None:
         """Restore initial weights, drop gradients and optimizer state, as in a fresh process."""
         self.stepper.close()
         with torch.no_grad():
             for parameter, initial in zip(self.trainable, self._initial, strict=True):
-                parameter.copy_(initial)
+                local_tensor(parameter).copy_(initial)
                 parameter.grad = None
         forget_graphs(self._cell.recipe.compile)
         torch.manual_seed(self._seed)  # dropout draws from it
         self.stepper = self._new_stepper()
 
     def _new_stepper(self) -> Stepper:
+        is_replicated = self._rank is not None and self._rank.parallel.strategy == "ddp"
         return make_stepper(
-            self.model, self.trainable, self._cell.recipe, self._device, self._offloading
+            self.model,
+            self.trainable,
+            self._cell.recipe,
+            self._device,
+            self._offloading,
+            is_replicated=is_replicated,
         )
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
-        """Random token ids of one step, equal for every probe of a size and draw.
+        """Random token ids of one step, equal for every probe of a size and draw on a rank.
 
         Returns:
             Token ids (micro-batches x batch_size x sequences of an example, seq_len).
         """
-        generator = torch.Generator().manual_seed(
-            (self._seed * 1_000_003 + batch_size) * 1_009 + draw
-        )
+        place = 0 if self._rank is None else self._rank.number
+        seed = (self._seed * 1_000_003 + batch_size) * 1_009 + draw + place * RANKS_APART
+        generator = torch.Generator().manual_seed(seed)
         examples = self._cell.recipe.micro_batches(batch_size) * batch_size
         shape = (examples * self._cell.recipe.sequences, self._cell.seq_len)
         return torch.randint(self._facts.vocab_size, shape, generator=generator).to(self._device)
@@ -274,6 +303,8 @@ class _Watched(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operator and report it."""
+        if is_distributed(types):
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         self._census.note(func.name(), result)
         return result

@@ -5,6 +5,8 @@ or crashes, and the next one starts clean. ``trials.child_process.fork_server`` 
 once, as the fork server; the fork server forks the children.
 """
 
+import contextlib
+import gc
 import os
 import sys
 import warnings
@@ -27,6 +29,8 @@ from trials.devices.cpu import CpuDevice
 from trials.devices.device import Device, DeviceOutOfMemoryError, of_steps
 from trials.devices.host_memory import limit_to_free_memory
 from trials.devices.software import environment
+from trials.devices.storages import storage_of
+from trials.ranks.rank import Rank, slowest
 from trials.records.failure_classification import classify, is_final
 from trials.records.messages import (
     START,
@@ -59,30 +63,46 @@ from trials.training.finetune import (
 from trials.training.recipe_check import RecipeError, check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
+RANKS_MEMORY_STEPS = 5  # the memory of steps on several CPUs varies
 S = TypeVar("S", bound=Setup)
 Report = Callable[[StepsRun], None]
 
 
-def open_device(setup: Setup) -> Device:
+def open_device(setup: Setup, rank: Rank | None = None) -> Device:
     """Open the device of a trial.
+
+    Args:
+        setup: the device, and its limit.
+        rank: this process among others; absent where it is alone.
 
     Raises:
         DeviceError: the device is another one, or cannot be used.
     """
     cap, held = setup.memory_cap_bytes, setup.cell.recipe.generation_share or 0.0
     if setup.gpu.kind == "cpu":
-        return CpuDevice(setup.gpu, memory_cap_bytes=cap, held_share=held, threads=setup.threads)
+        if rank is not None:
+            rank.meet()
+        return CpuDevice(
+            setup.gpu,
+            memory_cap_bytes=cap,
+            held_share=held,
+            threads=setup.threads,
+            observed=contextlib.nullcontext if rank is None else rank.observed,
+        )
     from trials.devices.cuda import CudaDevice  # noqa: PLC0415 - only where there is one
 
-    return CudaDevice(setup.gpu, memory_cap_bytes=cap, held_share=held)
+    if rank is None:
+        return CudaDevice(setup.gpu, memory_cap_bytes=cap, held_share=held)
+    # Memory of the links between ranks is not free.
+    return CudaDevice(setup.gpu, memory_cap_bytes=cap, held_share=held, on_context=rank.meet)
 
 
-def _check_budget(setup: Setup, device: Device) -> None:
+def _check_budget(setup: Setup, device: Device, shards: int) -> None:
     """Refuse a model whose weights alone exceed the budget of a CPU, which has memory for it."""
     if setup.gpu.kind != "cpu":
         return
     recipe = setup.cell.recipe
-    least = least_weight_bytes(recipe, implied_counts(setup.cell, setup.model))
+    least = least_weight_bytes(recipe, implied_counts(setup.cell, setup.model)) // shards
     if least > device.memory_limit_bytes:
         raise DeviceOutOfMemoryError(
             f"the weights alone take {least / 2**20:.0f} MiB of a budget of "
@@ -105,6 +125,11 @@ class Timed:
 class Worker:
     """A model under its recipe, ready for probes.
 
+    Args:
+        setup: model and device.
+        rank: this process among others that train the model, which all get the same requests;
+            absent where it is alone. The cell of ``setup`` is that of one rank.
+
     Attributes:
         device: device that holds the model.
         tuning: the model with its optimizer.
@@ -114,21 +139,24 @@ class Worker:
         RecipeError: the built model is not what the recipe implies.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self.device = open_device(setup)
-        _check_budget(setup, self.device)
+    def __init__(self, setup: Setup, rank: Rank | None = None) -> None:
+        self.device = open_device(setup, rank)
+        _check_budget(setup, self.device, 1 if rank is None else rank.shards)
+        self._rank = rank
         self._threads = setup.threads
         self._recipe = setup.cell.recipe
         self.tuning = FineTuning(
-            setup.cell, setup.model, device=self.device.torch_device, seed=setup.seed
+            setup.cell, setup.model, device=self.device.torch_device, seed=setup.seed, rank=rank
         )
         self._built = self.tuning.built()
         check_built(setup.cell, self._built, self.tuning.implied())
 
     def environment(self) -> Environment:
         """Software and device of this process."""
-        device = self.device
-        return environment(device.versions, device.name, device.allocator, self._threads)
+        device, rank = self.device, self._rank
+        versions = device.versions | ({} if rank is None else rank.versions())
+        own = environment(versions, device.name, device.allocator, self._threads)
+        return own if rank is None else own.model_copy(update={"backend": rank.backend})
 
     def probe(self, request: ProbeRequest, report: Report = lambda _: None) -> ProbeReply:
         """Run whole optimizer steps at a batch size: memory first, then time if requested.
@@ -151,15 +179,14 @@ class Worker:
         step = partial(
             tuning.step, tokens, micro_batches=self._recipe.micro_batches(request.batch_size)
         )
-        memory = self.device.measure_memory(
-            step, steps=MEMORY_STEPS, already_live=[*tuning.tensors(), tokens]
-        )
-        retries = memory.allocator_retries or 0
+        steps = MEMORY_STEPS if self._rank is None else RANKS_MEMORY_STEPS
+        memory = self._memory(step, steps, [*tuning.tensors(), tokens])
+        retries = int(slowest(self._rank)(memory.allocator_retries or 0))
         timed = Timed()
         if request.timing is not None and not retries:
             timed = self._timed(step, request.timing)
         measurement = Measurement(
-            memory_steps=MEMORY_STEPS,
+            memory_steps=steps,
             memory=memory,
             model_memory_bytes=self._model_memory_bytes(),
             built=self._built,
@@ -169,7 +196,7 @@ class Worker:
             return ProbeReply(
                 batch_size=request.batch_size,
                 outcome=Outcome.THRASHING,
-                detail=f"the allocator emptied its cache {retries} times in {MEMORY_STEPS} steps",
+                detail=f"the allocator emptied its cache {retries} times in {steps} steps",
                 measurement=measurement,
             )
         return ProbeReply(
@@ -179,9 +206,32 @@ class Worker:
             profile=self._profile(request, tokens[: request.batch_size * tuning.sequences]),
         )
 
+    def _memory(
+        self, step: Callable[[], object], steps: int, live: list[torch.Tensor]
+    ) -> MemoryReading:
+        if self._rank is None:
+            return self.device.measure_memory(step, steps=steps, already_live=live)
+
+        def after_collection() -> None:
+            # Hooks of shards leave reference cycles, which hold memory until they are collected.
+            gc.collect()
+            step()
+
+        readings: list[MemoryReading] = []
+        memory = self.device.measure_memory(
+            after_collection,
+            steps=steps,
+            already_live=live,
+            after_step=readings.append,
+        )
+        if self._rank.backend == "nccl":
+            return memory
+        # A thread of gloo now and then holds a buffer for longer than its collective takes.
+        first, *others = (reading.peak_allocated_bytes for reading in readings)
+        return memory.model_copy(update={"peak_allocated_bytes": max(first, min(others))})
+
     def _model_memory_bytes(self) -> int:
-        tensors = self.tuning.tensors()
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        storages = {s.data_ptr(): s for s in map(storage_of, self.tuning.tensors())}
         return sum(storage.nbytes() for storage in storages.values())
 
     def _drawn(self, request: ProbeRequest, report: Report) -> ProbeReply:
@@ -221,14 +271,17 @@ class Worker:
         return profiled(self.tuning, self.device, tokens, request.profile)
 
     def _timed(self, step: Callable[[], object], rule: TimingRule) -> Timed:
-        device = self.device
-        warmup: list[float] = []
-        while not rule.is_warm(warmup):
+        device, of_all = self.device, slowest(self._rank)
+        # All ranks stop after the same step, by the times of the slowest; each reports its own.
+        warmup, warmup_of_all = list[float](), list[float]()
+        while not rule.is_warm(warmup_of_all):
             warmup.append(device.step_seconds(step))
+            warmup_of_all.append(of_all(warmup[-1]))
         before, joules_before = device.reading(), device.energy_joules()
-        seconds: list[float] = []
-        while (reason := rule.stop_reason(seconds)) is None:
+        seconds, seconds_of_all = list[float](), list[float]()
+        while (reason := rule.stop_reason(seconds_of_all)) is None:
             seconds.append(device.step_seconds(step))
+            seconds_of_all.append(of_all(seconds[-1]))
         joules_after, after = device.energy_joules(), device.reading()
         energy = None
         if joules_before is not None and joules_after is not None:
@@ -252,10 +305,12 @@ class MessagePipe:
         self._replies.write(before + message.model_dump_json().encode() + b"\n")
 
 
-def serve(setup: Setup, pipe: MessagePipe) -> None:
+def serve(
+    setup: Setup, pipe: MessagePipe, make_worker: Callable[[Setup], Worker] | None = None
+) -> None:
     """Build the model and answer probes until one does not fit: the life of a child."""
     try:
-        worker = Worker(setup)
+        worker = (make_worker or Worker)(setup)
         limit = worker.device.memory_limit_bytes
         pipe.send(Ready(environment=worker.environment(), memory_limit_bytes=limit))
     except Exception as error:  # noqa: BLE001 - every failure of a build is an outcome

@@ -191,7 +191,7 @@ def _print_cost_of_absent_gpus(
     nodes = tuple(Node({SCALES_TO + gpu.key: 1.0}) for gpu in absent)
     extended = ClusterResources((*cluster.nodes, *nodes))
     extended_plan = make_plan(spec, catalog, extended, observations)
-    keys = {gpu.key for gpu in absent}
+    keys = {gpu.key for gpu in absent}  # of several GPUs at once, none are deployed
     work = remaining_work(spec, rates, extended, extended_plan, observations)
     left = [part for part in work if part.gpu in keys]
     if left:

@@ -87,12 +87,16 @@ def _memory_laws(cell: Cell, observations: Sequence[Observation], laws: Iterable
         for o in observations
         if o.environment is not None and o.measurement is not None
     }
-    key = (cell.model, cell.weights, cell.recipe, cell.active_experts)
+    key = (cell.model, cell.weights, cell.recipe, cell.active_experts, cell.parallel)
     return [
         fit
         for fit in laws
         if (fit.basis, fit.stack) in stacks
-        and (fit.group.model, fit.group.weights, fit.group.recipe, fit.group.active_experts) == key
+        and (
+            *(fit.group.model, fit.group.weights, fit.group.recipe),
+            *(fit.group.active_experts, fit.group.parallel),
+        )
+        == key
     ]
 
 

@@ -96,7 +96,7 @@ class PageJob:
     @property
     def gpus(self) -> int:
         """Number of GPUs with an offer."""
-        return len({row.cell.gpu for row in self.offers})
+        return len({row.cell.gpus for row in self.offers})
 
     @property
     def offers(self) -> Sequence[RankedOffer]:
@@ -256,7 +256,7 @@ def shown_offers(rows: Sequence[RankedOffer]) -> Iterator[RankedOffer]:
     """
     kinds: dict[tuple[str, str, str], int] = {}
     for row in rows:
-        kind = (row.cell.gpu, row.provider, row.market)
+        kind = (row.cell.gpus, row.provider, row.market)
         kinds[kind] = kinds.get(kind, 0) + 1
         if row.rank <= MOST_OFFERS or row.pareto or row.tied or kinds[kind] <= MOST_OF_A_KIND:
             yield row

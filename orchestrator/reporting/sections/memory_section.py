@@ -113,7 +113,7 @@ def _peak(probes: Sequence[Observation]) -> str:
 
 def _capped_notes(observations: Sequence[Observation]) -> Iterator[str]:
     pairs = {
-        (o.cell.gpu, o.cell.capped_on)
+        (o.cell.gpus, o.cell.capped_on)
         for o in observations
         if o.basis is Basis.CAPPED and o.cell.capped_on is not None
     }

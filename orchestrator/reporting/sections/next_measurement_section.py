@@ -20,7 +20,7 @@ def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
     rows = [
         {
             "": number,
-            "GPU": c.option.cell.gpu,
+            "GPU": c.option.cell.gpus,
             "batch size": c.option.batch_size or "largest",
             **_job(c.option.cell),
             "estimated from": c.option.known_by,
@@ -64,7 +64,7 @@ def choices_table(choices: Sequence[GpuChoice]) -> str:
     return records_table(
         {
             **_job(choice.leader.cell),
-            "leading GPU": choice.leader.cell.gpu,
+            "leading GPU": choice.leader.cell.gpus,
             "probability": f"{choice.probability:.0%}",
             "state": _state(choice),
         }

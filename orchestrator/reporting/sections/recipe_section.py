@@ -128,8 +128,8 @@ def compare_recipes(observations: Sequence[Observation]) -> list[RecipeCompariso
     for o in without_superseded(observations):
         if o.basis is not Basis.CAPPED:
             cell = o.cell
-            setting = (cell.gpu, cell.model, cell.weights, cell.active_experts, cell.seq_len)
-            pools[*setting, o.basis].append(o)
+            setting = (cell.gpus, cell.model, cell.weights, cell.active_experts, cell.seq_len)
+            pools[*setting, cell.parallel, o.basis].append(o)
     groups = [group for pool in pools.values() for group in _by_stack(pool)]
     return [comparison for group in groups if (comparison := _comparison(group)) is not None]
 
@@ -173,7 +173,7 @@ def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
     timed = {size for size in common if all(_median(sizes[size]) for sizes in fits.values())}
     batch_size = max(timed or common)
     ordered = sorted(fits, key=lambda cell: plainness(cell.recipe))
-    rows = [_row(cell.recipe, limits[cell], fits[cell], batch_size) for cell in ordered]
+    rows = [_row(cell, limits[cell], fits[cell], batch_size) for cell in ordered]
     rows += [
         RecipeRow(recipe, None, None, 0, None)
         for recipe in sorted((cell.recipe for cell in hopeless), key=plainness)
@@ -195,18 +195,20 @@ def _fits(probes: Sequence[Observation]) -> dict[int, list[Measurement]]:
 
 
 def _row(
-    recipe: Recipe, largest: int | None, sizes: dict[int, list[Measurement]], batch_size: int
+    cell: Cell, largest: int | None, sizes: dict[int, list[Measurement]], batch_size: int
 ) -> RecipeRow:
     medians = {size: median for size, fits in sizes.items() if (median := _median(fits))}
+    micro_batches = cell.rank_recipe.micro_batches
     return RecipeRow(
-        recipe=recipe,
+        recipe=cell.recipe,
         peak_bytes=max(
             (m.memory.peak_allocated_bytes for m in sizes[batch_size] if m.memory), default=None
         ),
         step_seconds=medians.get(batch_size),
         largest=largest,
         examples_per_second=max(
-            (size * recipe.micro_batches(size) / s for size, s in medians.items()), default=None
+            (cell.ranks * size * micro_batches(size) / s for size, s in medians.items()),
+            default=None,
         ),
     )
 
@@ -234,7 +236,7 @@ def recipes_section(observations: Sequence[Observation]) -> str:
 def _caption(comparison: RecipeComparison, default: str, shared: str) -> str:
     cell = comparison.cell
     return (
-        f"**{job_title(cell)}** on {cell.gpu}, {comparison.basis}"
+        f"**{job_title(cell)}** on {cell.gpus}, {comparison.basis}"
         f"{'; the same for all: ' + shared if shared else ''}.\n"
         f"Memory and step time are at batch size {comparison.batch_size}, the largest that was "
         f"{'timed' if comparison.timed else 'measured'} for every recipe that fits. The default is "

@@ -38,7 +38,7 @@ class Recommendation:
                 named.append(offer)
                 apart = self._not_apart(offer)
                 sentences.append(
-                    f"{label}: {offer.cell.gpu} {provider_text(offer)}: {price_text(offer)}{apart}."
+                    f"{label}: {offer.cell.gpus} {provider_text(offer)}: {price_text(offer)}{apart}."
                 )
         return sentences
 
@@ -56,7 +56,7 @@ class Recommendation:
             odds = odds_text(row.probability_cheapest)
             advantage = f"It is the cheapest with a probability of **{odds}**"
         return (
-            f"{rent_text(row.cell.gpu, row)}: the job costs "
+            f"{rent_text(row.cell.gpus, row)}: the job costs "
             f"**${short(row.usd)}** ({ends(row.usd_low, row.usd_high)}) and takes "
             f"**{short(row.hours)} h** ({ends(row.hours_low, row.hours_high)}),{simulated} at "
             f"batch size {batch_text(row)}{self._few_steps()}"
@@ -81,7 +81,7 @@ class Recommendation:
             yield "Cheaper, but slower", min(self.rows, key=lambda row: row.usd)
             return
         on_demand = [row for row in self.rows if row.market != "spot"]
-        other_gpus = [row for row in self.rows if row.cell.gpu != best.cell.gpu]
+        other_gpus = [row for row in self.rows if row.cell.gpus != best.cell.gpus]
         faster = [r for r in self.rows if r.pareto and r.hours < WORTHWHILE_SPEEDUP * best.hours]
         if best.market == "spot" and on_demand:
             yield "Cheapest without interruptions", on_demand[0]
@@ -105,9 +105,9 @@ def recommendations(ranking: Ranking) -> list[Recommendation]:
 
 def steps_per_epoch(job: Job, row: RankedOffer) -> int:
     """Optimizer steps of an epoch of the job on an offer, rounded down."""
-    recipe = row.cell.recipe
-    batch = row.batch_size * recipe.micro_batches(row.batch_size)
-    of_cell = job_of(job, recipe, row.cell.seq_len)
+    cell = row.cell
+    batch = row.batch_size * cell.rank_recipe.micro_batches(row.batch_size) * cell.ranks
+    of_cell = job_of(job, cell.recipe, cell.seq_len)
     return steps(of_cell, batch) // of_cell.epochs
 
 
@@ -134,7 +134,7 @@ def doubts(job: Job, row: RankedOffer) -> list[str]:
 
 def batch_text(row: RankedOffer) -> str:
     """Micro-batch, and the number of them that accumulate."""
-    micro_batches = row.cell.recipe.micro_batches(row.batch_size)
+    micro_batches = row.cell.rank_recipe.micro_batches(row.batch_size)
     return f"{row.batch_size} x {micro_batches}" if micro_batches > 1 else str(row.batch_size)
 
 

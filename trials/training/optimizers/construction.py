@@ -13,6 +13,7 @@ from trials.recipes.fields import Optimizer
 from trials.recipes.recipe import Recipe
 from trials.training.optimizers.muon import Muon, muon_groups
 from trials.training.optimizers.offloaded_stepper import OffloadedStepper
+from trials.training.optimizers.replicated_stepper import ReplicatedStepper
 from trials.training.optimizers.stepper import (
     LEARNING_RATE,
     NOT_OFFLOADED,
@@ -27,12 +28,14 @@ from trials.training.recipe_check import RecipeError
 WITHOUT_DECAY = ["bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
-def make_stepper(
+def make_stepper(  # noqa: PLR0913 - inputs of a step
     model: nn.Module,
     trainable: list[nn.Parameter],
     recipe: Recipe,
     device: torch.device,
     offloading: Offloading = NOT_OFFLOADED,
+    *,
+    is_replicated: bool = False,
 ) -> Stepper:
     """Make the stepper of a recipe, with an optimizer without state.
 
@@ -42,6 +45,7 @@ def make_stepper(
         recipe: recipe of the steps.
         device: device of the model.
         offloading: context of the passes (``trials.models.activation_offloading``).
+        is_replicated: whether other ranks have copies of the model.
 
     Raises:
         ImportError: a package that the recipe needs is not installed.
@@ -57,7 +61,8 @@ def make_stepper(
         )
     groups = parameter_groups(model, trainable, recipe.optimizer)
     optimizer = make_optimizer(groups, recipe, device.type)
-    stepper = DeviceStepper(model, optimizer, recipe, device)
+    kind = ReplicatedStepper if is_replicated else DeviceStepper
+    stepper = kind(model, optimizer, recipe, device)
     stepper.offloading = offloading
     return stepper
 

@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
 
-from trials.devices.storages import local_tensor
+from trials.devices.storages import is_distributed, local_tensor
 from trials.simulation.recording import Collective, Kind, Numbers, OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import tensors_in, touched_bytes
 from trials.simulation.tracing.tracer import NO_NUMBERS, Tracer
 
-DISTRIBUTED = (DTensor, AsyncCollectiveTensor)
 COLLECTIVES = {
     # The name of an operator, its kind, and which argument is the whole buffer.
     "c10d::_allgather_base_": (Collective.ALL_GATHER, 0),
@@ -39,7 +36,7 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operation on shapes alone and record it; distributed tensors divide theirs."""
-        if any(issubclass(kind, DISTRIBUTED) for kind in types):
+        if is_distributed(types):
             return NotImplemented
         name = func.name().partition(".")[0]
         if name in COLLECTIVES:

@@ -1,0 +1,192 @@
+"""Cells on several GPUs in a sweep: their keys, nodes, prices, laws and rows of the ranking."""
+
+import json
+
+import pytest
+from builders.gangs import gang_cell
+from builders.observations import environment, observation
+from builders.rankings import DESK, TEXT, ranked, timed
+from builders.runs import ONE_CELL, spec_of
+from builders.specifications import altered, mistakes_in
+
+from fitting.families.fit_family import fit_families
+from fitting.largest_batch_prediction import memory_subject
+from gpu_catalog.catalog import load_catalog
+from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.planning.plan import make_plan, trial_task
+from orchestrator.planning.spending import Meter
+from orchestrator.ranking.ranked_offer import ranking_csv
+from orchestrator.scheduling.node_queue import NodeAddress
+from orchestrator.scheduling.scheduler import Scheduler
+from trials.recipes.parallel import Parallel
+from trials.records.cell import Cell
+from trials.records.observation import Observation
+
+GANG = "    parallel: [{gpus: 2, strategy: fsdp2}, {gpus: 2, strategy: ddp}]\nworkload:"
+SPEC_TEXT = altered("workload:", GANG)
+TWO_CORES = ClusterResources((Node({"CPU": 2.0}, node_id="n1"),))
+TOGETHER = DESK.model_copy(update={"parallel": Parallel(gpus=2, strategy="fsdp2")})
+
+
+def test_a_block_has_a_cell_for_each_layout_and_others_keep_their_keys() -> None:
+    """The key of a cell on one GPU is as it was before there were layouts."""
+    (alone,) = spec_of(ONE_CELL).all_cells()
+    sharded, copied = spec_of(SPEC_TEXT).all_cells()
+    assert (sharded.key, copied.key) == (f"{alone.key}/2xfsdp2", f"{alone.key}/2xddp")
+    assert (alone.devices, sharded.devices, sharded.gpus) == ("cpu", "2xcpu", "2xcpu fsdp2")
+    assert "parallel" not in alone.model_dump_json()
+    assert spec_of(SPEC_TEXT + "as_if: [A40]\n".replace("A40", "small") + SMALL).all_cells() == [
+        sharded,
+        copied,
+    ]
+
+
+SMALL = """\
+catalog:
+  gpus:
+    - {key: small, kind: cpu, usable_memory_bytes: 1000000, source: me, recorded: 2026-01-31}
+"""
+
+
+@pytest.mark.parametrize(
+    ("layouts", "mistake"),
+    [
+        ("[{gpus: 1, strategy: ddp}]", "7: cells[0].parallel[0].gpus: must be at least 2, not 1"),
+        ("[{gpus: 2, strategy: tp}]", "7: cells[0].parallel[0].strategy: "),
+        (
+            "[{gpus: 2, strategy: ddp}, {gpus: 2, strategy: ddp}]",
+            "7: cells[0].parallel[1]: {gpus: 2, strategy: 'ddp'} is listed twice: keep one",
+        ),
+        (
+            "[{gpus: 3, strategy: ddp}]",
+            "7: cells[0].parallel[0]: effective_batch 8 cannot be shared by 3 GPUs: use a multiple",
+        ),
+    ],
+)
+def test_mistakes_in_layouts_are_reported_with_their_place(layouts: str, mistake: str) -> None:
+    """They name the value, its line and what to do."""
+    text = altered("precision: fp32", "precision: fp32, effective_batch: 8")
+    text = altered("workload:", f"    parallel: {layouts}\nworkload:", text)
+    assert any(line.startswith(mistake) for line in mistakes_in(text)), mistakes_in(text)
+
+
+def test_a_recipe_is_not_chosen_for_several_gpus() -> None:
+    """The choice is by the simulation of one GPU."""
+    text = altered("[cpu]", "[A40]", SPEC_TEXT).replace("{method: full, precision: fp32}", "auto")
+    assert any("auto chooses a recipe for one GPU" in line for line in mistakes_in(text))
+
+
+def test_drawn_lengths_are_not_measured_on_several_gpus() -> None:
+    """Each rank would draw its own."""
+    lines = mistakes_in(SPEC_TEXT + "lengths: drawn\n")
+    assert any(
+        line.startswith("7: cells[0].parallel[0]: lengths: drawn is not measured on several GPUs")
+        for line in lines
+    )
+
+
+def test_ranks_need_one_node_that_has_all_their_gpus() -> None:
+    """Two nodes of one core do not do, nor do recipes that several GPUs cannot run."""
+    spec = spec_of(SPEC_TEXT)
+    catalog, cells = spec.merged_catalog(), tuple(spec.all_cells())
+    apart = ClusterResources((Node({"CPU": 1.0}), Node({"CPU": 1.0})))
+    assert make_plan(spec, catalog, TWO_CORES, []).pending == cells
+    reasons = [skip.reason for skip in make_plan(spec, catalog, apart, []).skipped]
+    assert reasons == ["no node of the cluster has 2 CPU, which 2 ranks need: start one"] * 2
+    compared = spec_of(SPEC_TEXT.replace("fp32", "fp32, task: orpo"))
+    reasons = [skip.reason for skip in make_plan(compared, catalog, TWO_CORES, []).skipped]
+    assert reasons == ["task orpo is not measured on several GPUs: use sft"] * 2
+
+
+def test_a_trial_of_ranks_asks_ray_for_all_their_gpus() -> None:
+    """A GPU's node gives its cores to its trial; a rank on a CPU has one."""
+    a40, cpu = (load_catalog().gpu(key) for key in ("A40", "cpu"))
+    box = ClusterResources((Node({"CPU": 16.0, "GPU": 8.0, "A40": 8.0}),))
+    assert box.trial_resources(a40, 4) == {"CPU": 1.0, "A40": 4.0, "GPU": 4.0}
+    assert (box.at_a_time(a40, 4), box.at_a_time(a40)) == (2, 8)
+    assert (box.threads(a40, 4), box.threads(a40)) == (4, 16)
+    assert box.trial_resources(cpu, 4) == {"CPU": 4.0}
+
+
+def test_the_effective_batch_is_that_of_all_ranks() -> None:
+    """Each rank tries batches up to its part of it, and an observation counts those of all."""
+    text = SPEC_TEXT.replace("precision: fp32", "precision: fp32, effective_batch: 8")
+    spec = spec_of(text)
+    cell = spec.all_cells()[0]
+    assert trial_task(spec, spec.merged_catalog(), cell, []).batch_limit == 4
+    probe = observation(2, cell=cell)
+    assert (probe.micro_batches, probe.examples_per_step) == (2, 8)
+
+
+def test_one_gpu_and_several_wait_for_nodes_in_queues_of_their_own() -> None:
+    """Each is placed as often as idle nodes hold it, and once more."""
+    spec = spec_of(SPEC_TEXT)
+    (alone,) = spec_of(ONE_CELL).all_cells()
+    cells = [*spec.all_cells(), alone]
+    catalog = spec.merged_catalog()
+    requests = {"2xcpu": {"CPU": 2.0}, "cpu": {"CPU": 1.0}}
+    scheduler = Scheduler(
+        cells,
+        lambda cell: trial_task(spec, catalog, cell, []),
+        requests,
+        TWO_CORES,
+        wait_seconds=60.0,
+        nodes_out={},
+        note=lambda _: None,
+    )
+    placed: dict[Cell, object] = {}
+    while (placement := scheduler.next()) is not None:
+        placed[placement.task.cell] = placement.resources
+    assert placed == {cell: requests[cell.devices] for cell in cells}
+    scheduler.started(cells[0])
+    scheduler.located(cells[0], NodeAddress("n1", "10.0.0.1"))
+    assert scheduler.ended(cells[0], None) is None
+
+
+BOX_TEXT = altered("[desk, lap, attic]", "[desk]", TEXT)
+
+
+def test_an_instance_with_too_few_gpus_prices_no_node_of_several() -> None:
+    """The whole instance counts, however many of its GPUs are used."""
+    rates = NodePrices(spec_of(BOX_TEXT).merged_catalog())
+    (one, two, many) = (rates.offer(devices) for devices in ("desk", "2xdesk", "8xdesk"))
+    assert one is not None
+    assert two is not None
+    assert (one.instance, two.instance, many) == ("single", "whole", None)
+    meter = Meter(spec_of(BOX_TEXT), rates, [probe_of(TOGETHER)])
+    assert [(part.gpu, part.offer) for part in meter.spent] == [("2xdesk", two)]
+
+
+def probe_of(cell: Cell) -> Observation:
+    """A timed probe of a cell on a node."""
+    return timed(8, 0.1, 0.1, cell=cell, environment=environment(node_id="n1"))
+
+
+def test_several_gpus_are_ranked_beside_one_by_their_whole_instances() -> None:
+    """Two GPUs take half the steps of as many examples each; one offer has as many."""
+    spec = spec_of(
+        altered("workload:", "    parallel: [{gpus: 2, strategy: fsdp2}]\nworkload:", BOX_TEXT)
+    )
+    ranking = ranked([timed(8, 0.1, cell=TOGETHER)], spec=spec)
+    (row,) = ranking.offers
+    assert row.instance == "whole"
+    assert row.examples_per_second == pytest.approx(160)
+    assert row.hours * 3600 == pytest.approx(3 * 1000 / 16 * 0.1)
+    assert row.usd == pytest.approx(row.hours * 7.2)
+    header, line = ranking_csv(ranking).splitlines()
+    assert dict(zip(header.split(","), line.split(","), strict=True))["layout"] == "2xfsdp2"
+
+
+def test_laws_hold_one_layout() -> None:
+    """Step times and peaks of two GPUs say nothing about those of one."""
+    both = [timed(size, 0.1 * size, cell=cell) for size in (1, 2, 4) for cell in (DESK, TOGETHER)]
+    names = [family.name for family in fit_families(both)]
+    assert [name.layout for name in names] == [None, "2xfsdp2"]
+    assert "layout" not in json.loads(names[0].model_dump_json())
+    assert memory_subject(DESK) != memory_subject(TOGETHER)
+
+
+def test_ranks_of_a_cell_are_counted_by_its_layout() -> None:
+    """A cell without one has one rank."""
+    assert (gang_cell(gpus=4).ranks, DESK.ranks) == (4, 1)

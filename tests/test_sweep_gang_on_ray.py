@@ -1,0 +1,122 @@
+"""A sweep on a real Ray whose trials train on two ranks, one of which is killed."""
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from fakes.ray_sweeps import observations, start_sweep
+
+from orchestrator.run_folder.run_folder import RunFolder
+from trials.records.observation import Outcome, largest_batch
+
+SPEC = """\
+name: gangs
+gpus: [cpu-small]
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [32]
+    parallel: [{gpus: 2, strategy: fsdp2}]
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [32]
+workload: {examples: 100, epochs: 1}
+seed: 3
+max_batch_size: 32
+boundary_repeats: 0
+timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
+catalog:
+  gpus:
+    - key: cpu-small
+      kind: cpu
+      usable_memory_bytes: 14000000
+      source: made for this test
+      recorded: 2026-11-20
+  offers:
+    - {gpu: cpu-small, provider: own, region: here, instance: desk, usd_per_hour: 0.10,
+       source: made for this test, recorded: 2026-11-20}
+    - {gpu: cpu-small, provider: own, region: here, instance: box, usd_per_hour: 0.30,
+       gpus_per_instance: 4, source: made for this test, recorded: 2026-11-20}
+"""
+GANG = "cpu-small/llama-tiny/full-fp32-sdpa/dense/seq32/2xfsdp2"
+
+
+def kill_a_rank(driver: int) -> None:
+    """Kill the second rank of the first gang that has both."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        for process in psutil.Process(driver).children(recursive=True):
+            try:
+                ranks = process.children()
+                if "gang_worker" in " ".join(process.cmdline()) and len(ranks) == 2:
+                    max(ranks, key=lambda rank: rank.pid).kill()
+                    return
+            except psutil.NoSuchProcess:
+                continue
+        time.sleep(0.05)
+    raise AssertionError("no gang ever ran")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A complete sweep in which one rank was killed."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "gangs.yaml").write_text(SPEC, encoding="utf-8")
+    sweep = start_sweep(home / "gangs.yaml", home / "run", home)
+    kill_a_rank(sweep.pid)
+    assert sweep.wait(timeout=900) == 0, (home / "run.log").read_text()
+    return RunFolder(home / "run")
+
+
+def test_a_killed_rank_costs_one_probe_and_nothing_is_lost_or_measured_twice(
+    run: RunFolder,
+) -> None:
+    """The probe failed by that rank, the trial went on, and every probe is there once."""
+    probes = observations(Path(str(run.path)))
+    failed = [o.detail for o in probes if o.outcome is Outcome.FAILED]
+    assert failed == ["rank 1: the child was killed by SIGKILL"]
+    assert len({o.key for o in probes}) == len(probes)
+    assert largest_batch([o for o in probes if o.cell.key == GANG]) is not None
+
+
+def test_ranks_share_what_one_process_holds_alone(run: RunFolder) -> None:
+    """Shards leave room for larger batches, on the node that each rank names."""
+    of_cell: dict[int, list[object]] = {}
+    for o in observations(Path(str(run.path))):
+        of_cell.setdefault(o.cell.ranks, []).append(o)
+        if o.measurement is not None:
+            nodes = {rank.node_id for rank in o.measurement.ranks}
+            assert nodes == (set() if o.cell.ranks == 1 else {o.environment.node_id})
+            assert len(o.measurement.ranks) == (0 if o.cell.ranks == 1 else 2)
+    alone, together = (largest_batch(of_cell[ranks]) for ranks in (1, 2))
+    assert alone is not None
+    assert together is not None
+    assert together[0] > alone[0]
+
+
+def test_a_family_holds_its_layout(run: RunFolder) -> None:
+    """Step times of two ranks are never fitted together with those of one process."""
+    fits = json.loads((Path(str(run.path)) / "fits.json").read_text(encoding="utf-8"))
+    layouts = [family["name"].get("layout") for family in fits["families"]]
+    assert sorted(layouts, key=str) == ["2xfsdp2", None]
+
+
+def test_a_gang_is_priced_by_whole_instances_with_enough_gpus(run: RunFolder) -> None:
+    """It has no row on an instance of one GPU, and its throughput is that of both ranks."""
+    ranking = json.loads((Path(str(run.path)) / "ranking.json").read_text(encoding="utf-8"))
+    instances = {
+        row["instance"]: row for row in ranking["offers"] if row["cell"].get("parallel") is not None
+    }
+    assert list(instances) == ["box"]
+    row = instances["box"]
+    (steps,) = {
+        o.measurement.step_seconds
+        for o in observations(Path(str(run.path)))
+        if o.cell.key == GANG and o.is_timing and o.batch_size == row["batch_size"]
+    }
+    median = (sorted(steps)[2] + sorted(steps)[3]) / 2
+    assert row["examples_per_second"] == pytest.approx(2 * row["batch_size"] / median)
+    report = (Path(str(run.path)) / "report.md").read_text(encoding="utf-8")
+    assert "2xcpu-small fsdp2" in report

@@ -1,0 +1,118 @@
+"""One process of several that train a model together: its place, and what it agrees on with others.
+
+Each process is one rank with a device of its own. They meet at a store on their machine, and
+exchange tensors by NCCL on GPUs and by gloo on CPUs.
+"""
+
+import contextlib
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.device_mesh import DeviceMesh
+
+from trials.devices.storages import StorageWatch
+from trials.ranks.sharding import shard, unseen_propagation, watched_resizes
+from trials.recipes.parallel import Parallel
+from trials.recipes.recipe import Recipe
+
+HOST = "127.0.0.1"
+# The parent of the ranks ends those that hang, and says which: nothing else may end them earlier.
+PATIENCE = dt.timedelta(days=1)
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+
+
+class Rank:
+    """This process as one of the ranks. Made once in a process.
+
+    Args:
+        number: number of this rank, from 0.
+        parallel: layout of all ranks.
+        device: type of the rank's device, ``cpu`` or ``cuda``; no context is made on it.
+        port: port of this machine at which the ranks meet.
+        listening: descriptor of the socket that listens there; the first rank alone uses it.
+
+    Attributes:
+        number: as given.
+        parallel: as given.
+    """
+
+    def __init__(
+        self, number: int, parallel: Parallel, *, device: str, port: int, listening: int
+    ) -> None:
+        self.number = number
+        self.parallel = parallel
+        self._device = torch.device(device)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        is_first = number == 0
+        store = TCPStore(
+            HOST,
+            port,
+            parallel.gpus,
+            is_master=is_first,
+            master_listen_fd=listening if is_first else None,
+            timeout=PATIENCE,
+        )
+        # gloo beside NCCL: what ranks agree on takes no time and memory of their GPUs.
+        backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
+        dist.init_process_group(
+            backend, store=store, rank=number, world_size=parallel.gpus, timeout=PATIENCE
+        )
+
+    @property
+    def backend(self) -> str:
+        """Library that moves tensors between the ranks."""
+        return "gloo" if self._device.type == "cpu" else "nccl"
+
+    @property
+    def shards(self) -> int:
+        """Parts that the weights are divided into."""
+        return self.parallel.gpus if self.parallel.strategy == "fsdp2" else 1
+
+    def versions(self) -> dict[str, str]:
+        """Version of that library, by its name; gloo is part of PyTorch and has none."""
+        if self.backend == "gloo":
+            return {}
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        return {"nccl": ".".join(map(str, version))}
+
+    def meet(self) -> None:
+        """Wait for all ranks, by the first collective on their devices, which opens their links."""
+        dist.all_reduce(torch.zeros(1, device=self._device))
+
+    def collectives(self) -> int:
+        """Number of collectives that this rank has begun."""
+        group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - no public name
+        backend: Any = group._get_backend(self._device)  # noqa: SLF001 - as above
+        number: int = backend._get_sequence_number_for_group()  # noqa: SLF001 - as above
+        return number
+
+    def largest(self, value: float) -> float:
+        """Largest value of all ranks; each calls it with its own."""
+        values = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return float(values)
+
+    def shard(self, model: nn.Module, recipe: Recipe) -> None:
+        """Divide the weights of a model among the ranks, in place, where the strategy does."""
+        if self.parallel.strategy == "fsdp2":
+            group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - no public name
+            mesh = DeviceMesh.from_group(group, self._device.type)
+            shard(model, self.parallel, recipe, mesh)
+
+    @contextlib.contextmanager
+    def observed(self, watch: StorageWatch) -> Iterator[None]:
+        """Let a watch see all memory of a step, and that of this rank alone."""
+        with watched_resizes(watch), unseen_propagation():
+            yield
+
+
+def slowest(rank: Rank | None) -> Callable[[float], float]:
+    """Function of a value that returns the largest of all ranks; without ranks, the value."""
+    return (lambda value: value) if rank is None else rank.largest

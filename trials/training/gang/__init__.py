@@ -1,0 +1,1 @@
+"""Several ranks that train one model: their processes, and the parent that they share."""
