@@ -103,6 +103,20 @@ def test_a_slow_trace_is_reported_and_given_up(monkeypatch: pytest.MonkeyPatch) 
         deque(cell.trace(2, no_shares) for _ in count())
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_reports_leave_the_trace_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that kept a frame's tensors alive would move the ends of their storages."""
+    cell, lines = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
+    quiet = cell.trace(2, no_shares).recording
+    monkeypatch.setattr(watchdog_module, "TICK_SECONDS", 0.002)
+    monkeypatch.setattr(watchdog_module, "FIRST_REPORT_SECONDS", 0.0)
+    with watchdog("llama-tiny, 16 tokens", 600.0, lines.append):
+        reported = cell.trace(2, no_shares).recording
+    assert any(", now in Llama" in line for line in lines)
+    assert np.array_equal(reported.kinds, quiet.kinds)
+    assert np.array_equal(reported.names, quiet.names)
+
+
 def test_the_host_reads_the_loss_after_the_backward_pass() -> None:
     """It waits for the loss once per step."""
     with FakeTensorMode(), tracer() as traced:

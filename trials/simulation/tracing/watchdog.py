@@ -47,7 +47,7 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
             raise UntraceableError(f"tracing took more than {MOST_GIB:g} GiB of memory")
         if taken >= next_report:
             next_report *= 2
-            where = module_of(caller for caller, _ in traceback.walk_stack(frame))
+            where = _class_forward(caller for caller, _ in traceback.walk_stack(frame))
             at = "" if where is None else f", now in {where}"
             report(f"{subject}: tracing for {taken:.0f} s{at}; given up after {limit_seconds:g} s")
 
@@ -59,6 +59,16 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _class_forward(frames: Iterator[FrameType]) -> str | None:
+    """Class whose ``forward`` the first frame of one belongs to; None for none.
+
+    Frames are not asked for their variables: a frame keeps the dictionary that it answers with, and
+    so every tensor in it, whose end the trace would miss.
+    """
+    names = (frame.f_code.co_qualname.split(".") for frame in frames)
+    return next((parts[-2] for parts in names if parts[-1] == "forward" and len(parts) > 1), None)
 
 
 def module_of(frames: Iterator[FrameType]) -> str | None:
