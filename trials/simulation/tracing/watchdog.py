@@ -5,7 +5,7 @@ import resource
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -47,7 +47,7 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
             raise UntraceableError(f"tracing took more than {MOST_GIB:g} GiB of memory")
         if taken >= next_report:
             next_report *= 2
-            where = _class_forward(caller for caller, _ in traceback.walk_stack(frame))
+            where = module_of(caller for caller, _ in traceback.walk_stack(frame))
             at = "" if where is None else f", now in {where}"
             report(f"{subject}: tracing for {taken:.0f} s{at}; given up after {limit_seconds:g} s")
 
@@ -61,22 +61,16 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
         signal.signal(signal.SIGALRM, before)
 
 
-def _class_forward(frames: Iterator[FrameType]) -> str | None:
-    """Class whose ``forward`` the first frame of one belongs to; None for none.
+def module_of(frames: Iterable[FrameType]) -> str | None:
+    """Class of the model's module whose method the first such frame runs; None for none.
 
-    Frames are not asked for their variables: a frame keeps the dictionary that it answers with, and
-    so every tensor in it, whose end the trace would miss.
+    Only the name of the method tells it. A look at ``f_locals`` would make the running frame keep
+    its variables: tensors would outlive their ``del``, and the trace would be another.
     """
-    names = (frame.f_code.co_qualname.split(".") for frame in frames)
-    return next((parts[-2] for parts in names if parts[-1] == "forward" and len(parts) > 1), None)
-
-
-def module_of(frames: Iterator[FrameType]) -> str | None:
-    """Class of the model's module that the first frame inside one belongs to; None for none."""
     for frame in frames:
-        owner: Any = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            return type(owner).__name__
+        owner = frame.f_globals.get(frame.f_code.co_qualname.partition(".")[0])
+        if isinstance(owner, type) and issubclass(owner, nn.Module) and owner is not nn.Module:
+            return owner.__name__
     return None
 
 
@@ -84,4 +78,8 @@ def innermost_module(error: BaseException) -> str | None:
     """Class of the innermost module that raised an error; None outside all modules."""
     raised: TracebackType | None = error.__traceback__
     frames = [frame for frame, _ in traceback.walk_tb(raised)]
-    return module_of(reversed(frames))
+    for frame in reversed(frames):
+        owner: Any = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return type(owner).__name__
+    return None
