@@ -24,6 +24,7 @@ from orchestrator.reporting.estimate_recommendation import (
     varying_text,
     verdict,
 )
+from orchestrator.reporting.notes.box_notes import box_notes
 from orchestrator.reporting.notes.data_notes import data_notes
 from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.sections.alternative_recipes import (
@@ -182,7 +183,9 @@ def _row(
     if estimate.hours is not None and estimate.hours_interval is not None:
         hours = f"{short(estimate.hours)} ({ends_text(estimate.hours_interval)})"
     if price is not None:
-        several = f" ({price.gpus_per_instance} GPUs)" * (price.gpus_per_instance > 1)
+        idle = price.gpus_per_instance - estimate.gpus
+        several = f" ({price.gpus_per_instance} GPUs{f', {idle} idle' if idle else ''})"
+        several *= price.gpus_per_instance > 1
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         if price.provider == OWN and price.instance == estimate.gpu:
             offer = "your own"
@@ -229,6 +232,7 @@ def _notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     yield f"{question.recipe_text}."
     yield from data_notes(question)
     yield from _recipe_notes(rows, question)
+    yield from box_notes(estimates)
     yield from runners_up_text(estimates)
     yield from remedies_text(estimates)
     texts = (length_text, batch_text, varying_text, padding_text)

@@ -40,7 +40,8 @@ GPUS = f"""
 """
 SEVERAL = """
 --gpus N[,N...]          GPUs of one node that train together; several numbers are compared. --gpu
-                         8xH100-SXM states it for one GPU (default: 1)
+                         8xH100-SXM states it for one GPU (default: 1 with --gpu; without, of each
+                         GPU the best of 1, 2, 4 and 8 that an instance has)
 --strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, or auto for the better one
                          that fits (default: auto)
 """
