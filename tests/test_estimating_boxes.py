@@ -58,9 +58,9 @@ def test_copies_on_all_gpus_of_an_instance_cost_less_than_one_that_works_alone()
 
 
 @pytest.mark.parametrize(
-    "given", [{"gpu": "H100-SXM"}, {"gpus": "1"}, {"seq_len": "max"}, {"gpu": "8xH100-SXM"}]
+    "given", [{"gpu": "H100-SXM"}, {"gpus": 1}, {"seq_len": "max"}, {"gpu": "8xH100-SXM"}]
 )
-def test_what_is_given_is_not_chosen(given: dict[str, str]) -> None:
+def test_what_is_given_is_not_chosen(given: dict[str, object]) -> None:
     """A named GPU is one GPU; the longest sequence is that of one."""
     request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 128, **given})
     assert not request.chooses_number

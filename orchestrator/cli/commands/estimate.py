@@ -97,7 +97,7 @@ def _request_ahead(
         from orchestrator.request import request_of
 
         if options.command == "estimate" and options.export is not None and not given["gpus"]:
-            given = {**given, "gpus": "1"}  # a task file trains on one GPU
+            given = {**given, "gpus": 1}  # a task file trains on one GPU
         request = request_of(EstimateRequest, given)
         if options.command == "estimate":
             check_export(options, names_by_count(request.gpu, request.counts))
