@@ -1,4 +1,4 @@
-"""Whether a training fits a GPU's memory, and the cheapest change under which it does."""
+"""Whether a training fits the memory of its GPUs, and the cheapest change under which it does."""
 
 import datetime as dt
 
@@ -12,15 +12,19 @@ from orchestrator.estimating.estimate_records import Alternative, Estimate
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import requested_gpus
+from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis
 from trials.simulation.tracing_child import TracingChild
 
 
 class MemoryCheck(Record):
-    """Verdict on one training on one GPU.
+    """Verdict on one training on one GPU, or on several of a node. Memory is that of each.
 
     Attributes:
         fits: whether a micro-batch of ``batch_size`` fits.
+        gpu: key of the GPU, after their number where there are several: ``8xH100-SXM``.
+        gpus: number of GPUs.
+        strategy: how several GPUs share the training; None for one.
         certain: whether the whole 90 % interval of the memory agrees.
         micro_batches: micro-batches per optimizer step.
         max_batch_size: largest micro-batch that fits; 0 where not even one example does.
@@ -35,6 +39,8 @@ class MemoryCheck(Record):
     certain: bool
     model: str
     gpu: str
+    gpus: int
+    strategy: Strategy | None
     recipe: str
     seq_len: int
     batch_size: int
@@ -51,10 +57,10 @@ class MemoryCheck(Record):
 def memory_check(
     request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
 ) -> MemoryCheck:
-    """Simulate a training on one GPU, and look for a change where it does not fit.
+    """Simulate a training on its GPUs, and look for a change where it does not fit.
 
     Args:
-        request: the training; its GPU must be one, or one number of one, and so must its length.
+        request: the training; its GPU must be of one kind and number, and its length one.
         today: day that the change's price has moved until.
         ahead: child processes that have started already.
 
@@ -65,15 +71,15 @@ def memory_check(
         raise EstimateError("--seq-len: a check is of one length: give a number")
     prices = request.prices.in_use()
     catalog = prices.over(prices.catalog)
-    gpus = [
+    keys = [
         f"{count}x{gpu.key}" if count > 1 else gpu.key
-        for count, names in names_by_count(request.gpu, request.gpus).items()
+        for count, names in names_by_count(request.gpu, request.counts).items()
         for gpu in requested_gpus(names, request.memory_gib, catalog)
     ]
-    if len(gpus) > 1:
-        keys = ", ".join(gpus)
+    if len(keys) > 1:
         raise EstimateError(
-            f"--gpu {','.join(request.gpu)}: a check is of one GPU: give one, {keys}"
+            f"--gpu {','.join(request.gpu)}: a check is of one GPU, or of one number of them: give "
+            f"one, {', '.join(keys)}"
         )
     estimates = estimate_job(request, today, ahead)
     if not estimates.estimated:
@@ -98,7 +104,8 @@ def _is_certain(estimate: Estimate, *, is_fit: bool) -> bool:
 def check_text(check: MemoryCheck) -> str:
     """The verdict in a line, and below it the change that helps."""
     verdict = "fits" if check.fits else "does not fit"
-    batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens"
+    each = "" if check.strategy is None else f" on each GPU ({check.strategy})"
+    batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens{each}"
     peak, doubt = check.peak_gib_interval, "" if check.certain else ", which includes the limit"
     first = (
         f"**{check.model} {verdict} {check.gpu}**: batch {batch} reserves "

@@ -11,6 +11,7 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.calibration_file import known_constants
+from orchestrator.estimating.choosing.boxes import BoxSearch
 from orchestrator.estimating.choosing.layouts import (
     best_layouts,
     layouts,
@@ -19,6 +20,7 @@ from orchestrator.estimating.choosing.layouts import (
 )
 from orchestrator.estimating.choosing.recipe_choice import (
     best_recipes,
+    fits,
     for_comparison,
     jobs_on,
     recipes_to_try,
@@ -79,7 +81,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         catalog = prices.over(prices.catalog)
         requested = {
             count: requested_gpus(names, request.memory_gib, catalog)
-            for count, names in names_by_count(request.gpu, request.gpus).items()
+            for count, names in names_by_count(request.gpu, request.counts).items()
         }
         offered = with_electricity(request, catalog, today)
         constants = known_constants(request.constants)
@@ -89,13 +91,10 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         raise
 
     simulation = Simulation(offered, constants, traces)
-    _prepare(requested, request, question, simulation)
-    estimated: list[Estimated] = []
-    reasons: list[str] = []
-    for count, gpus in requested.items():
-        rows, against = _estimates_of_count(gpus, count, request, question, simulation)
-        estimated += rows
-        reasons += against
+    if request.chooses_number:
+        estimated, reasons = best_boxes(requested[1], request, question, simulation)
+    else:
+        estimated, reasons = _of_counts(requested, request, question, simulation)
     return Estimates(
         estimated=tuple(sorted(estimated, key=by_objective)),
         question=estimated[0].question if estimated else question,
@@ -104,23 +103,98 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
     )
 
 
-def _prepare(
+OnGpus = tuple[Question, Sequence[Gpu]]
+
+
+def best_boxes(
+    gpus: Sequence[Gpu], request: EstimateRequest, question: Question, simulation: "Simulation"
+) -> tuple[list[Estimated], list[str]]:
+    """Estimate the best number of each GPU: one, or as many as an instance has.
+
+    Changes that make the job fit are looked for where no number fits; those that take a trace of
+    all layers only where none of any GPU does.
+
+    Returns:
+        The estimates, and the reason against each GPU that cannot be estimated.
+    """
+
+    def best(on_layouts: Sequence[OnGpus]) -> list[Estimated]:
+        _prepare(on_layouts, request, simulation)
+        return [r for one, few in on_layouts for r in best_on(few, request, one, simulation)[0]]
+
+    rows, reasons = best_on(gpus, request, question, simulation)
+    search = BoxSearch(
+        strategy=request.strategy,
+        catalog=simulation.catalog,
+        estimated_jobs=simulation.of(question).estimates,
+        best_on=best,
+    )
+    rows = search.best(rows, question)
+    offloads = not any(map(fits, rows))
+    return remedied(rows, request, question, simulation, offloads=offloads), reasons
+
+
+def _of_counts(
     requested: Mapping[int, Sequence[Gpu]],
     request: EstimateRequest,
     question: Question,
     simulation: "Simulation",
-) -> None:
-    """Make the traces of all layouts at once: a process takes longer to start than to trace one."""
+) -> tuple[list[Estimated], list[str]]:
+    """Estimate each number of each GPU that was asked for, by the best of its strategies.
+
+    Changes that make the job fit are looked for on the largest number where none fits.
+
+    Returns:
+        The estimates, and the reason against each GPU that cannot be estimated.
+    """
     on_layouts = [
         (on_layout(question, layout, BATCH_LIMIT), gpus)
         for count, gpus in requested.items()
         for layout in layouts(count, request.strategy)
     ]
-    if len(on_layouts) > 1 and not question.finds_seq_len:
-        jobs = [job for one, gpus in on_layouts for job in _jobs(gpus, request, one)[0]]
-        lengths = traced_lengths(question.workload, question.seq_len)
+    if len(on_layouts) > 1:
+        _prepare(on_layouts, request, simulation)
+    found: list[Estimated] = []
+    against: dict[tuple[int, str], str] = {}
+    for one, gpus in on_layouts:
+        some, reasons = best_on(gpus, request, one, simulation)
+        found += some
+        for reason in reasons:
+            name = reason.partition(":")[0].removeprefix(f"{one.ranks}x")
+            against[one.ranks, name] = reason
+    rows = best_layouts(found)
+    known = {(row.estimate.gpus, row.gpu.key) for row in rows}
+    missing = [reason for key, reason in against.items() if key not in known]
+    return _remedied_largest(rows, request, question, simulation), missing
+
+
+def _remedied_largest(
+    rows: Sequence[Estimated],
+    request: EstimateRequest,
+    question: Question,
+    simulation: "Simulation",
+) -> list[Estimated]:
+    """Estimates with changes for the largest number of each GPU of which none fits."""
+    fitting = {row.gpu.key for row in rows if fits(row)}
+    largest = {row.gpu.key: row for row in sorted(rows, key=lambda row: row.estimate.gpus)}
+    misfits = [row for key, row in largest.items() if key not in fitting]
+    helped: dict[tuple[str, int], Estimated] = {}
+    for layout in dict.fromkeys(row.question.parallel for row in misfits):
+        alike = [row for row in misfits if row.question.parallel == layout]
+        on_gpus = on_layout(question, layout, BATCH_LIMIT)
+        for row in remedied(alike, request, on_gpus, simulation):
+            helped[row.gpu.key, row.estimate.gpus] = row
+    return [helped.get((row.gpu.key, row.estimate.gpus), row) for row in rows]
+
+
+def _prepare(
+    on_layouts: Sequence[OnGpus], request: EstimateRequest, simulation: "Simulation"
+) -> None:
+    """Make the traces of all layouts at once: a process takes longer to start than to trace one."""
+    jobs = [job for one, gpus in on_layouts for job in _jobs(gpus, request, one)[0]]
+    if jobs and not jobs[0][0].finds_seq_len:
         compared = [(for_comparison(job), gpu) for job, gpu in jobs]
-        simulations(compared, simulation.at_lengths(lengths).traces)
+        simulations(compared, simulation.of(jobs[0][0]).traces)
 
 
 def _jobs(
@@ -136,30 +210,6 @@ def _jobs(
     return jobs_on(groups, gpus)
 
 
-def _estimates_of_count(
-    gpus: Sequence[Gpu],
-    count: int,
-    request: EstimateRequest,
-    question: Question,
-    simulation: "Simulation",
-) -> tuple[list[Estimated], list[str]]:
-    """Estimates of so many GPUs of each kind, by the best of the strategies asked for.
-
-    Returns:
-        The estimates, and the reason against each GPU that cannot be estimated.
-    """
-    rows: list[Estimated] = []
-    reasons: list[str] = []
-    for layout in layouts(count, request.strategy):
-        on_gpus = on_layout(question, layout, BATCH_LIMIT)
-        some, against = estimates_on(gpus, request, on_gpus, simulation)
-        rows += some
-        reasons += against
-    keys = {row.gpu.key for row in rows}
-    missing = [r for r in reasons if r.partition(":")[0].removeprefix(f"{count}x") not in keys]
-    return best_layouts(rows), missing
-
-
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """Prices, constants and traces that estimates are made with."""
@@ -171,6 +221,10 @@ class Simulation:
     def at_lengths(self, lengths: Sequence[int]) -> Self:
         """The same with traces at a few lengths, which determine all others."""
         return replace(self, traces=LengthTraces(self.traces, lengths))
+
+    def of(self, question: Question) -> Self:
+        """The same with traces at the lengths that a question's data need."""
+        return self.at_lengths(traced_lengths(question.workload, question.seq_len))
 
     def estimates(self, jobs: Sequence[EstimatedJob]) -> list[Estimated]:
         """Estimate each job on its GPU, in their order.
@@ -187,21 +241,59 @@ def estimates_on(
     """Estimate on each GPU, by the recipes that the request leaves to choose.
 
     Returns:
+        The estimates, with a change that fits where none does; and the reason against each GPU
+        that cannot be estimated.
+
+    Raises:
+        TraceError: the model cannot be traced under a recipe.
+    """
+    rows, reasons = best_on(gpus, request, question, simulation)
+    return remedied(rows, request, question, simulation), reasons
+
+
+def best_on(
+    gpus: Sequence[Gpu], request: EstimateRequest, question: Question, simulation: Simulation
+) -> tuple[list[Estimated], list[str]]:
+    """Estimate the best recipe on each GPU, whether or not it fits.
+
+    Returns:
         The estimates, and the reason against each GPU that cannot be estimated.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
     jobs, reasons = _jobs(gpus, request, question)
-    estimated: list[Estimated] = []
-    if jobs and question.finds_seq_len:
+    if not jobs:
+        return [], reasons
+    if question.finds_seq_len:
         simulation = simulation.at_lengths(lengths_up_to(question.seq_len))
-        estimated = simulation.estimates(at_longest(jobs, simulation.traces))
-    elif jobs:
-        lengths = traced_lengths(question.workload, question.seq_len)
-        estimated_jobs = simulation.at_lengths(lengths).estimates
-        shorter_jobs = simulation.at_lengths(lengths_up_to(question.seq_len // 2)).estimates
-        best = best_recipes(jobs, estimated_jobs)
-        varied = partial(varied_question, request, question)
-        estimated = with_remedies(best, varied, estimated_jobs, shorter_jobs)
-    return estimated, reasons
+        return simulation.estimates(at_longest(jobs, simulation.traces)), reasons
+    return best_recipes(jobs, simulation.of(question).estimates), reasons
+
+
+def remedied(
+    rows: Sequence[Estimated],
+    request: EstimateRequest,
+    question: Question,
+    simulation: Simulation,
+    *,
+    offloads: bool = True,
+) -> list[Estimated]:
+    """Estimates with the cheapest change that fits where the batch does not.
+
+    Args:
+        rows: estimates.
+        request: the request.
+        question: the question of the rows.
+        simulation: prices, constants and traces.
+        offloads: whether to try activations on the host.
+
+    Raises:
+        TraceError: the model cannot be traced under a recipe.
+    """
+    if question.finds_seq_len:
+        return list(rows)
+    varied = partial(varied_question, request, question)
+    estimated_jobs = simulation.of(question).estimates
+    shorter_jobs = simulation.at_lengths(lengths_up_to(question.seq_len // 2)).estimates
+    return with_remedies(rows, varied, estimated_jobs, shorter_jobs, offloads=offloads)

@@ -12,7 +12,7 @@ from orchestrator.estimating.question import Question
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis, Outcome
-from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.timing_model import SimulatedStepTime
 from trials.simulation.trace_request import Fidelity
 from trials.simulation.varying_lengths import VaryingLengths
@@ -58,6 +58,21 @@ class Alternative(Record):
     micro_batches: int
     reserved_gib: float
     step_seconds: float | None
+    hours: float | None
+    usd: float | None
+
+
+class Box(Record):
+    """Another number of GPUs of the same kind that a job fits.
+
+    Attributes:
+        gpus: number of GPUs.
+        strategy: how they share the training; None for one GPU.
+        hours, usd: hours and dollars of the job by the best offer; None where unknown.
+    """
+
+    gpus: int
+    strategy: Strategy | None
     hours: float | None
     usd: float | None
 
@@ -108,6 +123,7 @@ class Estimate(Record):
             nothing was.
         alternatives: other recipes that fit the GPU, the cheapest first; where the estimate's own
             does not fit, the cheapest change that does.
+        boxes: other numbers of these GPUs that fit, where the estimate chose the number.
     """
 
     model: str
@@ -154,6 +170,7 @@ class Estimate(Record):
     not_compared: tuple[str, ...] = ()
     options: str | None = None
     alternatives: tuple[Alternative, ...] = ()
+    boxes: tuple[Box, ...] = ()
     basis: Basis = Basis.SIMULATED
 
 
@@ -178,6 +195,11 @@ class Estimated:
     hours: Mapping[int, float]
     missed: MissedConstraints | None
     prices: tuple[Price, ...] = ()
+
+    @property
+    def weights_gib(self) -> float:
+        """Memory of the model itself."""
+        return float(self.cell.held.sizes.sum()) / GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +233,8 @@ class Estimates:
         import pandas as pd  # noqa: PLC0415 - the commands do without it
 
         rows = [_row(row.estimate.model_dump(mode="json")) for row in self]
-        columns = [name for name in dict.fromkeys(_columns(Estimate)) if name != "alternatives"]
+        lists = {"alternatives", "boxes"}
+        columns = [name for name in dict.fromkeys(_columns(Estimate)) if name not in lists]
         return pd.DataFrame(rows, columns=columns)
 
     def _repr_html_(self) -> str:

@@ -69,7 +69,7 @@ class EstimateRequest:
 
     model: PathText
     gpu: Names = ALL
-    gpus: Counts = (1,)
+    gpus: Counts | None = None
     strategy: StrategyOption = "auto"
     memory_gib: float | None = None
     usd_per_kwh: Above | None = None
@@ -90,6 +90,16 @@ class EstimateRequest:
         object.__setattr__(self, "job", replace(self.job, packing=False))
         if self.seq_len == "max" and self.batch_size is None:
             object.__setattr__(self, "batch_size", 1)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of GPUs that train together, for names that state none."""
+        return self.gpus or (1,)
+
+    @property
+    def chooses_number(self) -> bool:
+        """Whether the number of GPUs is chosen: neither that nor a GPU is given."""
+        return self.gpus is None and self.gpu == ALL and self.seq_len != "max"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,7 +127,7 @@ def checks_of(request: EstimateRequest) -> Checks:
     prices = checks.of(request.prices.in_use)
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
-    checks.of(names_by_count, request.gpu, request.gpus)
+    checks.of(names_by_count, request.gpu, request.counts)
     if checks.of(requested_gpus, request.names, request.memory_gib, catalog) is not None:
         checks.of(with_electricity, request, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)

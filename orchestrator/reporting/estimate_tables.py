@@ -163,7 +163,9 @@ def _row(
     if estimate.hours is not None and estimate.hours_interval is not None:
         hours = f"{short(estimate.hours)} ({ends_text(estimate.hours_interval)})"
     if price is not None:
-        several = f" ({price.gpus_per_instance} GPUs)" * (price.gpus_per_instance > 1)
+        idle = price.gpus_per_instance - estimate.gpus
+        several = f" ({price.gpus_per_instance} GPUs{f', {idle} idle' if idle else ''})"
+        several *= price.gpus_per_instance > 1
         offer = f"{price.provider} {price.instance}{several} {price.market}"
         if price.provider == OWN and price.instance == estimate.gpu:
             offer = "your own"

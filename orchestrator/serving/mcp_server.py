@@ -163,7 +163,7 @@ def _estimate_request(
     stated, remarks = with_configuration(configuration, given)
     check_confined(stated, root)
     request = request_of(EstimateRequest, stated)
-    counts = names_by_count(request.gpu, request.gpus)
+    counts = names_by_count(request.gpu, request.counts)
     changed = on_several_gpus(configuration, stated, given, counts)
     return request_of(EstimateRequest, changed), remarks
 

@@ -100,15 +100,17 @@ def _request_ahead(
         from orchestrator.model_names import shape_text
         from orchestrator.request import request_of
 
+        if options.command == "estimate" and options.export is not None and not given["gpus"]:
+            given = {**given, "gpus": 1}  # a task file trains on one GPU
         request = request_of(EstimateRequest, given)
         if configuration is not None:
             from orchestrator.configurations.several_gpus import on_several_gpus
 
-            counts = names_by_count(request.gpu, request.gpus)
+            counts = names_by_count(request.gpu, request.counts)
             given = on_several_gpus(configuration, given, vars(options), counts)
             request = request_of(EstimateRequest, given)
         if options.command == "estimate":
-            check_export(options, names_by_count(request.gpu, request.gpus))
+            check_export(options, names_by_count(request.gpu, request.counts))
         if options.refuse is not None:
             options.refuse(checks_of(request).lines)
         if text := shape_text(request.model):

@@ -38,11 +38,14 @@ GPUS = f"""
                          that the catalog lacks
 --usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
 """
-SEVERAL = """
---gpus N[,N...]          GPUs of one node that train together; several numbers are compared. --gpu
-                         8xH100-SXM states it for one GPU (default: 1)
+STRATEGY = """
 --strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, or auto for the better one
                          that fits (default: auto)
+"""
+SEVERAL = """
+--gpus N[,N...]          GPUs of one node that train together; several numbers are compared. --gpu
+                         8xH100-SXM states it for one GPU (default: 1 with --gpu; without, of each
+                         GPU the best of 1, 2, 4 and 8 that an instance has)
 """
 CONFIG = """
 --explain-config         print what each key of the configuration comes to, and estimate nothing
@@ -74,6 +77,7 @@ RESULTS = """
                          format of --export
 """
 CHECK = """
+--gpus N                 GPUs of one node that train together, as in --gpu 8xH100-SXM (default: 1)
 --strict                 exit with 2 where the 90 % interval of the memory includes the GPU's limit
 """
 CALIBRATE = """
@@ -175,7 +179,7 @@ def add_estimate(commands: Any) -> None:
         "Nothing is measured.",
     )
     _add_training(estimate)
-    add_table(estimate, SEVERAL, gpus=positives, strategy=strategy)
+    add_table(estimate, SEVERAL + STRATEGY, gpus=positives, strategy=strategy)
     add_table(estimate, CONFIG + RESULTS, routing_draws=positive)
     estimate.set_defaults(gpu="all")
     check = commands.add_parser(
@@ -183,12 +187,12 @@ def add_estimate(commands: Any) -> None:
         run="estimate.run_check",
         checks=True,
         help="check whether a training fits a GPU: exit code 0 fits, 1 does not, 2 unknown",
-        description="Simulate a training on one GPU of the catalog. The exit code is 0 where it "
-        "fits, 1 where it does not, with the cheapest change under which it does, and 2 where the "
-        "verdict is unknown, as after a mistake. Nothing is measured.",
+        description="Simulate a training on a GPU of the catalog, or on several of one node. The "
+        "exit code is 0 where it fits, 1 where it does not, with the cheapest change under which "
+        "it does, and 2 where the verdict is unknown, as after a mistake. Nothing is measured.",
     )
     _add_training(check, required=["--model", "--gpu"])
-    add_table(check, CHECK)
+    add_table(check, STRATEGY + CHECK, gpus=positive, strategy=strategy)
     calibrate = commands.add_parser(
         "calibrate",
         run="fit.run_calibrate",

@@ -21,7 +21,6 @@ from orchestrator.estimating.question import EstimatedJob, Question, obstacle
 from trials.recipes.fields import Method
 from trials.records.compatibility import EAGER_FAMILIES
 from trials.records.optional_packages import importable_extras
-from trials.simulation.simulated_cell import GIB
 
 SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
     "full": ("lora", "qlora"),
@@ -34,7 +33,12 @@ Changes = dict[str, Any]
 
 
 def with_remedies(
-    rows: Sequence[Estimated], varied: Varied, estimated_jobs: Estimating, shorter_jobs: Estimating
+    rows: Sequence[Estimated],
+    varied: Varied,
+    estimated_jobs: Estimating,
+    shorter_jobs: Estimating,
+    *,
+    offloads: bool = True,
 ) -> list[Estimated]:
     """Add the cheapest change that fits to each estimate that does not fit.
 
@@ -46,13 +50,16 @@ def with_remedies(
         varied: the question with other options.
         estimated_jobs: estimates questions with examples as long as they are.
         shorter_jobs: estimates questions with shorter examples.
+        offloads: whether to try activations on the host, for which all layers are traced.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
     remedied = {row.gpu.key: row for row in rows}
-    weights = {row.gpu.key: _weights_gib(row) for row in rows}  # the least that was tried
-    for altered in (_alike, _offloaded, _altered, _altered_twice, _smallest_offloaded, _shorter):
+    weights = {row.gpu.key: row.weights_gib for row in rows}  # the least that was tried
+    steps = (_alike, _offloaded, _altered, _altered_twice, _smallest_offloaded, _shorter)
+    offloading = {_offloaded, _smallest_offloaded}
+    for altered in steps if offloads else [step for step in steps if step not in offloading]:
         estimating = shorter_jobs if altered is _shorter else estimated_jobs
         misfits = [r for r in remedied.values() if not fits(r) and not r.estimate.alternatives]
         if altered not in {_altered, _altered_twice}:  # the others keep the weights
@@ -60,7 +67,7 @@ def with_remedies(
         jobs: list[EstimatedJob] = []
         most = _jobs(misfits, altered, _all_settings, varied)
         for key, others in compared_recipes(most, estimating).items():
-            weights[key] = min(weights[key], *map(_weights_gib, others))
+            weights[key] = min(weights[key], *(row.weights_gib for row in others))
             # What does not fit with all settings does not fit with some of them.
             if fits(others[0]):
                 tokens = others[0].estimate.seq_len
@@ -85,11 +92,6 @@ def _jobs(
         for some in settings(row.question)
         if (question := _possible(row, alteration | some, varied)) is not None
     ]
-
-
-def _weights_gib(row: Estimated) -> float:
-    """Memory of the model itself."""
-    return float(row.cell.held.sizes.sum()) / GIB
 
 
 def _possible(row: Estimated, changes: Changes, varied: Varied) -> Question | None:
@@ -159,7 +161,7 @@ def lacks_offloading(row: Estimated) -> bool:
         and not any(change.learns_alike for change in row.estimate.alternatives)
         and _can_offload(row.question)
         and not _is_offloading_simulated()
-        and _weights_gib(row) < row.estimate.usable_gib
+        and row.weights_gib < row.estimate.usable_gib
     )
 
 

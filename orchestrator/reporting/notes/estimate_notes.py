@@ -17,6 +17,7 @@ from orchestrator.reporting.estimate_recommendation import (
     padding_text,
     varying_text,
 )
+from orchestrator.reporting.notes.box_notes import box_notes
 from orchestrator.reporting.notes.data_notes import data_notes
 from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
@@ -102,6 +103,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     rows = [e.estimate for e in estimates]
     yield f"{question.recipe_text}."
     yield from data_notes(question)
+    yield from box_notes(estimates)
     yield from remedies_text(estimates)
     yield from runners_up_text(estimates)
     texts = (length_text, batch_text, varying_text, padding_text)

@@ -36,10 +36,8 @@ class Recommendation:
         for label, offer in self._alternatives():
             if offer not in named:
                 named.append(offer)
-                apart = self._not_apart(offer)
-                sentences.append(
-                    f"{label}: {offer.cell.gpus} {provider_text(offer)}: {price_text(offer)}{apart}."
-                )
+                price = f"{price_text(offer)}{self._not_apart(offer)}"
+                sentences.append(f"{label}: {offer.cell.gpus} {provider_text(offer)}: {price}.")
         return sentences
 
     def _not_apart(self, offer: RankedOffer) -> str:

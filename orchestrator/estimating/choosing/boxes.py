@@ -1,0 +1,151 @@
+"""Instances with several GPUs, which an estimate that names no GPU looks at too."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.gpu import Gpu
+from orchestrator.estimating.choosing.layouts import STRATEGIES, StrategyOption, on_layout
+from orchestrator.estimating.choosing.recipe_choice import Estimating, fits, for_comparison
+from orchestrator.estimating.estimate import by_objective
+from orchestrator.estimating.estimate_records import Box, Estimated
+from orchestrator.estimating.question import EstimateError, Question, obstacle
+from trials.recipes.parallel import Parallel, Strategy
+
+COUNTS = (2, 4, 8)
+"""Numbers of GPUs to look at beside one."""
+
+OnLayouts = Callable[[Sequence[tuple[Question, Sequence[Gpu]]]], list[Estimated]]
+"""Estimates the best recipe of each question, which has a layout, on each of its GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSearch:
+    """Choice of the number of GPUs of each kind, among one and those that instances have.
+
+    Attributes:
+        strategy: strategies to try.
+        catalog: catalog with the offers.
+        estimated_jobs: estimates questions on GPUs.
+        best_on: estimates the best recipe of each layout on its GPUs.
+    """
+
+    strategy: StrategyOption
+    catalog: Catalog
+    estimated_jobs: Estimating
+    best_on: OnLayouts
+
+    def best(self, rows: Sequence[Estimated], question: Question) -> list[Estimated]:
+        """The best number of each GPU.
+
+        Where one GPU suffices, its recipe is copied to each of the others (``ddp``), which takes no
+        further trace. Where it does not, weights, gradients and optimizer state are divided
+        (``fsdp2``), if as many GPUs can hold the weights at all.
+
+        Args:
+            rows: estimates of one GPU of each kind.
+            question: the question of one GPU.
+
+        Raises:
+            TraceError: the model cannot be traced under a recipe.
+        """
+        copies = _strategies(self.strategy, ("ddp",))
+        jobs = [
+            (job, row.gpu)
+            for row in rows
+            for count in _offered(row.gpu, question, self.catalog)
+            for one in (copies if fits(row) else ())
+            if (job := _on(for_comparison(row.question), count, one)) is not None
+            and obstacle(job, row.gpu) is None
+        ]
+        boxes = self.estimated_jobs(jobs) if jobs else []
+        tight = [row for row in rows if not (copies and fits(row))]
+        shards = [
+            (job, gpus)
+            for one in _strategies(self.strategy, ("fsdp2",))
+            for count, gpus in _holding(tight, question, self.catalog).items()
+            if (job := _on(question, count, one)) is not None
+        ]
+        boxes += self.best_on(shards) if shards else []
+        best = map(_best, _by_gpu([*rows, *boxes]))
+        return [self._with_draws(row, question) for row in best]
+
+    def _with_draws(self, row: Estimated, question: Question) -> Estimated:
+        """The estimate of a copied recipe with the draws that it was compared without."""
+        whole = replace(
+            row.question,
+            draws_lengths=question.draws_lengths,
+            routing_draws=question.routing_draws,
+        )
+        if row.question.parallel is None or for_comparison(whole) is whole:
+            return row
+        (drawn,) = self.estimated_jobs([(whole, row.gpu)])
+        kept = {"boxes": row.estimate.boxes, "alternatives": row.estimate.alternatives}
+        return replace(drawn, estimate=drawn.estimate.model_copy(update=kept))
+
+
+def _strategies(option: StrategyOption, of: Sequence[Strategy]) -> list[Strategy]:
+    return [strategy for strategy in STRATEGIES[option] if strategy in of]
+
+
+def _offered(gpu: Gpu, question: Question, catalog: Catalog) -> list[int]:
+    """Numbers of GPUs that some allowed instance has."""
+    allowed = filter(question.constraints.allows, catalog.offers(gpu.key))
+    numbers = {offer.gpus_per_instance for offer in allowed}
+    return [count for count in COUNTS if count in numbers]
+
+
+def _holding(
+    rows: Iterable[Estimated], question: Question, catalog: Catalog
+) -> Mapping[int, Sequence[Gpu]]:
+    """GPUs by the number of them that holds the weights, where an instance has as many."""
+    gpus: dict[int, list[Gpu]] = defaultdict(list)
+    for row in rows:
+        for count in _offered(row.gpu, question, catalog):
+            if row.weights_gib / count < row.estimate.usable_gib:
+                gpus[count].append(row.gpu)
+    return dict(sorted(gpus.items()))
+
+
+def _on(question: Question, count: int, strategy: Strategy) -> Question | None:
+    """The question on a layout; None where it would train with another effective batch."""
+    layout = Parallel(gpus=count, strategy=strategy)
+    try:
+        shared = on_layout(question, layout, question.batch_limit)
+    except EstimateError:
+        return None
+    same = shared.recipe.effective_batch == question.recipe.effective_batch
+    return shared if same and question.recipe.effective_batch is not None else None
+
+
+def _by_gpu(rows: Iterable[Estimated]) -> list[list[Estimated]]:
+    groups: dict[str, list[Estimated]] = defaultdict(list)
+    for row in rows:
+        groups[row.gpu.key].append(row)
+    return list(groups.values())
+
+
+def _best(group: Sequence[Estimated]) -> Estimated:
+    """Best number of a GPU, with the others that fit as its boxes.
+
+    It is the best by the objective of those that fit and have a price; without any, one GPU if it
+    fits.
+    """
+
+    def order(row: Estimated) -> tuple[float, ...]:
+        has_price = row.estimate.price is not None
+        return (not fits(row), not has_price, *(by_objective(row) if has_price else ()))
+
+    best = min(group, key=order)  # of equals the first, which is one GPU
+    boxes = tuple(
+        Box(
+            gpus=row.estimate.gpus,
+            strategy=row.estimate.strategy,
+            hours=row.estimate.hours,
+            usd=None if row.estimate.price is None else row.estimate.price.usd,
+        )
+        for row in sorted(group, key=lambda row: row.estimate.gpus)
+        if row is not best and fits(row)
+    )
+    return replace(best, estimate=best.estimate.model_copy(update={"boxes": boxes}))

@@ -1,0 +1,67 @@
+"""Number of GPUs of each kind, where an estimate is asked for neither GPU nor number."""
+
+import datetime as dt
+
+import pytest
+
+from gpu_catalog.catalog import load_catalog
+from orchestrator.estimating.choosing.recipe_choice import fits
+from orchestrator.estimating.estimate_job import Simulation, best_boxes, best_on
+from orchestrator.estimating.estimate_request import EstimateRequest, question_of
+from orchestrator.estimating.question import Question
+from orchestrator.reporting.estimate_tables import as_table
+from orchestrator.request import request_of
+from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.trace_cache import Traces
+
+CATALOG = load_catalog()
+TODAY = dt.date(2026, 11, 25)
+
+
+def asked(**options: object) -> tuple[EstimateRequest, Question, Simulation]:
+    """A job of half a billion weights, all of them trained, and what it is estimated with."""
+    given = {"model": "qwen2.5-0.5b", "method": "full", "seq_len": 1024, **options}
+    request = request_of(EstimateRequest, given)
+    assert request.chooses_number
+    question = question_of(request, CATALOG, TODAY)
+    return request, question, Simulation(CATALOG, EfficiencyConstants(), Traces())
+
+
+def test_weights_are_divided_among_as_many_as_an_instance_has_where_one_gpu_is_too_small() -> None:
+    """Full training of half a billion weights takes 8 GB: a GPU of 6 GiB is too small."""
+    small = CATALOG.gpu("H100-SXM").model_copy(update={"usable_memory_bytes": 6 * 2**30})
+    (row,), _ = best_boxes([small], *asked())
+    assert fits(row)
+    assert row.estimate.gpus > 1
+    assert row.estimate.strategy == "fsdp2"
+    assert row.estimate.price is not None
+    assert row.estimate.price.gpus_per_instance == row.estimate.gpus
+    assert row.estimate.batch_size * row.estimate.micro_batches * row.estimate.gpus == 16
+
+
+def test_copies_on_all_gpus_of_an_instance_cost_less_than_one_that_works_alone() -> None:
+    """One GPU of an instance with eight pays for all, and the table says that the others idle."""
+    gpus = [CATALOG.gpu("A100-80GB-SXM")]
+    job = asked(providers=["aws"])
+    (row,), _ = best_boxes(gpus, *job)
+    assert (row.estimate.gpus, row.estimate.strategy) == (8, "ddp")
+    (box,) = row.estimate.boxes
+    assert (box.gpus, box.strategy) == (1, None)
+    assert row.estimate.price is not None
+    assert box.usd is not None
+    assert row.estimate.price.usd < box.usd
+    text = as_table([row], row.question)
+    assert "(8 GPUs)" in text
+    assert "Other numbers of A100-80GB-SXM: 1 in" in text
+    (alone,), _ = best_on(gpus, *job)
+    assert "(8 GPUs, 7 idle)" in as_table([alone], alone.question)
+
+
+@pytest.mark.parametrize(
+    "given", [{"gpu": "H100-SXM"}, {"gpus": 1}, {"seq_len": "max"}, {"gpu": "8xH100-SXM"}]
+)
+def test_what_is_given_is_not_chosen(given: dict[str, object]) -> None:
+    """A named GPU is one GPU; the longest sequence is that of one."""
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 128, **given})
+    assert not request.chooses_number
+    assert request.counts == (1,)
