@@ -39,6 +39,10 @@ WEIGHTS = (4, 1, 3, 1, 1, 3)
 STARTING = 0.02  # share of the kills that are kept while no trial runs: sweeps are to get further
 ROUND_KILLS = 15  # of a sweep; then it may end
 OUTLIVE_SECONDS = 60.0
+KEPT_BY_OTHERS = (
+    "ray",
+    "torchinductor_",
+)  # among temporary files: Ray and PyTorch never remove theirs
 ROUND_SECONDS = 600.0
 DISK = ("-t", "tmpfs", "-o", "size=192k")
 WHERES = ("folder", "bucket", "full disk") if os.geteuid() == 0 else ("folder", "bucket")
@@ -161,7 +165,11 @@ class Round:
             "lost": sorted(self.seen - {o.key for o in logged}),
             "duplicated": sorted(key for key, times in verdicts.items() if times > 1),
             "processes": [str(p) for p in alive if p.is_running()],
-            "files": sorted(str(p) for p in (self._place / "tmp").glob("sweep-*")),
+            "files": sorted(
+                path.name
+                for path in (self._place / "tmp").iterdir()
+                if not path.name.startswith(KEPT_BY_OTHERS)
+            ),
         }
 
     def close(self) -> None:

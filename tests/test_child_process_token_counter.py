@@ -9,7 +9,11 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from builders.data import train_tokenizer
+
+from trials.training import tokenizer_worker
+from trials.training.tokenizer_worker import ExampleTokenizer
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 COUNTS = """
@@ -20,6 +24,26 @@ with TokenCounter(sys.argv[1]) as counter:
     print(counter._process.pid, flush=True)
     list(counter.counted([[[{"role": "user", "content": "Why?"}]]]))
 """
+
+
+def test_a_chat_template_that_never_ends_is_refused_after_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is run once; every later conversation is refused at once."""
+    train_tokenizer(tmp_path / "tok", ["one two three"] * 20)
+    file = tmp_path / "tok" / "tokenizer_config.json"
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(fields | {"chat_template": ENDLESS}), encoding="utf-8")
+    monkeypatch.setattr(tokenizer_worker, "TEMPLATE_SECONDS", 0.2)
+    tokenizer = ExampleTokenizer(str(tmp_path / "tok"))
+    before = signal.getsignal(signal.SIGVTALRM)
+    began = time.process_time()
+    counts = tokenizer.chats_counted([[{"role": "user", "content": "Why?"}]] * 1000)
+    assert time.process_time() - began < 10
+    assert counts.tokens == [0] * 1000
+    limit = "the chat template takes more than 0.2 s for one conversation"
+    assert set(counts.refused.values()) == {limit}
+    assert signal.getsignal(signal.SIGVTALRM) == before
 
 
 def test_a_chat_template_that_never_ends_ends_with_the_command(tmp_path: Path) -> None:

@@ -236,10 +236,11 @@ def test_ray_is_found_without_an_activated_environment(
 def test_invalid_input_starts_nothing(
     laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file for Kubernetes, a wrong specification or an unknown option is an error."""
-    Path("cluster.yaml").write_text("kind: RayCluster\n", encoding="utf-8")
-    assert laptop(status=[ENDED.format("failed")]) == ["1"]
-    assert "cluster.yaml: not a " in capsys.readouterr().err
+    """A file of another launcher, a wrong specification or an unknown option is an error."""
+    for text in ("kind: RayCluster\n", "kind: Claim\n---\nkind: RayJob\n"):
+        Path("cluster.yaml").write_text(text, encoding="utf-8")
+        assert laptop(status=[ENDED.format("failed")]) == ["1"]
+        assert "cluster.yaml: not a cluster file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         laptop("--budget", "much", status=[ENDED.format("failed")])
     Path("my.yaml").write_text(SPEC.replace("L4", "L5"), encoding="utf-8")

@@ -13,7 +13,8 @@ import yaml
 from builders.trainings import NOWHERE, SECURE, SPOT, training_of
 
 from gpu_catalog.catalog import load_catalog
-from orchestrator.exporting.names import DSTACK_GPUS, HF_FLAVORS, skypilot_instance
+from orchestrator.clouds.skypilot import skypilot_instance
+from orchestrator.exporting.names import DSTACK_GPUS, HF_FLAVORS
 from orchestrator.exporting.task_file import TARGETS, Target, task_file, write_task
 from orchestrator.exporting.training import ExportError
 from trials.records.model import find_model

@@ -188,6 +188,10 @@ detail: Worker unexpectedly exits with a connection error code 2. End of file. T
             "its Ray worker died: Out of gas",
         ),
         ("ray.exceptions.RpcError: Socket closed rpc_code: 14\n", "its connection to Ray broke"),
+        (
+            "ray.exceptions.OwnerDiedError: Failed to retrieve object 00ff. Its owner has died.\n",
+            "the process that it reported to died",
+        ),
         ("Failure # 1\nTraceback …\nValueError: no such thing\n", "ValueError: no such thing"),
         ("", "its Ray worker or node died"),
     ],

@@ -120,10 +120,9 @@ def _check(request: DeploymentRequest) -> None:
         raise DeployError("--hosts needs --provider local")
     if request.job and provider != "kuberay":
         raise DeployError("--job needs --provider kuberay")
-    if not is_cloud and request.region is not None:
-        raise DeployError(f"--region needs a cloud, not --provider {provider}")
-    if not is_cloud and provider != "skypilot" and request.spot is not None:
-        raise DeployError(f"--spot and --no-spot need a cloud, not --provider {provider}")
+    rents_spot = is_cloud or provider == "skypilot"
+    if (request.region and not is_cloud) or (request.spot is not None and not rents_spot):
+        raise DeployError(f"--region, --spot and --no-spot need a cloud, not --provider {provider}")
     if len(request.hosts) == 1:
         raise DeployError("--hosts: one host: give HEAD,HOST,…, the head and at least one more")
     if unusable is not None:
@@ -148,21 +147,21 @@ def _by_skypilot(
 ) -> Deployment:
     """Deployment on whatever offers SkyPilot can rent, the cheapest of each GPU first."""
     tasks = {key: places(key, sweep.catalog, spot=request.spot) for key in keys}
-    missing = tuple(f"{key}: {NO_PLACE}" for key, found in tasks.items() if not found)
-    tasks = {key: found for key, found in tasks.items() if found}
+    missing = tuple(f"{key}: {NO_PLACE}" for key, offers in tasks.items() if not offers)
+    tasks = {key: offers for key, offers in tasks.items() if offers}
     if not tasks:
         raise DeployError("\n".join([*missing, f"{sweep.name}: none of its GPUs can be rented"]))
     bill = (
         "the first offer of each GPU that SkyPilot can have, dollars per hour and node:",
         *(
             f"  {key}: {o.provider} {o.instance} {o.market} {_dated(o)}"
-            for key, found in tasks.items()
-            for o in (place.offer for place in found)
+            for key, offers in tasks.items()
+            for o in (place.offer for place in offers)
         ),
-        *_sweep_bill(sweep, {key: found[0].offer.usd_per_hour for key, found in tasks.items()}),
+        *_sweep_bill(sweep, {key: offers[0].offer.usd_per_hour for key, offers in tasks.items()}),
     )
     header, spec = _header(sweep.name, request, bill, missing), (sweep.spec.name, sweep.text)
-    of_gpus = [(sweep.catalog.gpu(key), found) for key, found in tasks.items()]
+    of_gpus = [(sweep.catalog.gpu(key), offers) for key, offers in tasks.items()]
     made = skypilot_file(of_gpus, request.nodes_each, header, spec, sweep.weights)
     return Deployment(made, bill, missing)
 

@@ -121,14 +121,15 @@ def _run_sweep(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | N
 
 def _read(cluster: Path) -> dict[str, Any]:
     """Parse the cluster's file."""
-    read = read_yaml(text_of(cluster, LaunchError))
-    if read.problems:
+    text = text_of(cluster, LaunchError)
+    read, is_of_another = read_yaml(text), "\n---\n" in text  # of Kubernetes or SkyPilot
+    if read.problems and not is_of_another:
         raise LaunchError(f"{cluster}:{read.problems[0].line}: {read.problems[0].text}")
     config = read.data
-    if not isinstance(config, dict) or "cluster_name" not in config:
+    if is_of_another or not isinstance(config, dict) or "cluster_name" not in config:
         raise LaunchError(
             f"{cluster}: not a cluster file for 'ray up': make one with 'deploy --provider'. Give "
-            "a file for Kubernetes to 'kubectl apply'"
+            "a file for Kubernetes to 'kubectl apply', and one for SkyPilot to 'sky'"
         )
     return config
 

@@ -72,7 +72,7 @@ def failed_launches() -> tuple[FailedLaunch, ...]:
             text = log.read().decode(errors="replace")
     except OSError:
         return ()
-    return tuple(FailedLaunch(*found) for found in LAUNCH_FAILED.findall(text))
+    return tuple(FailedLaunch(*match) for match in LAUNCH_FAILED.findall(text))
 
 
 def ended_processes() -> tuple[str, ...]:

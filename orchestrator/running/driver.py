@@ -16,6 +16,7 @@ from orchestrator.ray_backend.cluster import (
 from orchestrator.ray_backend.tune_loggers import Tool
 from orchestrator.reporting.sections.cost_text import expected_text
 from orchestrator.run_folder.file_names import PLAN
+from orchestrator.running.recorder import RunJournal
 from orchestrator.running.session import SweepSession
 from orchestrator.scheduling.strategy import Strategy, to_measure
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -53,11 +54,14 @@ def measure(
     # the copy, and the first one to finish removes it. Ray's workers import from the driver's
     # working directory first, so it is one that no user writes to.
     os.chdir("/")
+    journal = RunJournal(folder, session.writer, session.rates)
     in_vain = 0
     while True:
         before = len(folder.observations())
         try:
-            return _measure_on_ray(session, strategy, wait_seconds=wait_seconds, log_to=log_to)
+            return _measure_on_ray(
+                session, strategy, journal, wait_seconds=wait_seconds, log_to=log_to
+            )
         except RayEndedError as error:
             in_vain = 0 if len(folder.observations()) > before else in_vain + 1
             if in_vain == STARTS_IN_VAIN:
@@ -70,7 +74,12 @@ def measure(
 
 
 def _measure_on_ray(
-    session: SweepSession, strategy: Strategy, *, wait_seconds: float, log_to: Sequence[Tool]
+    session: SweepSession,
+    strategy: Strategy,
+    journal: RunJournal,
+    *,
+    wait_seconds: float,
+    log_to: Sequence[Tool],
 ) -> Plan:
     """Measure as ``measure`` does, on one Ray.
 
@@ -83,7 +92,11 @@ def _measure_on_ray(
         from orchestrator.running.trial_executor import TrialExecutor  # noqa: PLC0415
 
         executor = TrialExecutor(
-            session, cluster, wait_seconds=wait_seconds, budget_usd=strategy.budget_usd
+            session,
+            cluster,
+            journal,
+            wait_seconds=wait_seconds,
+            budget_usd=strategy.budget_usd,
         )
         observations, plan = executor.replan()
         log_skipped(plan)

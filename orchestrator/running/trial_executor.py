@@ -53,6 +53,7 @@ class TrialExecutor:
     Args:
         session: the run.
         cluster: nodes at the start of the sweep.
+        journal: faults and nodes until now; a bucket may lack the last ones.
         wait_seconds: time to wait for a node that the autoscaler starts.
         budget_usd: no probe begins once the run has cost this much; None for no limit.
 
@@ -66,6 +67,7 @@ class TrialExecutor:
         self,
         session: SweepSession,
         cluster: ClusterResources,
+        journal: RunJournal,
         *,
         wait_seconds: float,
         budget_usd: float | None,
@@ -76,7 +78,7 @@ class TrialExecutor:
         self._cluster = cluster
         self._wait_seconds = wait_seconds
         self._budget_usd = budget_usd
-        self._journal = RunJournal(session.folder, session.writer, session.rates)
+        self._journal = journal
         self._journal.record_nodes(cluster)
 
     @property

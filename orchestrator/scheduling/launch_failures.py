@@ -1,4 +1,4 @@
-"""Why a provider starts no node, in plain words: quota, capacity, permission. Pure."""
+"""Errors of providers that start no node, in plain words: quota, capacity, permission. Pure."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ MOST_CHARACTERS = 300
 
 
 def refusals(gpu: str, failures: Iterable[FailedLaunch]) -> str:
-    """Why no node with a GPU was started: each node type of it once; empty without failures.
+    """Reasons why no node with a GPU was started, by node type; empty without failures.
 
     Args:
         gpu: key of the catalog.

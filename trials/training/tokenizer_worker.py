@@ -4,11 +4,13 @@ The first line names the tokenizer, the others hold texts or conversations. It i
 own because transformers imports torch, which no other code for data sets needs.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,12 @@ from trials.child_process.token_counter import TokenCounts, TokenizerError
 from trials.records.learning import Conversation
 
 MOST_CHARACTERS = 200  # length of an error
+TEMPLATE_SECONDS = 10.0  # of CPU time, for one conversation: real templates take milliseconds
 MOST_REFUSALS = 20  # per chunk, so that a reply fits into a pipe that nobody reads yet
+
+
+class TemplateTimeoutError(RuntimeError):
+    """A chat template does not end within the limit."""
 
 
 class ExampleTokenizer:
@@ -32,6 +39,7 @@ class ExampleTokenizer:
 
     def __init__(self, name: str) -> None:
         self._tokenizer = _loaded(name)
+        self._endless: TemplateTimeoutError | None = None
         if self._tokenizer.is_fast:
             # A saved tokenizer may truncate and pad, which would change the counts.
             self._tokenizer.backend_tokenizer.no_truncation()
@@ -58,7 +66,7 @@ class ExampleTokenizer:
 
     def chats_counted(self, conversations: Sequence[Conversation]) -> TokenCounts:
         """Count tokens per conversation as the chat template renders it."""
-        written = [_tried(self.written, conversation) for conversation in conversations]
+        written = [self._tried(conversation) for conversation in conversations]
         texts = [text for text in written if isinstance(text, str)]
         lengths = iter(self._lengths(texts, whole=False))
         refused = {at: _first_line(e) for at, e in enumerate(written) if isinstance(e, Exception)}
@@ -79,6 +87,19 @@ class ExampleTokenizer:
                 conversation, tokenize=False, add_generation_prompt=is_to_answer
             )
         )
+
+    def _tried(self, conversation: Conversation) -> str | Exception:
+        """The rendered conversation, or why it cannot be had; a template that hung is not run."""
+        if self._endless is not None:
+            return self._endless
+        try:
+            with _template_limit():
+                return self.written(conversation)
+        except TemplateTimeoutError as error:
+            self._endless = error
+            return error
+        except Exception as error:  # noqa: BLE001 - a template is a program of its own
+            return error
 
     def encoded(self, texts: Sequence[str], *, whole: bool) -> list[list[int]]:
         """Token ids of each text, the ids that are counted.
@@ -116,11 +137,22 @@ def _loaded(name: str) -> Any:
         raise TokenizerError(_first_line(error)) from None
 
 
-def _tried(function: Callable[[Conversation], str], value: Conversation) -> str | Exception:
+@contextlib.contextmanager
+def _template_limit() -> Iterator[None]:
+    """Interrupt a chat template that computes for too long, in the main thread."""
+
+    def interrupt(*_: object) -> None:
+        raise TemplateTimeoutError(
+            f"the chat template takes more than {TEMPLATE_SECONDS:g} s for one conversation"
+        )
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
     try:
-        return function(value)
-    except Exception as error:  # noqa: BLE001 - a template is a program of its own
-        return error
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _first_line(error: Exception) -> str:
