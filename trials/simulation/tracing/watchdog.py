@@ -64,7 +64,7 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
 def module_of(frames: Iterable[FrameType]) -> str | None:
     """Class of the model's module whose method the first such frame runs; None for none.
 
-    Only the name of the method tells it. A look at ``f_locals`` would make the running frame keep
+    The name of the method says it. A look at ``f_locals`` would make the running frame keep
     its variables: tensors would outlive their ``del``, and the trace would be another.
     """
     for frame in frames:
