@@ -30,6 +30,7 @@ WITHOUT_CHECKPOINTING: dict[str, Any] = {
     "defaults": "plain",
     "effective_batch": 64,
     "batch_size": 16,
+    "experts": "grouped",  # as configurations state it, whether or not the model has any
 }
 CONTEXT_GIB = 0.5
 
