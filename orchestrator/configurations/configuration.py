@@ -16,8 +16,8 @@ from orchestrator.configurations.key_classes import (
     shown,
     unquoted,
 )
+from orchestrator.configurations.quantised_weights import format_of, read_format
 from orchestrator.configurations.trainer import Trainer
-from orchestrator.configurations.trainers.quantised_weights import format_of, read_format
 from orchestrator.markdown_table import table
 from orchestrator.request import validation_lines
 from trials.recipes.recipe import Recipe, hidden_contradictions

@@ -8,6 +8,7 @@ from orchestrator.configurations.key_classes import OFF, Config, Reading, is_idl
 
 WORDS = ("full_shard", "auto_wrap", True)
 """Words of ``fsdp`` that mean what FSDP2 does by default; transformers 5 also takes true."""
+IDLE_COUNTS = (None, False, 0, 1)
 LAYOUT_KEYS = ("fsdp", "fsdp_config", "ddp", "dp_shard_size", "dp_replicate_size")
 
 
@@ -70,6 +71,30 @@ def read_training_arguments(config: Config, reading: Reading) -> None:
         read_shards(reading, key="fsdp", value=config["fsdp"], settings=settings, version=version)
     elif settings:
         reading.mark("fsdp_config", settings, "irrelevant", "read only with fsdp")
+
+
+def read_axolotl(config: Config, reading: Reading) -> None:
+    """Read the layout of a configuration of axolotl, whose FSDP has version 1 by default."""
+    mark_idle(config, reading)
+    settings = config.get("fsdp_config") or {}
+    shards, replicas = config.get("dp_shard_size"), config.get("dp_replicate_size")
+    key = next((name for name in ("fsdp", "fsdp_config") if config.get(name)), None)
+    if key is None:
+        if config.get("ddp"):
+            reading.options["strategy"] = "ddp"
+        read_number(reading, "dp_replicate_size", replicas, "ddp")
+        if shards not in IDLE_COUNTS:
+            text = "trains on several GPUs only with fsdp_config: add it, with fsdp_version: 2"
+            reading.refuse("dp_shard_size", shards, text)
+        return
+    # schemas/validation.py:922
+    stated = settings.get("fsdp_version") or settings.get("version") or 1
+    version = config.get("fsdp_version") or stated
+    read_shards(reading, key=key, value=config[key], settings=settings, version=version)
+    read_number(reading, "dp_shard_size", shards, "fsdp2")
+    if replicas not in IDLE_COUNTS:
+        text = "replicas of shards on several GPUs are not simulated: set 1"
+        reading.refuse("dp_replicate_size", replicas, text)
 
 
 def read_number(reading: Reading, key: str, value: object, strategy: str) -> None:

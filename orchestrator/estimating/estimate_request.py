@@ -60,6 +60,8 @@ from trials.records.model import Model
 DEFAULT_JOB = Job(examples=10_000, epochs=3)
 BATCH_LIMIT = 65_536  # the largest batch to try
 EFFECTIVE_BATCH = 16  # examples per optimizer step, assumed where nothing is stated
+WITHOUT_EXPERTS: dict[str, Any] = {"experts": None, "quantised_experts": False}
+"""Fields of a dense model's recipe, which does not name how experts are run."""
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
 
 
@@ -184,8 +186,7 @@ def question_on(
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
     seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len)
-    # A dense model's recipe does not name how experts are run.
-    filled: dict[str, Any] = {} if model.experts else {"experts": None, "quantised_experts": False}
+    filled = {} if model.experts else dict(WITHOUT_EXPERTS)
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)
@@ -227,6 +228,8 @@ def varied_question(
     kept = question.recipe.model_dump(
         include={"effective_batch", "examples_per_row"} - changes.keys()
     )
+    if question.model.experts is None:
+        kept |= WITHOUT_EXPERTS
     job, cutoff = question.workload, changes.get("cutoff")
     if cutoff is not None:
         job = job.model_copy(update={"cutoff": cutoff})

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.configurations.key_classes import ABSENT, Config, Reading, irrelevant
-from orchestrator.configurations.several_gpus import mark_idle, read_number, read_shards
+from orchestrator.configurations.quantised_weights import (
+    read_expert_kernels,
+    read_format,
+    read_quantised_experts,
+)
+from orchestrator.configurations.several_gpus import read_axolotl
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
-    EXPERT_KERNELS,
     KEYS,
     MULTIMODAL,
     NOT_SIMULATED,
@@ -20,7 +24,6 @@ from orchestrator.configurations.trainers.lora_targets import (
     targets_of,
 )
 from orchestrator.configurations.trainers.optimizers import optimizer_of
-from orchestrator.configurations.trainers.quantised_weights import read_format
 from orchestrator.configurations.trainers.training_length import length_of
 
 TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "orpo"}
@@ -37,7 +40,6 @@ PLUGINS = {
 ATTENTION_KERNELS = {name: name for name in ("eager", "sdpa", "flash_attention_2")}
 LIGER_LAYERS = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
 AN_ADAPTER = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
-BNB_DEFAULTS = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 
@@ -46,7 +48,7 @@ def derive(config: Config, reading: Reading) -> None:
     reading.options["defaults"] = "plain"  # each field is set below
     _model(config, reading)
     _task(config, reading)
-    _expert_kernels(config, reading)
+    read_expert_kernels(config, reading)
     _method(config, reading)
     if config.get("gptq"):
         read_format(reading, key="gptq", value=config["gptq"], form="gptq")
@@ -58,7 +60,7 @@ def derive(config: Config, reading: Reading) -> None:
     _rows(config, reading)
     _batches(config, reading)
     optimizer_of(config, "optimizer", reading)
-    _several_gpus(config, reading)
+    read_axolotl(config, reading)
 
 
 def _model(config: Config, reading: Reading) -> None:
@@ -143,42 +145,8 @@ def _method(config: Config, reading: Reading) -> None:
         options["kbit_preparation"] = False
         if not eight:
             options["double_quantisation"] = more.get("bnb_4bit_use_double_quant", True)
-    _experts(config, reading)
+    read_quantised_experts(config, reading)
     _adapters(config, reading)
-
-
-def _expert_kernels(config: Config, reading: Reading) -> None:
-    """Product of the experts of a model, by transformers or by kernels of axolotl."""
-    for name in ("experts_implementation", "expert_backend"):
-        kernel = config.get(name)
-        if kernel in ("scattermoe", "sonicmoe"):
-            reading.mark(name, kernel, "assumed", EXPERT_KERNELS)
-        elif kernel not in (None, "grouped_mm", "builtin"):
-            reading.refuse(name, kernel, "not simulated: use grouped_mm")
-
-
-def _experts(config: Config, reading: Reading) -> None:
-    """Fused experts, which only axolotl's own option quantises."""
-    options, quantises = reading.options, config.get("quantize_moe_experts")
-    if not quantises:
-        return
-    options["quantised_experts"] = True
-    if config.get("load_in_8bit") and config.get("gradient_checkpointing"):
-        # Its hook does not run where checkpointing stops early, as bitsandbytes' for 4 bits does.
-        assumption = (
-            "a layer's dequantised experts are freed after its pass; axolotl 0.19 keeps those of "
-            "models without shared experts, in fp32: use load_in_4bit for them"
-        )
-        reading.mark("quantize_moe_experts", quantises, "assumed", assumption)
-    text = None
-    if options["method"] != "qlora":  # schemas/config.py:1951
-        text = "axolotl needs load_in_4bit or load_in_8bit with it"
-    elif config.get("lora_target_linear"):
-        text = "axolotl refuses it with lora_target_linear: name the layers"
-    elif BNB_DEFAULTS | (config.get("bnb_config_kwargs") or {}) != BNB_DEFAULTS:
-        text = "with bnb_config_kwargs, which axolotl does not apply to experts, not simulated"
-    if text:
-        reading.refuse("quantize_moe_experts", quantises, text)
 
 
 def _frozen(config: Config, reading: Reading) -> None:
@@ -385,29 +353,6 @@ def _rows(config: Config, reading: Reading) -> None:
         options["pad_to_multiple"] = config.get("pad_to_multiple_of") or 1
 
 
-def _several_gpus(config: Config, reading: Reading) -> None:
-    mark_idle(config, reading)
-    settings = config.get("fsdp_config") or {}
-    shards, replicas = config.get("dp_shard_size"), config.get("dp_replicate_size")
-    key = next((name for name in ("fsdp", "fsdp_config") if config.get(name)), None)
-    if key is None:
-        if config.get("ddp"):
-            reading.options["strategy"] = "ddp"
-        read_number(reading, "dp_replicate_size", replicas, "ddp")
-        if shards not in IDLE_COUNTS:
-            text = "trains on several GPUs only with fsdp_config: add it, with fsdp_version: 2"
-            reading.refuse("dp_shard_size", shards, text)
-        return
-    # schemas/validation.py:922
-    stated = settings.get("fsdp_version") or settings.get("version") or 1
-    version = config.get("fsdp_version") or stated
-    read_shards(reading, key=key, value=config[key], settings=settings, version=version)
-    read_number(reading, "dp_shard_size", shards, "fsdp2")
-    if replicas not in IDLE_COUNTS:
-        text = "replicas of shards on several GPUs are not simulated: set 1"
-        reading.refuse("dp_replicate_size", replicas, text)
-
-
 def _batches(config: Config, reading: Reading) -> None:
     micro, whole = config.get("micro_batch_size"), config.get("batch_size")
     accumulation = config.get("gradient_accumulation_steps")
@@ -424,7 +369,6 @@ def _batches(config: Config, reading: Reading) -> None:
     )
 
 
-IDLE_COUNTS = (None, False, 0, 1)
 SHAPES: dict[str, tuple[type, ...]] = {
     "adapter": (str, bool),
     "fsdp": (str, list, bool),

@@ -21,6 +21,8 @@ from orchestrator.estimating.question import EstimatedJob, Question, obstacle
 from trials.recipes.fields import Method
 from trials.records.compatibility import EAGER_FAMILIES
 from trials.records.optional_packages import importable_extras
+from trials.simulation.recording import Purpose
+from trials.simulation.simulated_cell import GIB
 
 SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
     "full": ("lora", "qlora"),
@@ -29,6 +31,10 @@ SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
 }
 WIDE = ("fp32", "fp32-mixed-load")
 """Precisions that hold frozen weights in fp32."""
+OUTSIDE_LAYERS = ("loss", "gradient_accumulation", "effective_batch")
+"""Fields of a recipe that do not change what its layers keep for the backward pass."""
+OF_ONE = 0.9
+"""Least part of its share of a batch that a batch of one keeps: some copies are views there."""
 Changes = dict[str, Any]
 
 
@@ -71,11 +77,33 @@ def with_remedies(
             # What does not fit with all settings does not fit with some of them.
             if fits(others[0]):
                 tokens = others[0].estimate.seq_len
-                some = _jobs([remedied[key]], altered, _some_settings, varied)
-                jobs += [(question, gpu) for question, gpu in some if question.seq_len == tokens]
+                some = _jobs([remedied[key]], altered, some_settings, varied)
+                jobs += [
+                    (question, gpu)
+                    for question, gpu in some
+                    if question.seq_len == tokens and not cannot_fit(question, remedied[key])
+                ]
         for other in filter(fits, best_recipes(jobs, estimating)):
             remedied[other.gpu.key] = with_alternatives(remedied[other.gpu.key], [other])
     return list(remedied.values())
+
+
+def cannot_fit(question: Question, row: Estimated) -> bool:
+    """Whether a row with the same layers shows, without a trace, that a question does not fit.
+
+    The layers keep the same tensors for the backward pass under any loss, accumulation and setting
+    of the allocator, so the model and these tensors are a lower bound of the memory. Those of one
+    example are at least their share of a traced batch, but for operators of a batch of one.
+    """
+    own, other = question.recipe, row.question.recipe
+    unlike = own.model_copy(update={name: getattr(other, name) for name in OUTSIDE_LAYERS}) != other
+    if unlike or question.seq_len != row.question.seq_len or other.has_square_mask:
+        return False
+    traced = row.cell.request.batch_sizes[0]
+    kept_gib = row.cell.at_peak(traced, row.gpu).get(Purpose.CHECKPOINT, 0) / traced / GIB
+    if isinstance(question.batch, int):
+        kept_gib *= question.batch
+    return row.weights_gib + OF_ONE * kept_gib > row.estimate.usable_gib
 
 
 def _jobs(
@@ -147,7 +175,7 @@ def _all_settings(question: Question) -> Iterator[Changes]:
         yield together
 
 
-def _some_settings(question: Question) -> Iterator[Changes]:
+def some_settings(question: Question) -> Iterator[Changes]:
     """Every selection of the settings, the smallest first."""
     settings = list(_settings(question))
     for count in range(len(settings) + 1):
