@@ -12,7 +12,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check kernel-constants
+.PHONY: help setup sweep browser test test-long chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ docs: setup  ## the documentation as a site in build/site; a warning is an error
 gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then measures it (OUT=, LIMIT= seconds)
 	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py tests/test_allocator_on_gpu.py
 	$(GPU_PYTHON) -m orchestrator gpu-check --out $(OUT) --seconds $(LIMIT)
+
+kernel-sweep:  ## on a machine with an NVIDIA GPU and PyTorch: measures a step's kernels, 8 minutes, resumable (FOLDER=)
+	$(GPU_PYTHON) tests/benchmarks/kernel_sweep.py $(FOLDER) --seconds $(LIMIT)
 
 kernel-check: setup  ## the clock's kernels against a folder of kernels measured on GPUs (FOLDER=)
 	$(RUN) tests/benchmarks/kernel_times.py $(FOLDER)
