@@ -103,9 +103,7 @@ def attention(models: list[Model], tokens: int) -> Iterator[Kernel]:
         if heads:
             width = width or int(model.config.get("hidden_size") or 0) // heads
             heads_of[heads, width] = None
-    for (heads, width), length in (
-        (one, max(1, 512 * part * tokens // TOKENS)) for part in LENGTHS for one in heads_of
-    ):
+    for (heads, width), length in ((one, length) for length in lengths for one in heads_of):
         sizes = {"batch": max(1, tokens // length), "seq": length, "heads": heads, "kv": heads}
         for kernel, backend in BACKENDS.items():
             columns = {"dtype": "bf16", **sizes, "hd": width, "kernel": kernel}
