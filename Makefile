@@ -13,7 +13,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-check kernel-constants kuberay-check
+.PHONY: help setup sweep browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants kuberay-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then meas
 
 kuberay-check: setup  ## the manifests in deploy/ against KubeRay's own schemas (FOLDER=helm-chart/kuberay-operator/crds)
 	$(RUN) tests/kuberay_schema.py $(FOLDER)
+
+kernel-sweep:  ## on a machine with an NVIDIA GPU and PyTorch: measures a step's kernels, 8 minutes, resumable (FOLDER=)
+	$(GPU_PYTHON) tests/benchmarks/kernel_sweep.py $(FOLDER) --seconds $(LIMIT)
 
 kernel-check: setup  ## the clock's kernels against a folder of kernels measured on GPUs (FOLDER=)
 	$(RUN) tests/benchmarks/kernel_times.py $(FOLDER)

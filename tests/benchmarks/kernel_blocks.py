@@ -1,6 +1,7 @@
 """Eager PyTorch blocks that Liger-Kernel's benchmarks measure, as operators of a trace.
 
-Each runs on meta tensors, and the cost rules of the trace see its operators. Shapes and dtypes are
+Each is built on PyTorch's default device: on the GPU it is run (``kernel_sweep.py``), on meta the
+cost rules of the trace see its operators. Shapes and dtypes are
 those of Liger-Kernel's ``benchmark/scripts`` and of transformers' Llama. So is what the scripts
 measure besides: gradients that no run takes away are added to those of the run before, and some
 runs draw the gradient of the result.
@@ -46,7 +47,8 @@ def block_works(
     make = BLOCKS.get(name)
     if make is None or mode not in {"forward", "backward", "full"}:
         return None
-    block = make(dict(sizes))
+    with torch.device("meta"):
+        block = make(dict(sizes))
     with _Costs() as forward:
         result = block.run()
     results = result if isinstance(result, tuple) else (result,)
@@ -81,7 +83,7 @@ class Block:
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+    return torch.empty(shape, dtype=dtype, requires_grad=True)
 
 
 def _dtype(sizes: Sizes) -> torch.dtype:
@@ -97,7 +99,7 @@ def _tokens(sizes: Sizes) -> int:
 def _cross_entropy(sizes: Sizes) -> Block:
     rows, columns = _tokens(sizes), sizes.get("vocab_size") or sizes["V"]
     logits = _tensor(rows, columns)
-    labels = torch.empty(rows, dtype=torch.int64, device="meta")
+    labels = torch.randint(columns, (rows,))
     # Scripts that name the batch B keep the gradient of the logits from run to run.
     summed = [logits] if "B" in sizes else []
     return Block(partial(functional.cross_entropy, logits, labels), [logits], summed)
@@ -112,7 +114,7 @@ def _layer_norm(sizes: Sizes) -> Block:
 
 def _rms_norm(sizes: Sizes) -> Block:
     width = sizes.get("H") or sizes["hidden_size"]
-    norm = LlamaRMSNorm(width).to(device="meta")  # its weight in fp32, whatever the input
+    norm = LlamaRMSNorm(width)  # its weight in fp32, whatever the input
     x = _tensor(_tokens(sizes), width, dtype=_dtype(sizes))
     return Block(partial(norm, x), [x, norm.weight], [norm.weight])
 
@@ -126,7 +128,7 @@ def _rope(sizes: Sizes) -> Block:
     queries, keys = (
         _tensor(1, length, number, width, dtype=dtype).transpose(1, 2) for number in (heads, shared)
     )
-    angles = torch.empty(1, length, width, dtype=dtype, device="meta")
+    angles = torch.empty(1, length, width, dtype=dtype)
     return Block(partial(apply_rotary_pos_emb, queries, keys, angles, angles), [queries, keys])
 
 
@@ -148,7 +150,7 @@ def _gated(activation: Callable[[Tensor], Tensor], sizes: Sizes) -> Block:
 
 def _embedding(sizes: Sizes) -> Block:
     table = _tensor(sizes["V"], sizes["D"], dtype=_dtype(sizes))
-    rows = torch.empty(sizes["B"] * sizes["T"], dtype=torch.int64, device="meta")
+    rows = torch.randint(sizes["V"], (sizes["B"] * sizes["T"],))
     return Block(partial(functional.embedding, rows, table), [table], [table], draws=True)
 
 

@@ -46,6 +46,8 @@ UNITS = {"launch_us": "us", "ramp": "elements", "per_byte": "FLOP/byte"}
 # What a kernel can be: some collectors add a time of their own to each, and unused tiles have no
 # rate that rows could determine.
 LIMITS = {"launch_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
+# No fit sees this GPU, so that its error is one of a new GPU, by its siblings' rates.
+NEVER_FITTED = {"GB200"}
 CACHE_SIZES_MB = (24.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 160.0)
 CACHED_BANDWIDTHS = np.geomspace(0.8, 4.0, 30)  # of the memory's; a grid, since sizes are a step
 SCALE = 0.08  # of errors beyond which a row counts less
@@ -291,6 +293,8 @@ def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate,
     """All rates, by the half of the rows that fits see; rows by class and GPU."""
     samples, fp32, attention = defaultdict(list), defaultdict(list), defaultdict(list)
     for (label, key), products in measured.items():
+        if key in NEVER_FITTED:
+            continue
         kind, _, name = label.partition("/")
         seen = products.where(in_fit(products))
         if kind == "attention":

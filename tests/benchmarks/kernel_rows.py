@@ -27,10 +27,10 @@ LEAST_ROWS = 16  # fewer tokens than this are inference
 # Kernel libraries whose rows hold the kernel that PyTorch's attention runs on that architecture:
 # FlashAttention-2 on Ampere and Ada; on Hopper FlashAttention-3, whose rates cuDNN's kernel shares.
 LIBRARIES = {
-    "8": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2"),
-    "9": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa3", "fa3"),
-    "10": ("trtllm_mha", "vllm_flashinfer", "vllm_flashinfer_trtllmprefill"),
-    "12": ("vllm_flash_attn", "vllm_flash_attn_fa2"),
+    "8": ("flash_attention", "pytorch_flash", "vllm_flash_attn", "vllm_flash_attn_fa2"),
+    "9": ("flash_attention", "pytorch_cudnn", "vllm_flash_attn", "vllm_flash_attn_fa3", "fa3"),
+    "10": ("pytorch_cudnn", "trtllm_mha", "vllm_flashinfer", "vllm_flashinfer_trtllmprefill"),
+    "12": ("pytorch_flash", "vllm_flash_attn", "vllm_flash_attn_fa2"),
 }
 LEAST_LENGTH = 128  # shorter sequences measure the launch
 # Seconds that a row needs at the GPU's peak rates. NeuSight left out all that took less than 50 us,
@@ -105,9 +105,10 @@ def measured_rows(folder: Path) -> Iterator[Measured]:
     """
     readers = {
         "gemm_*": _product,
-        "memory_bound": _moving,
+        "memory_bound*": _moving,
         "attention_forward_aiconfigurator": _attention,
-        "eager_blocks_liger": _block,
+        "attention_forward_sweep": _attention,
+        "eager_blocks_*": _block,
     }
     paths = {path: read for name, read in readers.items() for path in _files(folder, name)}
     if not paths:

@@ -1,0 +1,341 @@
+"""Measure the kernels of a step on this machine's GPU, on the shapes of the presets.
+
+    python tests/benchmarks/kernel_sweep.py FOLDER [--seconds 480] [--models NAME ...]
+
+Writes tables with the columns that ``kernel_times.py`` reads, one row as soon as it is measured, so
+that the sweep can be stopped and started again; rows that are there are not measured twice. Kinds
+take turns, so that a sweep cut short has some of each:
+
+- ``gemm_sweep.csv``: linear layers, forward and both gradients.
+- ``attention_forward_sweep.csv``, ``attention_backward_sweep.csv``: causal, by PyTorch's kernels.
+- ``eager_blocks_sweep.csv``: norms, losses, rotary embeddings, activations (``kernel_blocks``).
+- ``dequantisation_sweep.csv``: bitsandbytes' NF4; ``scan_sweep.csv``: mamba-ssm's selective scan.
+
+What this machine lacks (a kernel, a package, memory) is left out, and named on stderr. ``us`` is
+the median of several runs of a few calls each, so the smallest kernels include their launch.
+"""
+
+import argparse
+import csv
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernel_blocks import BLOCKS
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from gpu_catalog.catalog import UnknownGpuError, load_catalog
+from trials.records.model import Model, find_model, presets
+
+SECONDS, TOKENS = 480.0, 4096
+WARM_UP, RUNS, RUN_SECONDS = 2, 5, 2e-3
+BACKENDS = {
+    "pytorch_flash": SDPBackend.FLASH_ATTENTION,
+    "pytorch_cudnn": SDPBackend.CUDNN_ATTENTION,
+    "pytorch_efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+BF16 = torch.bfloat16
+NF4_BYTES = 0.5 + 4 / 64  # of a weight: four bits, and a constant in fp32 for each block of 64
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel to measure.
+
+    Attributes:
+        table: name of its table.
+        columns: what identifies it there, by column.
+        make: returns the function to time, with its tensors.
+    """
+
+    table: str
+    columns: dict[str, str | int | float]
+    make: Callable[[], Callable[[], object]]
+
+
+def _random(*shape: int, grad: bool = False) -> torch.Tensor:
+    return torch.randn(shape, dtype=BF16).requires_grad_(grad)
+
+
+def products(models: list[Model], tokens: int) -> Iterator[Kernel]:
+    """Linear layers of the presets: forward, gradient of the input and of the weight."""
+    shapes: dict[tuple[int, int], None] = {}
+    for model in models:
+        names = ("hidden_size", "intermediate_size", "vocab_size")
+        hidden, inner, words = (int(model.config.get(name) or 0) for name in names)
+        own = ((hidden, hidden), (inner, hidden), (hidden, inner), (words, hidden))
+        shapes |= dict.fromkeys(own)
+    for n, k in (shape for shape in shapes if min(shape)):
+        for op, m_n_k in (
+            ("linear", (tokens, n, k)),
+            ("linear_grad_input", (tokens, k, n)),
+            ("linear_grad_weight", (n, k, tokens)),
+        ):
+            names = dict(zip("mnk", m_n_k, strict=True))
+            yield Kernel("gemm_sweep", {"op": op, "dtype": "bf16"} | names, _product(op, *m_n_k))
+
+
+def _product(op: str, m: int, n: int, k: int) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        # The layouts in which autograd hands the matrices of y = x W^T to the library.
+        left = _random(k, m).t() if op == "linear_grad_weight" else _random(m, k)
+        right = _random(n, k).t() if op == "linear" else _random(k, n)
+        return lambda: left @ right
+
+    return make
+
+
+def attention(models: list[Model], tokens: int) -> Iterator[Kernel]:
+    """Causal attention, forward and backward, by each of PyTorch's fused kernels."""
+    heads_of, lengths = {}, (tokens // 8, tokens // 2, 2 * tokens)
+    for model in models:
+        heads = int(model.config.get("num_attention_heads") or 0)
+        width = int(model.config.get("head_dim") or 0)
+        if heads:
+            width = width or int(model.config.get("hidden_size") or 0) // heads
+            heads_of[heads, width] = None
+    for (heads, width), length in ((one, length) for length in lengths for one in heads_of):
+        sizes = {"batch": max(1, tokens // length), "seq": length, "heads": heads, "kv": heads}
+        for kernel, backend in BACKENDS.items():
+            columns = {"dtype": "bf16", **sizes, "hd": width, "kernel": kernel}
+            for direction in ("forward", "backward"):
+                op = {"op": f"attention_{direction}_causal"}
+                make = _attention(sizes["batch"], length, heads, width, backend, direction)
+                yield Kernel(f"attention_{direction}_sweep", op | columns, make)
+
+
+def _attention(  # noqa: PLR0917 - the sizes of attention
+    batch: int, length: int, heads: int, width: int, backend: SDPBackend, direction: str
+) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        inputs = [_random(batch, heads, length, width, grad=True) for _ in range(3)]
+
+        def forward() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(*inputs, is_causal=True)
+
+        if direction == "forward":
+            return forward
+        result = forward()
+        grad = torch.randn_like(result)
+        return lambda: torch.autograd.grad(result, inputs, grad, retain_graph=True)
+
+    return make
+
+
+def blocks(models: list[Model], tokens: int) -> Iterator[Kernel]:
+    """Eager blocks: norms, losses, rotary embedding and gated activations."""
+    for model in models:
+        facts = {k: int(v) for k, v in model.config.items() if isinstance(v, int)}
+        hidden, heads = facts.get("hidden_size"), facts.get("num_attention_heads")
+        if not (hidden and heads and facts.get("vocab_size") and facts.get("intermediate_size")):
+            continue
+        shared = {"num_attention_heads": heads, "num_key_value_heads": heads}
+        half = {"hidden_size": hidden, "dtype": "torch.bfloat16"}
+        options: dict[str, dict[str, Any]] = {
+            "cross_entropy": {"vocab_size": facts["vocab_size"]},
+            "layer_norm": half,
+            "rms_norm": half,
+            "softmax": half,
+            "rope": half | shared | {"hidden_size": heads * (hidden // heads)},
+            "swiglu": half | {"intermediate_size": facts["intermediate_size"], "bsz": 1},
+            "embedding": {"V": facts["vocab_size"], "D": hidden, "B": 1},
+        }
+        for op, sizes in options.items():
+            name = "T" if op in {"rope", "swiglu", "embedding"} else "BT"
+            for mode in ("forward", "backward"):
+                columns = {"op": op, "mode": mode, "x_name": name, "x_value": tokens}
+                extra = {"extra_benchmark_config_str": json.dumps(sizes)}
+                make = _block(op, mode, sizes | {name: tokens})
+                yield Kernel("eager_blocks_sweep", columns | extra, make)
+
+
+def _block(op: str, mode: str, sizes: dict[str, Any]) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        block = BLOCKS[op](sizes)
+        if mode == "forward":
+            return block.run
+        result = block.run()
+        results = result if isinstance(result, tuple) else (result,)
+        grads = [torch.ones_like(one) for one in results]
+        return lambda: torch.autograd.grad(results, block.inputs, grads, retain_graph=True)
+
+    return make
+
+
+def dequantisation(models: list[Model]) -> Iterator[Kernel]:
+    """NF4 weights of bitsandbytes to bf16."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        sys.stderr.write("dequantisation: bitsandbytes is not installed\n")
+        return
+    shapes = {
+        (int(model.config.get("intermediate_size") or 0), int(model.config.get("hidden_size") or 0))
+        for model in models
+    }
+    for rows, columns in sorted(shape for shape in shapes if min(shape)):
+        sizes = {"rows": rows, "cols": columns, "bytes": rows * columns * (NF4_BYTES + 2)}
+        named: dict[str, str | int | float] = {"op": "dequantise_nf4", "dtype": "bf16"}
+        yield Kernel("dequantisation_sweep", named | sizes, _dequantisation(rows, columns))
+
+
+def _dequantisation(rows: int, columns: int) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit  # noqa: PLC0415 - optional
+
+        packed, state = quantize_4bit(_random(rows, columns), quant_type="nf4")
+        return lambda: dequantize_4bit(packed, state)
+
+    return make
+
+
+def scans(models: list[Model], tokens: int) -> Iterator[Kernel]:
+    """mamba-ssm's selective scan, forward and backward."""
+    widths = {
+        int(model.config.get("expand") or 2) * int(model.config["hidden_size"])
+        for model in models
+        if "mamba" in model.name and "hidden_size" in model.config
+    }
+    if widths and importlib.util.find_spec("mamba_ssm") is None:
+        sys.stderr.write("scan: mamba-ssm is not installed\n")
+        return
+    for width in sorted(widths):
+        for mode in ("forward", "backward"):
+            columns = {"op": "selective_scan", "dtype": "bf16", "mode": mode, "width": width}
+            yield Kernel("scan_sweep", columns | {"tokens": tokens}, _scan(width, tokens, mode))
+
+
+def _scan(width: int, tokens: int, mode: str) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        from mamba_ssm.ops.selective_scan_interface import (  # noqa: PLC0415 - optional
+            selective_scan_fn,
+        )
+
+        inputs = [_random(1, width, tokens, grad=True) for _ in range(2)]
+        states = [_random(1, 16, tokens, grad=True) for _ in range(2)]
+        decay = -torch.rand(width, 16)
+
+        def forward() -> torch.Tensor:
+            return selective_scan_fn(*inputs, decay, *states, delta_softplus=True)  # type: ignore[no-any-return]
+
+        if mode == "forward":
+            return forward
+        result = forward()
+        every, grad = [*inputs, *states], torch.randn_like(result)
+        return lambda: torch.autograd.grad(result, every, grad, retain_graph=True)
+
+    return make
+
+
+def measured_us(run: Callable[[], object], *, on_gpu: bool) -> float:
+    """Median microseconds of a call."""
+    for _ in range(WARM_UP):
+        run()
+    once = _seconds(run, 1, on_gpu=on_gpu)
+    calls = max(1, min(20, int(RUN_SECONDS / max(once, 1e-7))))
+    return 1e6 * statistics.median(_seconds(run, calls, on_gpu=on_gpu) for _ in range(RUNS))
+
+
+def _seconds(run: Callable[[], object], calls: int, *, on_gpu: bool) -> float:
+    if not on_gpu:
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - start) / calls
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3 / calls
+
+
+class Tables:
+    """Tables of a folder, to which rows are appended."""
+
+    def __init__(self, folder: Path, common: dict[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._common = folder, common
+
+    def has(self, kernel: Kernel) -> bool:
+        """Whether a row of this kernel is there."""
+        own = {name: str(value) for name, value in (self._common | kernel.columns).items()}
+        path = self._folder / f"{kernel.table}.csv"
+        if not path.exists():
+            return False
+        with path.open(encoding="utf-8", newline="") as file:
+            return any(own.items() <= row.items() for row in csv.DictReader(file))
+
+    def append(self, kernel: Kernel, us: float) -> None:
+        """Append one row, and a header before the first."""
+        row = {"gpu": self._common["gpu"], **kernel.columns, "us": round(us, 2)}
+        row |= {"source": self._common["source"]}
+        path = self._folder / f"{kernel.table}.csv"
+        is_new = not path.exists()
+        with path.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def sweep(folder: Path, models: list[Model], tokens: int, seconds: float, device: str) -> int:
+    """Measure until all rows are there or the time is over; returns the number of new rows."""
+    on_gpu, end, new = device == "cuda", time.monotonic() + seconds, 0
+    name = torch.cuda.get_device_name() if on_gpu else "cpu"
+    try:
+        gpu = load_catalog().gpu_by_device_name(name).key if on_gpu else "cpu"
+    except UnknownGpuError:
+        gpu = name
+    tables = Tables(folder, {"gpu": gpu, "source": f"kernel_sweep/torch {torch.__version__}"})
+    kinds = (products(models, tokens), attention(models, tokens), blocks(models, tokens))
+    turns = zip_longest(*kinds, dequantisation(models), scans(models, tokens))
+    for kernel in filter(None, chain.from_iterable(turns)):
+        if tables.has(kernel):
+            continue
+        if time.monotonic() > end:
+            sys.stderr.write("the time is over: start the sweep again for the rest\n")
+            break
+        try:
+            with torch.device(device):
+                us = measured_us(kernel.make(), on_gpu=on_gpu)
+        except (RuntimeError, NotImplementedError) as error:  # no such kernel here, or no memory
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            sys.stderr.write(f"{kernel.table}: {kernel.columns}: {reason}\n")
+            continue
+        tables.append(kernel, us)
+        new += 1
+    return new
+
+
+def main() -> int:
+    """Run the sweep."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument(
+        "--models", nargs="+", metavar="NAME", help="presets; all of them if absent"
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.stderr.write("PyTorch sees no CUDA GPU on this machine\n")
+        return 1
+    models = [find_model(name) for name in options.models or presets()]
+    new = sweep(options.folder, models, options.tokens, options.seconds, options.device)
+    sys.stdout.write(f"{new} new rows in {options.folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
