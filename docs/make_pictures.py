@@ -1,6 +1,6 @@
 """Make the pictures of the documentation from a real estimate and a real run.
 
-    python docs/make_pictures.py runs/laptop
+    python docs/make_pictures.py build/demo/eight-kinds
 
 The terminal is drawn by rich as SVG; the report is a screenshot of ``report.html`` by the Chromium
 of this machine (``make browser``).

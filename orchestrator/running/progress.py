@@ -91,7 +91,7 @@ class Pace:
 
 
 class EndForecast:
-    """When a sweep is expected to end, from the pace until now.
+    """Forecast of the end of a sweep, from the pace until now.
 
     A trial that runs counts by its results or its seconds, of as many as an ended trial took in the
     mean. The forecast counts down while trials keep about the pace; it is put off only once a new
