@@ -13,7 +13,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants kuberay-check
+.PHONY: help setup sweep demo browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants kuberay-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -28,6 +28,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.yaml for your own)
 	$(RUN) -m orchestrator sweep $(SPEC)
+
+demo: setup browser  ## three example reports in build/demo: this machine, eight kinds of GPU, one to eight GPUs
+	$(RUN) -m orchestrator sweep --out build/demo/laptop
+	$(RUN) -m orchestrator report build/demo/laptop --image > build/demo/laptop.md
+	$(RUN) -m orchestrator sweep docs/demo/eight-kinds.yaml --out build/demo/eight-kinds
+	$(RUN) -m orchestrator report build/demo/eight-kinds --image > build/demo/eight-kinds.md
+	$(RUN) -m orchestrator estimate --model llama-3.1-70b --method qlora --seq-len 2048 --gpu H100-SXM --gpus 1,2,4,8 > build/demo/one-to-eight.md
 
 browser:  ## Chromium, which the tests open the report in (apt, where there is none)
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \

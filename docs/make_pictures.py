@@ -1,6 +1,6 @@
 """Make the pictures of the documentation from a real estimate and a real run.
 
-    python docs/make_pictures.py runs/laptop
+    python docs/make_pictures.py build/demo/eight-kinds
 
 The terminal is drawn by rich as SVG; the report is a screenshot of ``report.html`` by the Chromium
 of this machine (``make browser``).
@@ -27,6 +27,7 @@ ESTIMATE = (
     "--epochs 3 --gpu A40,A100-80GB-SXM,H100-SXM"
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+TERMINAL = (110, 50)  # columns and lines
 PAGE_PIXELS = {"width": 1280, "height": 800}
 COLOURS = 64  # of the screenshot: few, so that the file stays small
 
@@ -35,7 +36,14 @@ def shown_in_a_terminal(command: str) -> str:
     """Output of one of the program's commands, with the codes that a terminal gets."""
     arguments = [sys.executable, "-m", "orchestrator", *shlex.split(command)[1:]]
     read_end, terminal = pty.openpty()
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=terminal, stderr=subprocess.DEVNULL) as child:
+    size = {"COLUMNS": str(TERMINAL[0]), "LINES": str(TERMINAL[1]), "TERM": "xterm"}
+    with subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | size,
+    ) as child:
         os.close(terminal)
         with os.fdopen(read_end, "rb") as stream:
             parts = []
@@ -57,7 +65,7 @@ def _chunk(descriptor: int) -> bytes:
 def terminal_picture(command: str, file: Path) -> None:
     """Draw a command and what it prints."""
     shown = Text.from_ansi(shown_in_a_terminal(command).rstrip())
-    columns = max(line.cell_len for line in shown.split() if line.plain.startswith("|"))
+    columns = TERMINAL[0]
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=columns, file=nowhere, force_terminal=True)
         console.print(Text(f"$ {command}", style="bold green"))

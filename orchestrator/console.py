@@ -11,8 +11,8 @@ from gpu_catalog.safe_text import printable
 from orchestrator.tables_in_terminal import fitted
 
 BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
-# Bold text of a recommendation wins.
-WINS = re.compile(r"^(?:[^|\n]*\. )?(?:Rent|Use) .*$", re.MULTILINE)
+# Bold text of a recommendation, a paragraph, wins.
+WINS = re.compile(r"^(?:[^|\n]*\. )?(?:Rent|Use) (?:[^\n]|\n(?!\n))*", re.MULTILINE)
 FAILS = re.compile(
     r"not even one example fits(: [A-Z_]+)?|does not fit"
     r"|\b(?:HOST_)?OUT_OF_MEMORY\b|\bTIMED_OUT\b|\bFAILED\b|\bTHRASHING\b"

@@ -1,8 +1,8 @@
 """Markdown with tables in a terminal that is narrower than they are. Pure.
 
-The column of long text moves to a line below each row. If that does not suffice, columns that
-decide nothing are hidden, and a line below the table names them; then recipe and batch move below,
-too. Sentences beside tables break between words.
+The column of long text moves to a line below each row, and then the recipe. If that does not
+suffice, columns that decide nothing are hidden, and a line below the table names them; then the
+batch moves below, too. Sentences beside tables break between words.
 """
 
 import re
@@ -19,8 +19,8 @@ MINOR = (
 )
 # Columns of long text, one of which moves to a line below each row.
 LONG = ("offer", "why", "detail", "cell", "trial")
-# Columns that follow it if the table is still too wide, with their names.
-LATER = ("recipe", "batch", "batch size")
+# Columns that follow it if the table is still too wide: before any is hidden, and after.
+EARLY, LATE = ("recipe",), ("batch", "batch size")
 CELL_END = re.compile(r"(?<!\\)\|")
 INDENT = "    "
 
@@ -60,11 +60,11 @@ def _narrowed(lines: Sequence[str], width: int) -> list[str]:
     below = [headers.index(name) for name in LONG if name in headers[1:]][:1]
     shown = [place for place in range(len(headers)) if place not in below]
     hidden = []
-    for name in (*MINOR, *LATER):
+    for name in (*EARLY, *MINOR, *LATE):
         if sum(widths[place] + 3 for place in shown) + 1 <= width:
             break
         places = [place for place in shown if headers[place] == name]
-        if name in LATER and below:
+        if below and name in (*EARLY, *LATE):
             below += places
         else:
             hidden += [name] * len(places)
@@ -82,7 +82,7 @@ def _narrowed(lines: Sequence[str], width: int) -> list[str]:
 def _below(headers: Sequence[str], row: Sequence[str], places: Sequence[int]) -> str:
     """Texts of a row that stand below it; all but the first with the names of their columns."""
     texts = [
-        row[place] if n == 0 or headers[place] == "recipe" else f"{headers[place]} {row[place]}"
+        row[place] if n == 0 or headers[place] in EARLY else f"{headers[place]} {row[place]}"
         for n, place in enumerate(places)
         if row[place]
     ]

@@ -10,7 +10,7 @@ from builders.rankings import (
 )
 
 from gpu_catalog.offer import Offer
-from orchestrator.pricing.price_drift import PriceDrift, widened
+from orchestrator.pricing.price_drift import PriceDrift, widened, young_gpus
 from orchestrator.spec.job import Overheads
 
 
@@ -48,6 +48,19 @@ def test_the_error_of_a_price_grows_with_the_root_of_its_age() -> None:
     assert sigma(on_demand, 0) == sigma(on_demand, 1) == pytest.approx(0.1 / math.sqrt(30))
     assert sigma(on_demand.model_copy(update={"provider": "own"}), 30) == 0
     assert PriceDrift(overheads, None, 0, 10).sigma(spot) == 0
+
+
+def test_prices_of_the_newest_generation_move_more() -> None:
+    """At the default of 2 % a month, a doubling within a year is at the end of the interval."""
+    catalog = SPEC.merged_catalog()
+    young = young_gpus(catalog)
+    assert {"B200", "B300", "RTX-5090", "GB200"} <= young
+    assert not {"H100-SXM", "L40S", "A40", "cpu"} & young
+    offer = next(o for o in catalog.offers("B200") if o.market == "on-demand")
+    day = offer.date + dt.timedelta(days=365)
+    sigma = PriceDrift(Overheads(), day, 0, 10, young=young).sigma(offer)
+    assert math.exp(1.645 * sigma) == pytest.approx(2.0, abs=0.05)
+    assert PriceDrift(Overheads(), day, 0, 10).sigma(offer) == pytest.approx(sigma / 6)
 
 
 def test_errors_of_hours_and_price_add_in_quadrature() -> None:

@@ -166,7 +166,7 @@ def test_largest_batch_that_missed_is_no_longer_shown(terminal: Terminal) -> Non
         progress.observed(observation(12, cell=FIRST))
         progress.observed(observation(13, Outcome.OUT_OF_MEMORY, cell=FIRST))
         progress.observed(observation(12, Outcome.THRASHING, cell=FIRST, purpose="boundary"))
-    _, _, first, *_ = last_picture(terminal)
+    _, _, _, first, *_ = last_picture(terminal)
     assert first.split(maxsplit=2) == ["seq8", "waiting", "boundary 12 THRASHING"]
 
 
@@ -236,9 +236,9 @@ def test_terminal_shows_every_trial_with_its_state_and_result(terminal: Terminal
         progress.observed(observation(4, cell=THIRD))
         progress.ended(FIRST, None)
         progress.ended(SECOND, "worker.py:100: [red]gone")
-    summary, heading, *rows = last_picture(terminal)
+    summary, shared, _, *rows = last_picture(terminal)
     assert_lines([summary], ("━ 0:00 elapsed, 2/5 done", "1 died", "1 running", "1 waiting"))
-    assert heading.startswith("trial (cpu/llama-tiny/full-fp32/dense) ")
+    assert shared == "each: cpu/llama-tiny/full-fp32/dense"
     assert [row.split()[:2] for row in rows] == [
         ["seq8", "done"],
         ["seq16", "died"],
@@ -257,7 +257,7 @@ def test_low_terminal_still_shows_the_progress(terminal: Terminal) -> None:
         shown = last_picture(terminal)
     assert "0/40 done, " in shown[0]
     assert len(shown) == 12
-    assert shown[2].startswith("seq1 ")
+    assert shown[3].startswith("seq1 ")
 
 
 def test_low_terminal_shows_first_what_runs(terminal: Terminal) -> None:
@@ -267,7 +267,7 @@ def test_low_terminal_shows_first_what_runs(terminal: Terminal) -> None:
         progress.started(many[0])
         progress.ended(many[0], None)
         progress.started(many[30])
-    assert last_picture(terminal)[2].startswith("seq31 ")
+    assert last_picture(terminal)[3].startswith("seq31 ")
 
 
 def test_a_running_trial_shows_since_when_and_how_long_its_probe_takes(terminal: Terminal) -> None:
@@ -279,7 +279,7 @@ def test_a_running_trial_shows_since_when_and_how_long_its_probe_takes(terminal:
         clock.seconds += 62
         progress.observed(observation(4, cell=FIRST))
         clock.seconds += 5
-    summary, _, first, second, *_ = last_picture(terminal)
+    summary, _, _, first, second, *_ = last_picture(terminal)
     assert "1:07 elapsed" in summary
     assert "running 1:07, this probe 0:05" in first
     assert second.split(maxsplit=1)[1] == "running 1:07"

@@ -126,3 +126,10 @@ def test_a_misspelt_shipped_sweep_has_a_near_match() -> None:
     """The name that was probably meant is in the error."""
     with pytest.raises(SpecError, match="'paper'"):
         named_spec_text(Path("papr"))
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent.parent / "docs/demo").glob("*")))
+def test_specifications_of_the_demo_measure_nothing(file: Path) -> None:
+    """``make demo`` needs no GPU: every cell is simulated."""
+    [block] = parse_spec(file.read_text(encoding="utf-8"), file.name).cells
+    assert len(block.simulated_on) == 8

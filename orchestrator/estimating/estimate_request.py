@@ -30,7 +30,7 @@ from orchestrator.model_names import named_model
 from orchestrator.pricing.offer_constraints import Above
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.own_cards import with_own_cards
-from orchestrator.pricing.price_drift import PriceDrift
+from orchestrator.pricing.price_drift import PriceDrift, young_gpus
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import (
     BatchOption,
@@ -209,7 +209,7 @@ def question_on(
         own_cards=frozenset(
             gpu.key for gpu in own_cards(request.names, request.memory_gib, catalog)
         ),
-        drift=PriceDrift(job.overheads, today, seed=0, draws=0),
+        drift=PriceDrift(job.overheads, today, seed=0, draws=0, young=young_gpus(catalog)),
         routing_draws=draws,
         expandable_segments=request.expandable_segments,
         finds_seq_len=request.seq_len == "max",

@@ -3,18 +3,29 @@
 import datetime as dt
 import hashlib
 import math
+from collections.abc import Collection
 from functools import cache
 
 import numpy as np
 
 from fitting.numerics.arrays import FloatArray
 from fitting.numerics.uncertainty import NORMAL_90
+from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.spec.job import Overheads
 
+# Architectures whose GPUs were first rented in 2025. An assumption, not a fit, as the catalogs in
+# use have no dates: some such prices doubled within a year, the upper end of a 90 % interval.
+YOUNG = frozenset({"Blackwell", "CDNA 4"})
+YOUNG_FACTOR = 6.0
 A_MONTH = 30.0  # days in which a price changes by the drift of ``Overheads``
 LEAST_DAYS = 1.0  # age of a price of today, whose hour is unknown
+
+
+def young_gpus(catalog: Catalog) -> frozenset[str]:
+    """Keys of the GPUs of the newest generations."""
+    return frozenset(gpu.key for gpu in catalog.gpus if gpu.architecture in YOUNG)
 
 
 class PriceDrift:
@@ -27,10 +38,20 @@ class PriceDrift:
         overheads: change of prices in a month.
         today: day of the ranking; None to take prices as they are quoted.
         seed, draws: seed and number of the draws of ``errors``.
+        young: keys of the GPUs whose prices move more, as those of a new generation do.
     """
 
-    def __init__(self, overheads: Overheads, today: dt.date | None, seed: int, draws: int) -> None:
+    def __init__(
+        self,
+        overheads: Overheads,
+        today: dt.date | None,
+        seed: int,
+        draws: int,
+        *,
+        young: Collection[str] = (),
+    ) -> None:
         self._overheads = overheads
+        self._young = young
         self._today = today
         self._seed = seed
         self._draws = draws
@@ -43,6 +64,8 @@ class PriceDrift:
         overheads = self._overheads
         is_spot = offer.market == "spot"
         drift = overheads.spot_price_drift if is_spot else overheads.price_drift
+        if offer.gpu in self._young:
+            drift = max(drift, YOUNG_FACTOR * overheads.price_drift)
         days = max(float((self._today - offer.date).days), LEAST_DAYS)
         return drift * math.sqrt(days / A_MONTH)
 

@@ -10,7 +10,7 @@ from fitting.families.cell_step_time import Batch, StepTimeSource
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.plan import Plan
 from orchestrator.pricing.offer_constraints import Constraints
-from orchestrator.pricing.price_drift import PriceDrift
+from orchestrator.pricing.price_drift import PriceDrift, young_gpus
 from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
@@ -89,7 +89,8 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
     Unknowns are drawn `DRAWS` times: the error of each cell's step time, the error that all
     simulated step times share, and the change of each price since it was recorded.
     """
-    drift = PriceDrift(inputs.job.overheads, inputs.today, inputs.seed, DRAWS)
+    young = young_gpus(inputs.catalog)
+    drift = PriceDrift(inputs.job.overheads, inputs.today, inputs.seed, DRAWS, young=young)
     shared = np.random.default_rng(inputs.seed).standard_normal(DRAWS)
     skipped = {skip.cell: skip.reason for skip in inputs.plan.skipped}
     given_up = {row.cell: row.reason for row in inputs.plan.given_up}

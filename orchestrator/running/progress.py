@@ -23,7 +23,7 @@ from trials.records.profile import Logged, Profiled
 
 STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "died": "bold red"}
 BAR_COLUMNS = 24
-HEAD_LINES = 3  # above the rows of the table
+HEAD_LINES = 4  # above the rows of the table
 MOST_DONE = 0.95  # of a trial that still runs
 LATER = 1.25  # a new forecast counts once it adds a quarter to the time left
 
@@ -91,7 +91,7 @@ class Pace:
 
 
 class EndForecast:
-    """When a sweep is expected to end, from the pace until now.
+    """Forecast of the end of a sweep, from the pace until now.
 
     A trial that runs counts by its results or its seconds, of as many as an ended trial took in the
     mean. The forecast counts down while trials keep about the pace; it is put off only once a new
@@ -320,15 +320,21 @@ class Progress:
         elapsed = clock_text(self._clock() - self._started)
         total = self._complete + len(states)
         bar.add_row(
-            ProgressBar(total=max(total, 1), completed=ended, width=BAR_COLUMNS),
+            ProgressBar(
+                total=max(total, 1),
+                completed=ended,
+                width=BAR_COLUMNS,
+                complete_style="green",
+                finished_style="green",
+            ),
             Text(f"{elapsed} elapsed, {self.summary()}"),
         )
-        title = f"trial ({self._shared})" if self._shared else "trial"
-        table = Table(printable(title), "state", "result until now", box=None, pad_edge=False)
+        shared = [Text(printable(f"each: {self._shared}"), style="dim")] if self._shared else []
+        table = Table("trial", "state", "result until now", box=None, pad_edge=False)
         for trial in self._rows():
             cells = (trial.label, self._state(trial), trial.result())
             table.add_row(*map(printable, cells), style=STYLES[trial.state])
-        return Group(bar, table)
+        return Group(bar, *shared, table)
 
     def _rows(self) -> Sequence[_Trial]:
         """Trials in the order of the sweep; those that run first where not all have a row."""

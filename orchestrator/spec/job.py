@@ -32,7 +32,8 @@ class Overheads(Record):
         interruptions_per_day: mean number of interruptions of a spot instance in a day. Google
             Cloud states that 5 to 15 % of preemptible instances are interrupted in a day; AWS's
             classes range from under 5 % to over 20 % in a month.
-        price_drift: relative change of an on-demand price in 30 days (one standard deviation).
+        price_drift: relative change of an on-demand price in 30 days (one standard deviation);
+            that of GPUs of the newest generation is six times as large.
         spot_price_drift: the same for a spot price.
     """
 

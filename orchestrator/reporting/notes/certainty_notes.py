@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.markdown_table import span
+from orchestrator.pricing.price_drift import YOUNG, YOUNG_FACTOR
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.observation import Basis
@@ -48,5 +49,6 @@ def interval_sources(ranking: Ranking) -> str:
         return "errors of the step times only"
     return (
         "errors of the step times and, for dollars, assumed price changes of "
-        f"{100 * job.price_drift:.2g}% a month (spot: {100 * job.spot_price_drift:.2g}%)"
+        f"{100 * job.price_drift:.2g}% a month (spot: {100 * job.spot_price_drift:.2g}%; "
+        f"{' and '.join(sorted(YOUNG))}: {100 * YOUNG_FACTOR * job.price_drift:.2g}%)"
     )
