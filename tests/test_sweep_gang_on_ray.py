@@ -40,7 +40,7 @@ catalog:
     - {gpu: cpu-small, provider: own, region: here, instance: box, usd_per_hour: 0.30,
        gpus_per_instance: 4, source: made for this test, recorded: 2026-11-20}
 """
-GANG = "cpu-small/llama-tiny/full-fp32-sdpa/dense/seq32/2xfsdp2"
+GANG = "cpu-small/llama-tiny/full-fp32/dense/seq32/2xfsdp2"
 
 
 def kill_a_rank(driver: int) -> None:
