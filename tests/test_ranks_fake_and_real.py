@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.observations import recipe, tiny_cell
+from builders.observations import cpu, recipe, tiny_cell
 
-from trials.recipes.parallel import Parallel
+from trials.child_process.child_prober import ChildProber
+from trials.recipes.fields import Method
+from trials.recipes.parallel import Parallel, Strategy
 from trials.records.cell import Cell
+from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
+from trials.records.observation import Outcome
 from trials.simulation.recording import Collective, Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
@@ -143,6 +147,22 @@ def test_of_uneven_shards_the_first_rank_has_the_largest(tmp_path: Path) -> None
     assert {key: (most[0], max(most)) for key, most in apart.items()} == dict.fromkeys(
         apart, (0, 0)
     )
+
+
+@pytest.mark.parametrize(("strategy", "method"), [("fsdp2", "full"), ("ddp", "lora")])
+def test_a_trial_measures_the_peak_that_is_traced(strategy: Strategy, method: Method) -> None:
+    """It runs the same step, so that both ranks take the bytes of the trace."""
+    cell = _on(
+        tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH),
+        Parallel(gpus=2, strategy=strategy),
+    )
+    setup = Setup(cell=cell, model=find_model(cell.model), gpu=cpu(), seed=0, threads=1)
+    with ChildProber(setup, build_timeout_seconds=300, probe_timeout_seconds=120) as prober:
+        end = prober.probe(ProbeRequest(batch_size=BATCH, timing=None))
+    assert (end.outcome, end.detail) == (Outcome.FITS, None)
+    assert end.measurement is not None
+    peaks = [rank.peak_allocated_bytes for rank in end.measurement.ranks]
+    assert peaks == [peak(traced(cell, 1))] * 2
 
 
 def test_collectives_have_the_closed_forms_of_zero_3_and_ddp() -> None:

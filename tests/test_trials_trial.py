@@ -7,16 +7,15 @@ from builders.observations import cpu, environment, tiny_cell
 from fakes.law_prober import BUDGET_BYTES, Interference, LawProber, miss
 
 from gpu_catalog.catalog import load_catalog
+from orchestrator.reporting.sections.memory_section import Boundary, boundary
 from trials.batch_ladder import batch_ladder
 from trials.child_process.fork_server import ProbeEnd, failed
 from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
 from trials.records.observation import (
     Basis,
-    Boundary,
     Observation,
     Outcome,
-    boundary,
     largest_batch,
 )
 from trials.records.timing_rule import TimingRule

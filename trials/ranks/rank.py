@@ -75,6 +75,11 @@ class Rank:
         """Parts that the weights are divided into."""
         return self.parallel.gpus if self.parallel.strategy == "fsdp2" else 1
 
+    @property
+    def build_device(self) -> torch.device:
+        """Device of the whole weights: the host, where each rank takes its shard to its own."""
+        return torch.device("cpu") if self.shards > 1 else self._device
+
     def versions(self) -> dict[str, str]:
         """Version of that library, by its name; gloo is part of PyTorch and has none."""
         if self.backend == "gloo":

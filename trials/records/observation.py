@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -380,36 +379,3 @@ def fits_always(observations: Iterable[Observation], batch_size: int | None) -> 
     of_size = (o.outcome for o in observations if o.batch_size == batch_size and not o.is_drawn)
     verdicts = {outcome for outcome in of_size if outcome.is_verdict}
     return verdicts == {Outcome.FITS} if verdicts else None
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """Largest batch sizes of one cell, and the rate of misses there.
-
-    Attributes:
-        safe: largest batch size below every one that ever missed; None while unknown.
-        largest: largest batch size that ever fitted.
-        tries: number of probes at ``largest``.
-        misses: number of them that did not fit.
-    """
-
-    safe: int | None
-    largest: int
-    tries: int
-    misses: int
-
-
-def boundary(observations: Sequence[Observation]) -> Boundary | None:
-    """Boundary of one cell by its probes and their repeats; None when nothing fitted."""
-    verdicts = [o for o in observations if o.outcome.is_verdict and not o.is_drawn]
-    fits = [o.batch_size for o in verdicts if o.outcome is Outcome.FITS]
-    if not fits:
-        return None
-    repeats = [o for o in verdicts if o.batch_size == max(fits)]
-    closed = largest_batch(observations)
-    return Boundary(
-        safe=None if closed is None else closed[0],
-        largest=max(fits),
-        tries=len(repeats),
-        misses=sum(o.outcome is not Outcome.FITS for o in repeats),
-    )

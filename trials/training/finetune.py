@@ -93,13 +93,7 @@ class FineTuning:
     """
 
     def __init__(
-        self,
-        cell: Cell,
-        model: Model,
-        *,
-        device: torch.device,
-        seed: int,
-        rank: Rank | None = None,
+        self, cell: Cell, model: Model, *, device: torch.device, seed: int, rank: Rank | None = None
     ) -> None:
         self._cell = cell
         self._facts = model
@@ -133,18 +127,12 @@ class FineTuning:
             recipe,
             active_experts=cell.active_experts,
             weights=cell.weights,
-            device=self._build_device,
+            device=self._device if self._rank is None else self._rank.build_device,
             seed=self._seed,
         )
         without_dropout(model, recipe)
         fuse_head(model, recipe.loss, outputs)
         return model
-
-    @property
-    def _build_device(self) -> torch.device:
-        """Device of the whole weights: the host's where ranks take shards of them to their own."""
-        is_sharded = self._rank is not None and self._rank.parallel.strategy == "fsdp2"
-        return torch.device("cpu") if is_sharded else self._device
 
     def start_over(self) -> None:
         """Restore initial weights, drop gradients and optimizer state, as in a fresh process."""
@@ -158,14 +146,13 @@ class FineTuning:
         self.stepper = self._new_stepper()
 
     def _new_stepper(self) -> Stepper:
-        is_replicated = self._rank is not None and self._rank.parallel.strategy == "ddp"
         return make_stepper(
             self.model,
             self.trainable,
             self._cell.recipe,
             self._device,
             self._offloading,
-            is_replicated=is_replicated,
+            is_replicated=self._rank is not None and self._rank.shards == 1,
         )
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:

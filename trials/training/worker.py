@@ -224,11 +224,11 @@ class Worker:
             already_live=live,
             after_step=readings.append,
         )
-        if self._rank.backend == "nccl":
-            return memory
+        # The first step makes DDP's wrapper, which copies weights to compare them among the ranks.
+        peaks = [reading.peak_allocated_bytes for reading in readings[1:]]
         # A thread of gloo now and then holds a buffer for longer than its collective takes.
-        first, *others = (reading.peak_allocated_bytes for reading in readings)
-        return memory.model_copy(update={"peak_allocated_bytes": max(first, min(others))})
+        peak = max(peaks) if self._rank.backend == "nccl" else min(peaks)
+        return memory.model_copy(update={"peak_allocated_bytes": peak})
 
     def _model_memory_bytes(self) -> int:
         storages = {s.data_ptr(): s for s in map(storage_of, self.tuning.tensors())}

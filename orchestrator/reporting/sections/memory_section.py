@@ -1,6 +1,7 @@
 """Section of memory: largest batch sizes, repeats at the boundary, and the error of two probes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from orchestrator.markdown_table import records_table
 from trials.records.cell import Cell, by_cell
@@ -9,13 +10,45 @@ from trials.records.observation import (
     Basis,
     Observation,
     Outcome,
-    boundary,
     largest_batch,
     surviving_batch,
 )
 
 GIB = 2**30
 MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Largest batch sizes of one cell, and the rate of misses there.
+
+    Attributes:
+        safe: largest batch size below every one that ever missed; None while unknown.
+        largest: largest batch size that ever fitted.
+        tries: number of probes at ``largest``.
+        misses: number of them that did not fit.
+    """
+
+    safe: int | None
+    largest: int
+    tries: int
+    misses: int
+
+
+def boundary(observations: Sequence[Observation]) -> Boundary | None:
+    """Boundary of one cell by its probes and their repeats; None when nothing fitted."""
+    verdicts = [o for o in observations if o.outcome.is_verdict and not o.is_drawn]
+    fits = [o.batch_size for o in verdicts if o.outcome is Outcome.FITS]
+    if not fits:
+        return None
+    repeats = [o for o in verdicts if o.batch_size == max(fits)]
+    closed = largest_batch(observations)
+    return Boundary(
+        safe=None if closed is None else closed[0],
+        largest=max(fits),
+        tries=len(repeats),
+        misses=sum(o.outcome is not Outcome.FITS for o in repeats),
+    )
 
 
 def limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -> str:

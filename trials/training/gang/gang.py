@@ -174,7 +174,7 @@ class Gang:
         return [answers[rank.number] for rank in self._ranks]
 
     def _answer(self, rank: RankProcess, kind: type[R]) -> R | RankEnd | None:
-        """What a rank has sent, or how it ended; None while a message is incomplete."""
+        """Answer of a rank, or its end; None while its message is incomplete."""
         try:
             line = rank.read()
         except EOFError:
