@@ -1,13 +1,16 @@
 """Command ``export``, and ``estimate --export``, as a user meets them."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import yaml
 from builders.runs import ONE_CELL, made_run
 
+from orchestrator.cli.commands.export import check_export
 from orchestrator.cli.main import main
 from orchestrator.configurations.cells import with_cells
+from orchestrator.exporting.training import ExportError
 
 OWN = """\
 catalog:
@@ -97,7 +100,31 @@ def test_a_ranking_of_several_trainings_needs_a_model(
     assert Path("job.sbatch").read_text(encoding="utf-8").startswith("#!")
 
 
+def test_a_configuration_is_exported_for_one_gpu() -> None:
+    """Its trainer has a launcher of its own."""
+    options = Namespace(export=Path("task.yaml"), to="slurm", config=Path("mine.yml"))
+    check_export(options, [1])
+    with pytest.raises(ExportError, match="give --gpus 1"):
+        check_export(options, [1, 8])
+
+
 ESTIMATE = ("estimate", "--model", "llama-tiny", "--seq-len", "32")
+
+
+def test_an_estimate_of_several_gpus_is_exported_where_each_has_a_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight GPUs share the assumed effective batch of 16; a divided model is refused by name."""
+    path = tmp_path / "job.sbatch"
+    words = [*ESTIMATE, "--gpu", "8xH100-SXM", "--export", str(path), "--to", "slurm"]
+    assert main([*words, "--strategy", "ddp"]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert "#SBATCH --gpus=h100:8\n" in text
+    assert "--num_processes 8 " in text
+    assert "2 x 1 accumulated x 8 GPUs (ddp) = 16 examples" in text
+    capsys.readouterr()
+    assert main([*words, "--strategy", "fsdp2"]) == 1
+    assert "give --strategy ddp" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -108,7 +135,6 @@ ESTIMATE = ("estimate", "--model", "llama-tiny", "--seq-len", "32")
         ["export", "run", "--format", "ado", "--model", "llama-tiny"],
         ["export", "run", "--format", "ado", "--config", "mine.yml"],
         [*ESTIMATE, "--export", "x.yaml"],
-        [*ESTIMATE, "--gpu", "2xA40", "--export", "x", "--to", "slurm"],
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(

@@ -145,6 +145,19 @@ def test_slurm_asks_for_the_gpu_and_is_requeued() -> None:
     assert "requeue" in options
 
 
+def test_several_gpus_are_asked_for_together() -> None:
+    """Slurm and Ray give the job as many; a job of the hub has a flavor with one."""
+    training = training_of({"effective_batch": 16}, gpus=2)
+    options = sbatch_options(task_file(training, "slurm").text)
+    assert (options["gpus"], options["cpus-per-task"], options["mem"]) == ("a10g:2", "16", "128G")
+    text = task_file(training, "ray").text
+    assert "--entrypoint-num-gpus 2 " in text
+    assert '{"A10G": 2}' in text
+    assert "2 x 4 accumulated x 2 GPUs (ddp) = 16 examples" in text
+    with pytest.raises(ExportError, match="hf-jobs"):
+        task_file(training, "hf-jobs")
+
+
 def command_in(text: str, start: str) -> list[str]:
     """Words of a command in a script, its last argument left out."""
     joined = text.replace("\\\n", " ")

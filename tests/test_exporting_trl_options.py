@@ -136,6 +136,19 @@ def test_a_machine_of_several_gpus_trains_on_one() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in training_script(training_of(placements=(SPOT,)))
 
 
+def test_copies_on_several_gpus_share_the_effective_batch() -> None:
+    """One process for each GPU; a machine with more shows as many as train."""
+    training = training_of({"effective_batch": 16}, gpus=4, placements=(OF_EIGHT,))
+    words = command(training)
+    assert words[:2] == ["trl", "sft"]
+    assert words[words.index("--num_processes") + 1] == "4"
+    assert words[words.index("--gradient_accumulation_steps") + 1] == "2"
+    assert training.effective_batch == 16
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in training_script(training)
+    whole = training_of({"effective_batch": 16}, gpus=8, placements=(OF_EIGHT,))
+    assert "CUDA_VISIBLE_DEVICES" not in training_script(whole)
+
+
 def test_checkpoints_are_written_as_often_as_the_price_assumes() -> None:
     """375 steps in 10 hours, half an hour of work between two checkpoints."""
     assert save_steps(training_of(placements=(SPOT,))) == round(375 / 20)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
 from builders.data import rows, train_tokenizer, write_jsonl
-from builders.trainings import SPOT, training_of
+from builders.trainings import OF_EIGHT, SPOT, training_of
 from peft import LoraConfig
 from tokenizers import Tokenizer
 from trainer_reference.models import write_model
@@ -51,6 +52,22 @@ def parsed(training: TrainingJob, folder: Path) -> tuple[Any, ModelConfig]:
     parser = TrlParser((ScriptArguments, CONFIGS[training.recipe.task], ModelConfig))
     _, arguments, model = parser.parse_args_and_config([*words, "--use_cpu", "True"])
     return arguments, model
+
+
+def test_accelerate_launches_a_process_for_each_gpu(tmp_path: Path) -> None:
+    """TRL passes on what it does not know itself; the trainer sets the precision."""
+    training = training_of({"effective_batch": 16}, gpus=4, placements=(OF_EIGHT,))
+    script = training_script(training).replace("\\\n", " ")
+    (line,) = re.findall(r"^trl sft (.*)", script, re.MULTILINE)
+    words = shlex.split(line.partition("${LAST")[0])
+    words = [str(tmp_path) if word == "$OUTPUT" else word for word in words]
+    parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))
+    *_, passed_on = parser.parse_args_and_config(
+        [*words, "--use_cpu", "True"], return_remaining_strings=True
+    )
+    launched = launch_command_parser().parse_args([*passed_on, "sft.py"])
+    assert (launched.multi_gpu, launched.num_processes) == (True, 4)
+    assert (launched.num_machines, launched.mixed_precision) == (1, "no")
 
 
 def read_back(arguments: Any, model: ModelConfig) -> dict[str, Any]:

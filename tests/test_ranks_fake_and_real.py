@@ -140,15 +140,6 @@ def test_a_traced_rank_is_the_real_one(ranks: int, tmp_path: Path, *, few: bool)
     assert apart == {key: [0] * ranks for key in apart}
 
 
-@pytest.mark.long
-def test_of_uneven_shards_the_first_rank_has_the_largest(tmp_path: Path) -> None:
-    """It is the one that is traced; three ranks divide rows of 128 into 43, 43 and 42."""
-    apart = compared(3, few=False, folder=tmp_path)
-    assert {key: (most[0], max(most)) for key, most in apart.items()} == dict.fromkeys(
-        apart, (0, 0)
-    )
-
-
 @pytest.mark.parametrize(("strategy", "method"), [("fsdp2", "full"), ("ddp", "lora")])
 def test_a_trial_measures_the_peak_that_is_traced(strategy: Strategy, method: Method) -> None:
     """It runs the same step, so that both ranks take the bytes of the trace."""

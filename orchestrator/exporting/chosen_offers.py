@@ -25,7 +25,8 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
     """Training of the best estimate, and the offers of all GPUs that its micro-batch fits.
 
     Raises:
-        ExportError: no estimate has a price, or several lengths were given.
+        ExportError: no estimate has a price, several lengths were given, or the best estimate
+            divides the model among GPUs.
     """
     if isinstance(request.seq_len, tuple):
         raise ExportError("--export is of one job: give --seq-len one length, or max")
@@ -34,11 +35,17 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         raise ExportError("--export: no offer has a price for this job: see the table above")
     best = priced[0]
     question, size = best.question, best.estimate.batch_size
+    if best.estimate.strategy == "fsdp2":
+        raise ExportError(
+            f"--export: {best.estimate.gpu} would divide the model (fsdp2), which no task file "
+            "starts: give --strategy ddp, or --gpus 1"
+        )
     recipe = _recipe(best)
     alike = [
         row
         for row in priced
         if _recipe(row) == recipe
+        and row.estimate.gpus == question.ranks
         and row.estimate.seq_len == question.seq_len
         and _largest(row) >= size
     ]
@@ -58,7 +65,10 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         epochs=question.workload.epochs,
         micro_batch=size,
         groups_by_length=question.workload.padding == "grouped",
-        steps=steps(question.workload, size * recipe.micro_batches(size)),
+        steps=steps(
+            question.workload,
+            size * question.rank_recipe.micro_batches(size) * question.ranks,
+        ),
         placements=tuple(
             _placement(row, price, question.workload)
             for row, price in sorted(pairs, key=preference)
@@ -69,6 +79,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         split=options.split,
         text_field=fields[0] if len(fields) == 1 else None,
         expandable_segments=request.expandable_segments,
+        gpus=question.ranks,
     )
 
 

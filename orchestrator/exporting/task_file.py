@@ -137,6 +137,10 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         ExportError: TRL does not train by the recipe, or the format can name none of the offers.
     """
     form = FORMATS[target]
+    if training.gpus > 1 and target == "hf-jobs":
+        raise ExportError(
+            f"--to hf-jobs: a job is exported with one GPU, not {training.gpus}: give --gpus 1"
+        )
     chosen, left_out = _named(training.placements, form, target)
     training = replace(training, placements=chosen)
     mounts, links = _mounts(training, target)
@@ -288,12 +292,13 @@ def _header(training: TrainingJob, form: Format, links: Mapping[str, str]) -> st
     """Comment lines on the training, on its price, and on what is to be set."""
     recipe, first = training.recipe, training.placements[0]
     unit = "packed rows" if recipe.packing else "examples"
+    several = f" x {training.gpus} GPUs (ddp)" if training.gpus > 1 else ""
     lines = [
         f"Made by finetune-cost. Start it: {form.start}",
         f"{training.model.name}, {recipe.key}",
         f"{training.examples} examples x {training.epochs} epochs",
         (
-            f"{training.micro_batch} x {training.accumulation} accumulated = "
+            f"{training.micro_batch} x {training.accumulation} accumulated{several} = "
             f"{training.effective_batch} {unit} per optimizer step"
         ),
         f"Chosen ({training.basis}): {first.text}",

@@ -103,6 +103,7 @@ class TrainingJob:
         dataset: data set of the hub, or a file or folder; None for one to be named.
         expandable_segments: setting of PyTorch's allocator.
         configuration: configuration of the user's trainer; None to train by TRL's command.
+        gpus: GPUs of one node that train together, each on a copy of the model (``ddp``).
     """
 
     model: Model
@@ -122,13 +123,14 @@ class TrainingJob:
     text_field: str | None = None
     expandable_segments: bool = False
     configuration: PatchedConfiguration | None = None
+    gpus: int = 1
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.recipe.micro_batches(self.micro_batch)
+        """Micro-batches of each GPU per optimizer step."""
+        return self.recipe.of_rank(self.gpus).micro_batches(self.micro_batch)
 
     @property
     def effective_batch(self) -> int:
         """Examples, or packed rows, per optimizer step."""
-        return self.micro_batch * self.accumulation
+        return self.micro_batch * self.accumulation * self.gpus

@@ -35,7 +35,7 @@ LLaMA-Factory would otherwise resume from a checkpoint that was not written to i
 
 
 def training_script(training: TrainingJob, links: Mapping[str, str] | None = None) -> str:
-    """Bash that trains on one GPU into the folder ``$OUTPUT``, and resumes from it.
+    """Bash that trains on the GPUs of one node into ``$OUTPUT``, and resumes from there.
 
     It reads the variables ``MODEL``, ``DATASET`` and ``OUTPUT``; with a configuration, the last.
 
@@ -46,9 +46,9 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
     Raises:
         ExportError: TRL does not train by the recipe.
     """
-    is_shared = any(place.gpus_per_instance > 1 for place in training.placements)
+    is_shared = any(place.gpus_per_instance > training.gpus for place in training.placements)
     setting = {
-        "is_shared": is_shared,
+        "visible": ",".join(map(str, range(training.gpus))) if is_shared else None,
         "expandable_segments": training.expandable_segments,
     }
     if training.configuration is not None:
@@ -75,9 +75,17 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
         "train_sh",
         **setting,
         python=python,
-        program="python train.py" if python else f"trl {training.recipe.task}",
+        program=_program(training.recipe.task, training.gpus, is_python=python is not None),
         options=[_written(name, value) for name, value in _all_options(training, options).items()],
     )
+
+
+def _program(task: Task, gpus: int, *, is_python: bool) -> str:
+    """Command that starts the processes, one for each GPU; the trainer sets the precision."""
+    launched = f"--multi_gpu --num_machines 1 --num_processes {gpus} --mixed_precision no"
+    if is_python:
+        return "python train.py" if gpus == 1 else f"accelerate launch {launched} train.py"
+    return f"trl {task}" if gpus == 1 else f"trl {task} {launched}"
 
 
 def python_additions(recipe: Recipe) -> list[str]:

@@ -74,6 +74,12 @@ def run_check(options: argparse.Namespace) -> int:
     return 0 if check.fits else 1
 
 
+def _exports_one_gpu(options: argparse.Namespace) -> bool:
+    """Whether the training is exported to a file that starts it on one GPU alone."""
+    is_alone = options.config is not None or options.to == "hf-jobs"
+    return options.export is not None and is_alone
+
+
 @contextlib.contextmanager
 def _request_ahead(
     options: argparse.Namespace,
@@ -100,8 +106,8 @@ def _request_ahead(
         from orchestrator.model_names import shape_text
         from orchestrator.request import request_of
 
-        if options.command == "estimate" and options.export is not None and not given["gpus"]:
-            given = {**given, "gpus": 1}  # a task file trains on one GPU
+        if options.command == "estimate" and _exports_one_gpu(options) and not given["gpus"]:
+            given = {**given, "gpus": 1}
         request = request_of(EstimateRequest, given)
         if configuration is not None:
             from orchestrator.configurations.several_gpus import on_several_gpus

@@ -74,16 +74,17 @@ def check_export(options: argparse.Namespace, counts: Collection[int]) -> None:
         counts: numbers of GPUs that train together.
 
     Raises:
-        ExportError: ``--export`` or ``--to`` is missing, or the estimate is of several GPUs.
+        ExportError: ``--export`` or ``--to`` is missing, or a configuration is to train on several
+            GPUs.
     """
     from orchestrator.exporting.training import ExportError
 
     if (options.export is None) != (options.to is None):
         raise ExportError("--export FILE and --to FORMAT go together: give both")
-    if options.export is not None and max(counts) > 1:
+    if options.export is not None and options.config is not None and max(counts) > 1:
         raise ExportError(
-            f"--export: a task file trains on one GPU, not on {max(counts)}: give --gpus 1, or "
-            "leave --export out"
+            f"--export: a configuration is exported for one GPU, not for {max(counts)}: give "
+            "--gpus 1, or leave --export out"
         )
 
 

@@ -73,13 +73,11 @@ class BoxSearch:
 
     def _with_draws(self, row: Estimated, question: Question) -> Estimated:
         """The estimate of a copied recipe with the draws that it was compared without."""
-        whole = replace(
-            row.question,
-            draws_lengths=question.draws_lengths,
-            routing_draws=question.routing_draws,
-        )
-        if row.question.parallel is None or for_comparison(whole) is whole:
+        draws = question.draws_lengths, question.routing_draws
+        if (row.question.draws_lengths, row.question.routing_draws) == draws:
             return row
+        lengths, routings = draws
+        whole = replace(row.question, draws_lengths=lengths, routing_draws=routings)
         (drawn,) = self.estimated_jobs([(whole, row.gpu)])
         kept = {"boxes": row.estimate.boxes, "alternatives": row.estimate.alternatives}
         return replace(drawn, estimate=drawn.estimate.model_copy(update=kept))
