@@ -26,7 +26,10 @@ def sweep(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def rows_in(folder: Path) -> dict[str, list[dict[str, str]]]:
     """Rows of each table."""
-    return {path.stem: list(csv.DictReader(path.open())) for path in folder.glob("*.csv")}
+    return {
+        path.stem: list(csv.DictReader(path.read_text().splitlines()))
+        for path in folder.glob("*.csv")
+    }
 
 
 def test_a_sweep_fills_tables_goes_on_and_can_be_compared(tmp_path: Path) -> None:
