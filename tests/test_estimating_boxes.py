@@ -1,6 +1,8 @@
 """Number of GPUs of each kind, where an estimate is asked for neither GPU nor number."""
 
 import datetime as dt
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +14,8 @@ from orchestrator.estimating.question import Question
 from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.request import request_of
 from trials.simulation.timing_model import EfficiencyConstants
-from trials.simulation.trace_cache import Traces
+from trials.simulation.trace_cache import TraceError, Traces
+from trials.simulation.trace_request import TraceRequest
 
 CATALOG = load_catalog()
 TODAY = dt.date(2026, 11, 25)
@@ -55,6 +58,28 @@ def test_copies_on_all_gpus_of_an_instance_cost_less_than_one_that_works_alone()
     assert "Other numbers of A100-80GB-SXM: 1 in" in text
     (alone,), _ = best_on(gpus, *job)
     assert "(8 GPUs, 7 idle)" in as_table([alone], alone.question)
+
+
+class Unsharded(Traces):
+    """Traces of one GPU alone."""
+
+    def prepare(self, requests: Sequence[TraceRequest]) -> None:
+        """Refuse those of several."""
+        for request in requests:
+            if request.cell.parallel is not None:
+                raise TraceError(f"{request.model.name} cannot be traced: it is made so")
+        super().prepare(requests)
+
+
+def test_an_estimate_of_one_gpu_stays_where_shards_cannot_be_traced() -> None:
+    """The reason against several is kept beside it."""
+    small = CATALOG.gpu("H100-SXM").model_copy(update={"usable_memory_bytes": 6 * 2**30})
+    request, question, simulation = asked()
+    (row,), reasons = best_boxes(
+        [small], request, question, replace(simulation, traces=Unsharded())
+    )
+    assert row.estimate.gpus == 1
+    assert reasons == ["several GPUs: qwen2.5-0.5b cannot be traced: it is made so"]
 
 
 @pytest.mark.parametrize(

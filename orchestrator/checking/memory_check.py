@@ -104,8 +104,8 @@ def _is_certain(estimate: Estimate, *, is_fit: bool) -> bool:
 def check_text(check: MemoryCheck) -> str:
     """The verdict in a line, and below it the change that helps."""
     verdict = "fits" if check.fits else "does not fit"
-    each = "" if check.strategy is None else f" on each GPU ({check.strategy})"
-    batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens{each}"
+    layout = "" if check.strategy is None else f" on each GPU ({check.strategy})"
+    batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens{layout}"
     peak, doubt = check.peak_gib_interval, "" if check.certain else ", which includes the limit"
     first = (
         f"**{check.model} {verdict} {check.gpu}**: batch {batch} reserves "

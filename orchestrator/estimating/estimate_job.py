@@ -43,7 +43,7 @@ from orchestrator.estimating.varying_memory import traced_lengths
 from trials.simulation.length_traces import LengthTraces, TraceSource
 from trials.simulation.memory.streams import load_replay
 from trials.simulation.timing_model import EfficiencyConstants
-from trials.simulation.trace_cache import Traces
+from trials.simulation.trace_cache import TraceError, Traces
 from trials.simulation.tracing_child import TracingChild
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,10 @@ def best_boxes(
         estimated_jobs=simulation.of(question).estimates,
         best_on=best,
     )
-    rows = search.best(rows, question)
+    try:
+        rows = search.best(rows, question)
+    except TraceError as error:  # an answer for one GPU of each is better than none
+        reasons = [*reasons, f"several GPUs: {error}"]
     offloads = not any(map(fits, rows))
     return remedied(rows, request, question, simulation, offloads=offloads), reasons
 
@@ -154,17 +157,17 @@ def _of_counts(
     ]
     if len(on_layouts) > 1:
         _prepare(on_layouts, request, simulation)
-    found: list[Estimated] = []
+    estimated: list[Estimated] = []
     against: dict[tuple[int, str], str] = {}
     for one, gpus in on_layouts:
         some, reasons = best_on(gpus, request, one, simulation)
-        found += some
+        estimated += some
         for reason in reasons:
             name = reason.partition(":")[0].removeprefix(f"{one.ranks}x")
             against[one.ranks, name] = reason
-    rows = best_layouts(found)
-    known = {(row.estimate.gpus, row.gpu.key) for row in rows}
-    missing = [reason for key, reason in against.items() if key not in known]
+    rows = best_layouts(estimated)
+    answered = {(row.estimate.gpus, row.gpu.key) for row in rows}
+    missing = [reason for key, reason in against.items() if key not in answered]
     return _remedied_largest(rows, request, question, simulation), missing
 
 

@@ -83,8 +83,8 @@ class BoxSearch:
         return replace(drawn, estimate=drawn.estimate.model_copy(update=kept))
 
 
-def _strategies(option: StrategyOption, of: Sequence[Strategy]) -> list[Strategy]:
-    return [strategy for strategy in STRATEGIES[option] if strategy in of]
+def _strategies(option: StrategyOption, allowed: Sequence[Strategy]) -> list[Strategy]:
+    return [strategy for strategy in STRATEGIES[option] if strategy in allowed]
 
 
 def _offered(gpu: Gpu, question: Question, catalog: Catalog) -> list[int]:

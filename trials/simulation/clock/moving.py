@@ -188,8 +188,8 @@ def _read_again(
 
 def _both(moving: FloatArray, working: FloatArray, knee: float) -> FloatArray:
     """Seconds of two kinds of work that overlap, but not wholly."""
-    known = np.nan_to_num(working)
-    longer, shorter = np.maximum(moving, known), np.minimum(moving, known)
+    worked = np.nan_to_num(working)
+    longer, shorter = np.maximum(moving, worked), np.minimum(moving, worked)
     share = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
     seconds: FloatArray = longer * (1.0 + share**knee) ** (1.0 / knee)
     return seconds
