@@ -51,17 +51,17 @@ def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
     assert checked(capsys, *small, *change["options"].split())[0] == 0
 
 
-def test_several_gpus_are_checked_together_and_each_has_its_part_of_the_effective_batch(
+def test_several_gpus_are_checked_together_and_each_takes_the_micro_batches_of_the_file(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Copies on two GPUs take one micro-batch each for the 32 examples of an optimizer step."""
+    """Two copies train on 64 examples in an optimizer step, where one GPU has 32, as the trainer."""
     tiny = ("--config", str(config), "--model", "llama-tiny", "--strategy", "ddp")
     code, check = checked(capsys, *tiny, "--gpu", "2xRTX-4090")
     assert (code, check["gpu"], check["gpus"], check["strategy"]) == (0, "2xRTX-4090", 2, "ddp")
-    assert (check["batch_size"], check["micro_batches"]) == (16, 1)
+    assert (check["batch_size"], check["micro_batches"]) == (16, 2)
     assert checked(capsys, *tiny, *GPU, "--gpus", "2") == (code, check)
     assert main(["check", *tiny, *GPU, "--gpus", "2"]) == 0
-    assert "16 x 1 of 32 tokens on each GPU (ddp)" in capsys.readouterr().out
+    assert "16 x 2 of 32 tokens on each GPU (ddp)" in capsys.readouterr().out
 
 
 def test_a_verdict_within_the_error_of_the_memory_is_uncertain(

@@ -38,7 +38,7 @@ def request(values: dict[str, Any], **given: Any) -> EstimateRequest:
     configuration.check()
     options: Any = with_configuration(configuration, given)[0]
     first = request_of(EstimateRequest, options)
-    counts = names_by_count(first.gpu, first.gpus)
+    counts = names_by_count(first.gpu, first.counts)
     return request_of(EstimateRequest, on_several_gpus(configuration, options, given, counts))
 
 

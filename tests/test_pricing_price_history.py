@@ -86,7 +86,7 @@ def test_a_snapshot_is_written_and_shown(
     assert written.name in capsys.readouterr().out
     assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "B300"]) == 0
     out = capsys.readouterr().out
-    assert "2.447" in out
+    assert "2.446" in out
     assert "6.99" in out
     assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "RTX-3090-Ti"]) == 1
     assert "RTX-3090-Ti" in capsys.readouterr().err
