@@ -54,7 +54,7 @@ def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
 def test_several_gpus_are_checked_together_and_each_takes_the_micro_batches_of_the_file(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two copies train on 64 examples in an optimizer step, where one GPU has 32, as the trainer."""
+    """Two copies train on 64 examples in an optimizer step where one GPU has 32, as the trainer."""
     tiny = ("--config", str(config), "--model", "llama-tiny", "--strategy", "ddp")
     code, check = checked(capsys, *tiny, "--gpu", "2xRTX-4090")
     assert (code, check["gpu"], check["gpus"], check["strategy"]) == (0, "2xRTX-4090", 2, "ddp")
