@@ -37,3 +37,23 @@ def test_a_ray_that_does_not_start_is_one_line_with_its_own_remedy(
     assert remedy in message
     assert "\n" not in message
     assert ("RAY_ADDRESS" in message) is (address != "local")
+
+
+def test_a_ray_that_a_busy_machine_starts_late_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray itself waits for 30 s; the second start succeeds, and is the last."""
+    starts: list[dict[str, Any]] = []
+
+    def start(**settings: Any) -> None:
+        starts.append(settings)
+        if len(starts) == 1:
+            raise Exception(TIMED_OUT)  # noqa: TRY002 - as Ray does
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(ray, "init", start)
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr("orchestrator.ray_backend.cluster.cluster_now", lambda **_: None)
+    with connected_cluster(ask_for_packages=False):
+        assert len(starts) == 2
+    assert starts[0] == starts[1]

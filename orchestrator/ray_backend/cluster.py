@@ -15,6 +15,8 @@ from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
 from trials.records.optional_packages import importable_extras
 
+logger = logging.getLogger(__name__)
+
 # The observations of a sweep are small; Ray would reserve a third of the memory for them.
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 OWN_CLUSTER = "local"
@@ -61,13 +63,7 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
-            ray.init(
-                address=OWN_CLUSTER,
-                num_cpus=int(this_machine().nodes[0].resources["CPU"]),
-                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                **quiet,
-            )
+            _start_ray(quiet)
         else:
             ray.init(address=address, **quiet)
     except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
@@ -91,6 +87,28 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
         yield cluster_now(ask_for_packages=ask_for_packages)
     finally:
         ray.shutdown()
+
+
+def _start_ray(quiet: Mapping[str, Any]) -> None:
+    """Start Ray on this machine; once more where it is so busy that Ray's own 30 s were short."""
+    import ray  # noqa: PLC0415 - as above
+
+    for is_last in (False, True):
+        try:
+            ray.init(
+                address=OWN_CLUSTER,
+                num_cpus=int(this_machine().nodes[0].resources["CPU"]),
+                object_store_memory=LOCAL_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                **quiet,
+            )
+        except Exception as error:
+            if is_last or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            logger.warning("Ray took more than 30 s to start: starting it once more")
+        else:
+            return
 
 
 def cluster_now(*, ask_for_packages: bool = False) -> ClusterResources:
