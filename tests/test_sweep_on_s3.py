@@ -88,7 +88,7 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     expected = ThreadPoolExecutor(1).submit(undisturbed)
     out = ("--out", f"s3://{BUCKET}/small")
     sweep = start_sweep(server, first, str(tmp_path / "small.yaml"), *out)
-    end = time.monotonic() + 180
+    end = time.monotonic() + 600
     while not sent(server, "small") and time.monotonic() < end:
         time.sleep(0.01)
     os.kill(sweep.pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     assert before, (first / "log").read_text()
     server.fails_every = 3
     resumed = start_sweep(server, second, "--resume", *out)
-    assert resumed.wait(timeout=240) == 0, (second / "log").read_text()
+    assert resumed.wait(timeout=600) == 0, (second / "log").read_text()
     assert server.objects("small/observations/").items() > before.items()
     server.fails_every = 0
     keys = [o.key for o in sent(server, "small")]
