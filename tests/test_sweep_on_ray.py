@@ -54,7 +54,7 @@ def undisturbed(home: Path) -> Path:
     killed = kill_until_reported(
         sweep, kill_a_child, lambda: any(not o.outcome.is_verdict for o in observations(out))
     ) and kill_until_reported(sweep, kill_a_ray_worker, lambda: DIED in log.read_text())
-    assert sweep.wait(timeout=300) == 0, log.read_text()
+    assert sweep.wait(timeout=600) == 0, log.read_text()
     assert killed, log.read_text()
     return out
 
