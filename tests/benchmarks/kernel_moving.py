@@ -20,7 +20,7 @@ UNITS |= {"softmax_us": "us", "softmax_backward_us": "us", "picked_ns": "ns"}
 # No memory moves more than this part of its peak rate. A sharp knee makes no difference.
 LIMITS = {"reached": (0.4, 0.95), "knee": (1.0, 12.0)}
 MOST_ROWS = 150  # of each class and GPU in the fit
-# Weight of each class and GPU, whatever its rows: plain kernels tell the bandwidth.
+# Weight of each class and GPU, whatever its rows: plain kernels show the bandwidth.
 WEIGHTS, WEIGHT_ELSE = {"memory/elementwise": 160.0}, 40.0
 GATED = {"memory/block geglu", "memory/block swiglu"}  # mostly matrix products
 SOURCE = "vidur 7d47513; NeuSight 6945927; Liger-Kernel ead96b6"
