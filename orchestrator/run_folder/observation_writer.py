@@ -35,6 +35,11 @@ class ObservationWriter:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._log.close(failed=error is not None)
 
+    @property
+    def written(self) -> int:
+        """Number of observations and profiles in the log."""
+        return len(self._written)
+
     def append(self, observation: Logged) -> bool:
         """Write an observation, or a profile, durably.
 

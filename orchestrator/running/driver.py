@@ -57,13 +57,13 @@ def measure(
     journal = RunJournal(folder, session.writer, session.rates)
     in_vain = 0
     while True:
-        before = len(folder.observations())
+        before = session.writer.written
         try:
             return _measure_on_ray(
                 session, strategy, journal, wait_seconds=wait_seconds, log_to=log_to
             )
         except RayEndedError as error:
-            in_vain = 0 if len(folder.observations()) > before else in_vain + 1
+            in_vain = 0 if session.writer.written > before else in_vain + 1
             if in_vain == STARTS_IN_VAIN:
                 raise RayEndedError(
                     f"{error}, {in_vain} times in a row: free some memory, and run the same "
