@@ -1,6 +1,9 @@
 """Tests that need a GPU: `make gpu-check` runs them on a machine that has one."""
 
+import json
 import statistics
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -227,3 +230,42 @@ def test_memory_of_another_process_is_recorded(device: CudaDevice, gpu: Gpu) -> 
     assert len(held) * GIB <= foreign < (len(held) + 2) * GIB
     assert end.environment is not None
     assert {"cuda", "driver"} <= {name for name, _ in end.environment.versions}
+
+
+ONE_RANK = """
+import socket
+import sys
+
+from trials.ranks.rank import Rank
+from trials.recipes.parallel import Parallel
+from trials.records.messages import ProbeRequest, Setup
+from trials.training.worker import Worker
+
+setup = Setup.model_validate_json(sys.argv[1])
+layout = Parallel.model_construct(gpus=1, strategy=sys.argv[2], reshard_after_forward=None)
+with socket.create_server(("127.0.0.1", 0)) as meeting:
+    port, listening = meeting.getsockname()[1], meeting.fileno()
+    rank = Rank(0, layout, device="cuda", port=port, listening=listening)
+    worker = Worker(setup, rank)
+    print(worker.environment().model_dump_json())
+    print(worker.probe(ProbeRequest.model_validate_json(sys.argv[3])).model_dump_json())
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_rank_trains_by_nccl(strategy: str, gpu: Gpu) -> None:
+    """A single rank opens NCCL, wraps the model as many ranks do, and is measured."""
+    facts = find_model("llama-tiny")
+    lora = with_defaults(recipe("lora", precision="bf16"), facts, gpu)
+    cell = Cell(gpu=gpu.key, model=facts.name, recipe=lora, seq_len=64)
+    setup = Setup(cell=cell, model=facts, gpu=gpu, seed=0, threads=4)
+    arguments = (setup.model_dump_json(), strategy, TIMED.model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_RANK, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    environment, reply = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+    assert environment["backend"] == "nccl"
+    assert "nccl" in dict(environment["versions"])
+    assert reply["outcome"] == "FITS"
+    assert len(reply["measurement"]["step_seconds"]) >= 6

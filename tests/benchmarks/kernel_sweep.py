@@ -9,6 +9,7 @@ take turns, so that a sweep cut short has some of each:
 - ``gemm_sweep.csv``: linear layers, forward and both gradients.
 - ``attention_forward_sweep.csv``, ``attention_backward_sweep.csv``: causal, by PyTorch's kernels.
 - ``eager_blocks_sweep.csv``: norms, losses, rotary embeddings, activations (``kernel_blocks``).
+- ``memory_bound_sweep.csv``: casts, transposed copies, sums, AdamW's step.
 - ``dequantisation_sweep.csv``: bitsandbytes' NF4; ``scan_sweep.csv``: mamba-ssm's selective scan.
 
 What this machine lacks (a kernel, a package, memory) is left out, and named on stderr. ``us`` is
@@ -37,6 +38,7 @@ from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from trials.records.model import Model, find_model, presets
 
 SECONDS, TOKENS = 480.0, 4096
+RANK = 16  # of adapters
 WARM_UP, RUNS, RUN_SECONDS = 2, 5, 2e-3
 BACKENDS = {
     "pytorch_flash": SDPBackend.FLASH_ATTENTION,
@@ -62,6 +64,17 @@ class Kernel:
     make: Callable[[], Callable[[], object]]
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes of an attention: sequences, their tokens, heads, heads of keys, width of a head."""
+
+    batch: int
+    length: int
+    heads: int
+    shared: int
+    width: int
+
+
 def _random(*shape: int, grad: bool = False) -> torch.Tensor:
     return torch.randn(shape, dtype=BF16).requires_grad_(grad)
 
@@ -73,7 +86,8 @@ def products(models: list[Model], tokens: int) -> Iterator[Kernel]:
         names = ("hidden_size", "intermediate_size", "vocab_size")
         hidden, inner, words = (int(model.config.get(name) or 0) for name in names)
         own = ((hidden, hidden), (inner, hidden), (hidden, inner), (words, hidden))
-        shapes |= dict.fromkeys(own)
+        adapters = ((RANK, hidden), (hidden, RANK), (RANK, inner), (inner, RANK))
+        shapes |= dict.fromkeys((*own, *adapters))
     for n, k in (shape for shape in shapes if min(shape)):
         for op, m_n_k in (
             ("linear", (tokens, n, k)),
@@ -99,29 +113,33 @@ def attention(models: list[Model], tokens: int) -> Iterator[Kernel]:
     heads_of, lengths = {}, (tokens // 8, tokens // 2, 2 * tokens)
     for model in models:
         heads = int(model.config.get("num_attention_heads") or 0)
+        shared = int(model.config.get("num_key_value_heads") or heads)
         width = int(model.config.get("head_dim") or 0)
         if heads:
             width = width or int(model.config.get("hidden_size") or 0) // heads
-            heads_of[heads, width] = None
-    for (heads, width), length in ((one, length) for length in lengths for one in heads_of):
-        sizes = {"batch": max(1, tokens // length), "seq": length, "heads": heads, "kv": heads}
+            heads_of |= dict.fromkeys(((heads, heads, width), (heads, shared, width)))
+    for (heads, shared, width), length in ((one, length) for length in lengths for one in heads_of):
+        sizes = {"batch": max(1, tokens // length), "seq": length, "heads": heads, "kv": shared}
         for kernel, backend in BACKENDS.items():
             columns = {"dtype": "bf16", **sizes, "hd": width, "kernel": kernel}
             for direction in ("forward", "backward"):
                 op = {"op": f"attention_{direction}_causal"}
-                make = _attention(sizes["batch"], length, heads, width, backend, direction)
+                shape = AttentionShape(sizes["batch"], length, heads, shared, width)
+                make = _attention(shape, backend, direction)
                 yield Kernel(f"attention_{direction}_sweep", op | columns, make)
 
 
-def _attention(  # noqa: PLR0917 - the sizes of attention
-    batch: int, length: int, heads: int, width: int, backend: SDPBackend, direction: str
+def _attention(
+    shape: AttentionShape, backend: SDPBackend, direction: str
 ) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
-        inputs = [_random(batch, heads, length, width, grad=True) for _ in range(3)]
+        heads = (shape.heads, shape.shared, shape.shared)
+        inputs = [_random(shape.batch, n, shape.length, shape.width, grad=True) for n in heads]
+        grouped = shape.heads != shape.shared
 
         def forward() -> torch.Tensor:
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(*inputs, is_causal=True)
+                return scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=grouped)
 
         if direction == "forward":
             return forward
@@ -193,6 +211,57 @@ def _dequantisation(rows: int, columns: int) -> Callable[[], Callable[[], object
 
         packed, state = quantize_4bit(_random(rows, columns), quant_type="nf4")
         return lambda: dequantize_4bit(packed, state)
+
+    return make
+
+
+def casts(models: list[Model], tokens: int) -> Iterator[Kernel]:
+    """Casts of autocast: weights in fp32 to bf16, activations both ways; and transposed copies."""
+    sizes = {int(model.config.get("hidden_size") or 0): None for model in models}
+    single, half = torch.float32, BF16
+    for width in filter(None, sizes):
+        for op, dtype, to in (("cast_down", single, half), ("cast_up", half, single)):
+            yield _copy(op, tokens, width, lambda x, to=to: x.to(to), dtype, 6)
+        yield _copy("transpose", tokens, width, lambda x: x.t().contiguous(), half, 4)
+        yield _copy("add", tokens, width, lambda x: x + x, half, 4)
+        yield _copy("add_fp32", tokens, width, lambda x: x + x, single, 8)
+
+
+def _copy(  # noqa: PLR0917 - an operator, its sizes and its bytes
+    op: str,
+    rows: int,
+    columns: int,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    dtype: torch.dtype,
+    width: int,
+) -> Kernel:
+    name = "fp32" if dtype is torch.float32 else "bf16"
+    named: dict[str, str | int | float] = {"op": op, "dtype": name, "rows": rows, "cols": columns}
+
+    def make() -> Callable[[], object]:
+        x = torch.randn(rows, columns, dtype=dtype)
+        return lambda: run(x)
+
+    return Kernel("memory_bound_sweep", named | {"bytes": rows * columns * width}, make)
+
+
+def optimizers(models: list[Model]) -> Iterator[Kernel]:
+    """Steps of PyTorch's AdamW, fused and by foreach, on the weights of a layer in fp32."""
+    widths = {int(model.config.get("hidden_size") or 0): None for model in models}
+    for width in filter(None, widths):
+        for op in ("adamw_fused", "adamw_foreach"):
+            named: dict[str, str | int | float] = {"op": op, "dtype": "fp32"}
+            sizes = {"rows": 12 * width, "cols": width, "bytes": 28 * 12 * width * width}
+            yield Kernel("memory_bound_sweep", named | sizes, _optimizer(op, width))
+
+
+def _optimizer(op: str, width: int) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        weights = [torch.randn(width, width, requires_grad=True) for _ in range(12)]
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        chosen = {"fused": op == "adamw_fused", "foreach": op == "adamw_foreach"}
+        return torch.optim.AdamW(weights, **chosen).step
 
     return make
 
@@ -298,7 +367,13 @@ def sweep(folder: Path, models: list[Model], tokens: int, seconds: float, device
         gpu = name
     tables = Tables(folder, {"gpu": gpu, "source": f"kernel_sweep/torch {torch.__version__}"})
     kinds = (products(models, tokens), attention(models, tokens), blocks(models, tokens))
-    turns = zip_longest(*kinds, dequantisation(models), scans(models, tokens))
+    rest = (
+        dequantisation(models),
+        scans(models, tokens),
+        casts(models, tokens),
+        optimizers(models),
+    )
+    turns = zip_longest(*kinds, *rest)
     for kernel in filter(None, chain.from_iterable(turns)):
         if tables.has(kernel):
             continue

@@ -71,14 +71,19 @@ class Rank:
         return "gloo" if self._device.type == "cpu" else "nccl"
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a shard of the weights, not all of them."""
+        return self.parallel.strategy == "fsdp2"
+
+    @property
     def shards(self) -> int:
         """Parts that the weights are divided into."""
-        return self.parallel.gpus if self.parallel.strategy == "fsdp2" else 1
+        return self.parallel.gpus if self.is_sharded else 1
 
     @property
     def build_device(self) -> torch.device:
         """Device of the whole weights: the host, where each rank takes its shard to its own."""
-        return torch.device("cpu") if self.shards > 1 else self._device
+        return torch.device("cpu") if self.is_sharded else self._device
 
     def versions(self) -> dict[str, str]:
         """Version of that library, by its name; gloo is part of PyTorch and has none."""
@@ -106,7 +111,7 @@ class Rank:
 
     def shard(self, model: nn.Module, recipe: Recipe) -> None:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
-        if self.parallel.strategy == "fsdp2":
+        if self.is_sharded:
             group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - no public name
             mesh = DeviceMesh.from_group(group, self._device.type)
             shard(model, self.parallel, recipe, mesh)

@@ -152,7 +152,7 @@ class FineTuning:
             self._cell.recipe,
             self._device,
             self._offloading,
-            is_replicated=self._rank is not None and self._rank.shards == 1,
+            is_replicated=self._rank is not None and not self._rank.is_sharded,
         )
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
