@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from torch import nn
+from torch import nn, profiler
 from torch.utils.flop_counter import FlopCounterMode
 
 from trials.devices.cpu import CpuDevice
@@ -199,6 +199,20 @@ def test_flops_of_attention_count_every_head_of_examples(kernel: str) -> None:
     )
     assert event_flops(forward) == 2 * product
     assert event_flops(backward) == 5 * product
+
+
+def test_flops_of_products_that_add_are_those_of_the_factors() -> None:
+    """The profiler lists the shape of the sum first, and empty shapes of numbers last."""
+    total, left, right = (torch.ones(size) for size in ((4, 6), (4, 5), (5, 6)))
+    with profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as recorded:
+        torch.addmm(total, left, right, beta=2)
+        total.addmm_(left, right)
+        torch.addmm(total, left, right, out=torch.empty(4, 6))
+        torch.baddbmm(total[None], left[None], right[None])
+    counts = [event_flops(event) for event in recorded.events()]
+    assert [count for count in counts if count] == 4 * [2 * 4 * 5 * 6]
 
 
 def test_every_token_goes_to_top_k_experts_in_every_layer(profiles: dict[str, Profile]) -> None:

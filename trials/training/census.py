@@ -80,8 +80,12 @@ class StepCensus:
         clips = name == NORM and not result.dim()
         if clips or any(part in name for part in IDENTIFYING):
             self._kernels.add(name)
+        # DistributedDataParallel copies the order of its buckets, whole numbers, to the host.
         if name == HOST_COPY or (
-            name == "aten::copy_" and self._is_on_gpu and result.device.type == "cpu"
+            name == "aten::copy_"
+            and self._is_on_gpu
+            and result.device.type == "cpu"
+            and result.is_floating_point()
         ):
             self._offloaded += 1
         if name in PRODUCTS:

@@ -20,7 +20,10 @@ PRODUCTS = {
     "gate": "gate", "gate_up": "gate+up", "w1": "gate", "up": "up", "w3": "up", "fc1": "up",
     "down": "down", "w2": "down", "fc2": "down",
 }  # fmt: skip
-PRODUCTS_OF_SHAPES = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm"))
+# Position of a product's left factor among the operands, by operator; the right one follows.
+LEFT_FACTOR = {
+    "aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::addmm_": 1, "aten::baddbmm": 1,
+}  # fmt: skip
 ATTENTION = "aten::_scaled_dot_product_"  # prefix of PyTorch's attention kernels
 
 

@@ -4,6 +4,7 @@ The training code stays unchanged: hooks do all of it and are removed at the end
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
 from trials.devices.device import Device
 from trials.models.experts import LoopedExperts
@@ -19,7 +20,7 @@ from trials.records.profile import ExpertLoad, Profile, ProfileRow, ProfileRule,
 from trials.training.finetune import FineTuning
 from trials.training.profiling.module_ranges import (
     ATTENTION,
-    PRODUCTS_OF_SHAPES,
+    LEFT_FACTOR,
     Handle,
     Ranges,
     Step,
@@ -186,8 +187,8 @@ def _idle(events: Sequence[Event], busy_rows: Sequence[ProfileRow]) -> Iterator[
 def event_flops(event: Event) -> int:
     """Floating-point operations of a matrix product or attention, by the shapes of its event.
 
-    The formulas are those of torch.utils.flop_counter. It has none for the grouped product, (S, K)
-    by (experts, K, N) or (K, S) by (S, N), which takes ``2 S K N``.
+    A product of (S, K) by (K, N) takes ``2 S K N``; the grouped one of (S, K) by (experts, K, N) or
+    of (K, S) by (S, N), too. The formulas of attention are those of torch.utils.flop_counter.
     """
     shapes = [tuple(shape) for shape in event.input_shapes]
     parent = event.cpu_parent
@@ -203,10 +204,10 @@ def event_flops(event: Event) -> int:
         whole = [(s[0], heads, *s[2:]) if len(s) == 4 else s for s in shapes]
         is_backward = event.name.endswith("_backward")
         return int(sdpa_backward_flop(*whole[:4]) if is_backward else sdpa_flop(*whole[:3]))
-    if event.name not in PRODUCTS_OF_SHAPES:
+    if event.name not in LEFT_FACTOR:
         return 0  # a convolution's formula needs more than shapes; that of Mamba is small
-    formula = flop_registry[getattr(torch.ops.aten, event.name.removeprefix("aten::"))]
-    return int(formula(*shapes, out_val=None))
+    left = LEFT_FACTOR[event.name]
+    return int(2 * math.prod(shapes[left]) * shapes[left + 1][-1])
 
 
 def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -> ExpertLoad | None:
