@@ -291,3 +291,29 @@ def test_backward_can_run_out_of_memory_after_a_forward_that_fits() -> None:
         with pytest.raises(DeviceOutOfMemoryError, match="exceed the budget"):
             loss.backward()  # type: ignore[no-untyped-call]
     assert weight.grad is None
+
+
+def test_a_sum_of_two_gradients_takes_no_memory_of_its_own() -> None:
+    """Autograd writes it to the first gradient, unless a mode watches; the count is that without.
+
+    The weight, two gradients of it, and numbers of 4 bytes are alive at most.
+    """
+    weight = torch.ones(1 << 16, requires_grad=True)
+    size = weight.nbytes
+    with LiveTensorCounter([weight], budget_bytes=1 << 30) as counter:
+        ((weight * 2).sum() + (weight * 3).sum()).backward()  # type: ignore[no-untyped-call]
+    assert 3 * size < counter.peak_bytes < 3.1 * size
+    assert counter.current_bytes < 2.1 * size
+
+
+def test_a_gradient_that_is_still_held_is_kept_beside_the_sum() -> None:
+    """A hook that keeps the first gradient makes autograd take a new tensor for the sum."""
+    weight, kept = torch.ones(1 << 16, requires_grad=True), []
+    size = weight.nbytes
+    with LiveTensorCounter([weight], budget_bytes=1 << 30) as counter:
+        parts = weight * 2, weight * 3
+        for part in parts:
+            part.register_hook(lambda grad: kept.append(grad * 1) or kept[-1])
+        (parts[0].sum() + parts[1].sum()).backward()
+    assert len(kept) == 2
+    assert counter.peak_bytes > 3.1 * size

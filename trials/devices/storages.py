@@ -1,6 +1,7 @@
 """Lifetimes of tensor storages, observed operation by operation."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -11,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+SUM = torch.ops.aten.add.Tensor
+ENGINE = "_engine_run_backward"  # of torch/autograd/graph.py, which calls the engine
+DISPATCH = {"__torch_dispatch__", "_fn", "inner"}  # a mode's function and PyTorch's wrappers of it
 DISTRIBUTED: tuple[type, ...] = (DTensor, AsyncCollectiveTensor)
 """Tensors of several ranks, whose operations are carried out on those of this rank."""
 
@@ -31,6 +35,20 @@ def storage_of(held: torch.Tensor | torch.UntypedStorage) -> torch.UntypedStorag
     return local_tensor(held).untyped_storage() if isinstance(held, torch.Tensor) else held
 
 
+def is_autograds_sum(func: Callable[..., Any]) -> bool:
+    """Whether autograd itself adds two gradients of one tensor. A mode's dispatch asks.
+
+    Without a dispatch mode autograd writes the sum to the first gradient, if nothing else holds it
+    (``InputBuffer::accumulate`` in PyTorch's input_buffer.cpp); under one it makes a new tensor.
+    """
+    if func is not SUM:
+        return False
+    frame = sys._getframe(1)  # noqa: SLF001 - the only way to the caller
+    while frame.f_back is not None and frame.f_code.co_name in DISPATCH:
+        frame = frame.f_back
+    return frame.f_code.co_name == ENGINE
+
+
 class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reports every storage that an operation returns, and its end, while active.
 
@@ -38,12 +56,17 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     returned it, ``gone`` when Python and autograd hold it no more. Workspace that a kernel takes
     and frees inside one operation stays unseen. The reports depend on the operations alone, so the
     same step gives the same reports in every process.
+
+    A sum of gradients for which autograd needs no memory without the watch (``is_autograds_sum``)
+    is reported after the end of the gradient that it replaces.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._finalizers: dict[int, weakref.finalize[..., torch.UntypedStorage]] = {}
+        self._replaced: int | None = None
+        self._late: tuple[int, int] | None = None
 
     def made(self, identity: int, size: int) -> None:
         """Note a new storage of ``size`` bytes."""
@@ -64,6 +87,7 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self.report_late()
         if self._collected_automatically:
             gc.enable()
         # A list: what dies meanwhile removes its own.
@@ -81,8 +105,14 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_distributed(types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if is_autograds_sum(func):
+            self.replaces(storage_of(args[0]))
         self.note(result)
         return result
+
+    def replaces(self, replaced: torch.UntypedStorage) -> None:
+        """Let the next new storage be reported after the end of this one, should that be next."""
+        self._replaced = replaced._cdata  # noqa: SLF001 - as ``note_tensor``
 
     def note(self, result: object) -> None:
         """Note every tensor in the result of an operation."""
@@ -110,9 +140,25 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self.gone(identity, noted)  # resized in place
         self._sizes[identity] = size
-        self.made(identity, size)
+        self.report_late()
+        if self._replaced is None:
+            self.made(identity, size)
+        else:
+            self._late = identity, size
         return identity
+
+    def report_late(self) -> None:
+        """Report the storage that waits for the end of another."""
+        if self._late is not None:
+            late, self._late, self._replaced = self._late, None, None
+            self.made(*late)
 
     def _forget(self, identity: int) -> None:
         del self._finalizers[identity]
-        self.gone(identity, self._sizes.pop(identity))
+        size = self._sizes.pop(identity)
+        if identity == self._replaced:
+            self.gone(identity, size)
+            self.report_late()
+        else:
+            self.report_late()
+            self.gone(identity, size)

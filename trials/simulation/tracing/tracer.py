@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
-from trials.devices.storages import StorageWatch, storage_of
+from trials.devices.storages import StorageWatch, is_autograds_sum, storage_of
 from trials.simulation.recording import (
     STREAM,
     UPDATES,
@@ -137,6 +137,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
     def name_of(self, held: torch.Tensor | torch.UntypedStorage) -> int | None:
         """Name of a storage, or of a tensor's; None for one made before the step."""
+        self.report_late()
         return self._names.get(storage_of(held)._cdata)  # noqa: SLF001 - as StorageWatch
 
     def accumulated(self, parameter: torch.Tensor) -> None:
@@ -189,6 +190,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
                 self._effects[key] = effects
         else:
             result = effects.results()
+        if is_autograds_sum(func):
+            self.replaces(storage_of(args[0]))
         self.note(result)
         if func is LIFTED:
             self._counters.add(self.name_of(result))
