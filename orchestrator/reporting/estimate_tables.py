@@ -235,6 +235,8 @@ WORKS = {
     OperatorClass.GROUPED_PRODUCT: "experts' matrix products, grouped",
     OperatorClass.ATTENTION_FORWARD: "attention, forward",
     OperatorClass.ATTENTION_BACKWARD: "attention, backward",
+    OperatorClass.FLASH2_FORWARD: "attention, forward",
+    OperatorClass.FLASH2_BACKWARD: "attention, backward",
     OperatorClass.DEQUANTISATION: "4-bit dequantisation",
     OperatorClass.SCAN: "selective scan",
     OperatorClass.UPDATE: "optimizer",

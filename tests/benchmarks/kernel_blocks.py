@@ -41,9 +41,16 @@ class _Costs(TorchDispatchMode):
 
 @cache
 def block_works(
-    name: str, mode: str, sizes: tuple[tuple[str, Any], ...]
+    name: str, mode: str, sizes: tuple[tuple[str, Any], ...], *, is_swept: bool = False
 ) -> tuple[Work, ...] | None:
-    """Operators of a block; None for a block or a mode that is not modelled here."""
+    """Operators of a block; None for a block or a mode that is not modelled here.
+
+    Args:
+        name: name of the block.
+        mode: ``forward``, ``backward`` or ``full``, which is both.
+        sizes: of the block.
+        is_swept: whether ``kernel_sweep`` ran it, which takes every gradient away.
+    """
     make = BLOCKS.get(name)
     if make is None or mode not in {"forward", "backward", "full"}:
         return None
@@ -58,7 +65,7 @@ def block_works(
             torch.randn_like(grads[0])
         new = torch.autograd.grad(results, block.inputs, grads)
         for tensor, grad in zip(block.inputs, new, strict=True):
-            if any(tensor is one for one in block.summed):
+            if not is_swept and any(tensor is one for one in block.summed):
                 grad.add_(torch.empty_like(grad))
     works = {"forward": forward.works, "backward": backward.works}.get(mode)
     chosen = forward.works + backward.works if works is None else works

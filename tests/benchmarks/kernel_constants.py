@@ -18,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 from kernel_moving import halves, held_out_moving, moving_rows
-from kernel_rows import Measured, measured_gpus, measured_rows
+from kernel_rows import FLASH2_KERNEL, Measured, measured_gpus, measured_rows
+from kernel_sweep import MOST_CALLS, RUN_SECONDS
 from scipy.optimize import least_squares
 
 from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_of, nearest_rate
 from orchestrator.markdown_table import table
-from trials.simulation.clock.attention import AttentionRates, forward_seconds, prefix_of
+from trials.simulation.clock.attention import AttentionRates, fused_seconds, rate_names
 from trials.simulation.clock.products import (
     ProductConstants,
     ProductRates,
@@ -37,12 +38,15 @@ TABLE = Path(__file__).resolve().parents[2] / "gpu_catalog" / "data" / FILE
 MOST = {"linear": 1200, "few-tokens": 200, "thin": 200, "narrow": 200}
 # Most rows of each library of attention kernels and GPU: libraries count alike.
 MOST_ATTENTION = 600
+START_RUN_US = 100.0
 START_ATTENTION = AttentionRates(10.0, 200.0, 0.6)
 # Matrices of these classes stay in the L2 cache of these GPUs when a benchmark repeats a product.
 CACHED = {"thin", "narrow"}
 LARGE_CACHES = {"L40S", "RTX-PRO-6000"}
 START = ProductConstants(3.5, 0.70, 109.0, 0.30, 0.986, 0.933, 0.884)
-UNITS = {"launch_us": "us", "ramp": "elements", "per_byte": "FLOP/byte"}
+UNITS = {"launch_us": "us", "ramp": "elements"}
+UNITS |= {"attention_launch_us": "us", "attention_asynchronous_launch_us": "us"}
+UNITS |= dict.fromkeys(("attention_per_byte", "attention_asynchronous_per_byte"), "FLOP/byte")
 # What a kernel can be: some collectors add a time of their own to each, and unused tiles have no
 # rate that rows could determine.
 LIMITS = {"launch_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
@@ -51,10 +55,11 @@ NEVER_FITTED = {"GB200"}
 CACHE_SIZES_MB = (24.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 160.0)
 CACHED_BANDWIDTHS = np.geomspace(0.8, 4.0, 30)  # of the memory's; a grid, since sizes are a step
 SCALE = 0.08  # of errors beyond which a row counts less
-SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2"
+SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2; tests/benchmarks/kernels"
 PREFIXES = {Rate.BF16: "product", Rate.FP32: "product_fp32"}
 SOURCES = {Rate.BF16: SOURCE, Rate.FP32: "NeuSight 6945927"}
-SOURCE_ATTENTION = "aiconfigurator 095f58a"
+SOURCE_SWEEP = "tests/benchmarks/kernels"
+SOURCE_ATTENTION = "aiconfigurator 095f58a; tests/benchmarks/kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,36 +201,93 @@ def rates_by_label(  # noqa: PLR0917 - what a row of the table says
 def attention_errors(products: Products, gpu: str, rates: AttentionRates) -> FloatArray:
     """(rows,) logarithms of predicted over measured seconds of causal attention.
 
-    Its shapes are (length, width) x (width, length), half of it masked.
+    Its shapes are (length, width) x (width, length), half of it masked; there are 2.5 times as many
+    in a backward pass.
     """
     shapes = products.shapes
     flops = 2.0 * shapes.rows * shapes.inner * shapes.columns * shapes.count
-    predicted = forward_seconds(flops, shapes.moved, peak_of(gpu, Rate.BF16), rates)
+    predicted = fused_seconds(flops, shapes.moved, peak_of(gpu, Rate.BF16), rates)
     return np.log(predicted / products.seconds)
 
 
-def attention_rows(samples: Fitted) -> tuple[KernelRate, ...]:
-    """Two numbers of each generation of kernels, and a fraction of each GPU."""
+Names = tuple[str, str, str]
+
+
+def names_of(label: str, key: str) -> Names | None:
+    """Names of the rates of a class of attention on a GPU; None if it has none."""
+    direction, _, kernel = label.removeprefix("attention/").partition(" ")
+    return rate_names(
+        measured_gpus()[key].compute_capability,
+        is_flash2=kernel == FLASH2_KERNEL,
+        is_backward=direction == "backward",
+    )
+
+
+def attention_rows(by_names: dict[Names, Fitted]) -> tuple[KernelRate, ...]:
+    """Two numbers of each generation of kernels, and fractions of each GPU."""
     rows: tuple[KernelRate, ...] = ()
-    generations = {key: prefix_of(measured_gpus()[key].compute_capability) for key in samples}
-    for prefix in sorted(set(generations.values())):
-        own = {key: samples[key] for key in sorted(samples) if generations[key] == prefix}
-
-        def residuals(point: FloatArray, own: Fitted = own) -> FloatArray:
-            launch_us, per_byte, *reached = map(float, np.exp(point))
-            fractions = zip(own, reached, strict=True)
-            rates = {key: AttentionRates(launch_us, per_byte, one) for key, one in fractions}
-            parts = [attention_errors(one, key, rates[key]) for key in own for one in own[key]]
-            return np.concatenate(parts)
-
-        first = START_ATTENTION
-        start = [first.launch_us, first.per_byte] + [first.reached] * len(own)
-        limits = [(0.0, np.inf)] * 2 + [(0.0, 2.0)] * len(own)
-        values, errors = least(residuals, np.array(start), np.array(limits))
-        labels = [(SHARED, "launch_us"), (SHARED, "per_byte")]
-        labels += [(key, "reached") for key in own]
-        rows += rates_by_label(own, labels, prefix, values, errors, SOURCE_ATTENTION)
+    # Those that have the numbers of their generation come first.
+    for names, samples in sorted(by_names.items(), key=lambda item: (len(item[0][2]), item[0])):
+        shared = {row.quantity: row.value for row in rows if row.gpu == SHARED}
+        own = {key: samples[key] for key in sorted(samples)}
+        if names[0] in shared:
+            rows += _fractions(names[2], AttentionRates(shared[names[0]], shared[names[1]], 1), own)
+        else:
+            rows += _generation(names, own)
     return rows
+
+
+def _generation(names: Names, samples: Fitted) -> tuple[KernelRate, ...]:
+    """Numbers of a generation of kernels, and the fraction of each GPU."""
+
+    def residuals(point: FloatArray) -> FloatArray:
+        launch_us, per_byte, *reached = map(float, np.exp(point))
+        fractions = zip(samples, reached, strict=True)
+        rates = {key: AttentionRates(launch_us, per_byte, one) for key, one in fractions}
+        parts = [attention_errors(one, key, rates[key]) for key in samples for one in samples[key]]
+        return np.concatenate(parts)
+
+    first = START_ATTENTION
+    start = [first.launch_us, first.per_byte] + [first.reached] * len(samples)
+    limits = [(0.0, np.inf)] * 2 + [(0.0, 2.0)] * len(samples)
+    values, errors = least(residuals, np.array(start), np.array(limits))
+    labels = [(SHARED, names[0]), (SHARED, names[1]), *((key, names[2]) for key in samples)]
+    return rates_by_label(samples, labels, "", values, errors, SOURCE_ATTENTION)
+
+
+def _fractions(name: str, rates: AttentionRates, samples: Fitted) -> tuple[KernelRate, ...]:
+    """Fraction of each GPU in kernels that this project's sweep alone measured.
+
+    The calls of a run share the time in which autograd started the first one, which is fitted too,
+    and belongs to no kernel.
+    """
+    is_backward = "backward" in name
+
+    def residuals(point: FloatArray) -> FloatArray:
+        started, *reached = map(float, np.exp(point))
+        own = {key: replace(rates, reached=one) for key, one in zip(samples, reached, strict=True)}
+        return np.concatenate(
+            [
+                swept_errors(one, key, own[key], started * is_backward)
+                for key in samples
+                for one in samples[key]
+            ]
+        )
+
+    start = [START_RUN_US] + [START_ATTENTION.reached] * len(samples)
+    limits = [(0.0, np.inf)] + [(0.0, 2.0)] * len(samples)
+    values, errors = least(residuals, np.array(start), np.array(limits))
+    labels = [(key, name) for key in samples]
+    return rates_by_label(samples, labels, "", values[1:], errors[1:], SOURCE_SWEEP)
+
+
+def swept_errors(
+    products: Products, gpu: str, rates: AttentionRates, started_us: float
+) -> FloatArray:
+    """(rows,) logarithms of predicted over measured seconds of a run of ``kernel_sweep``."""
+    calls = np.clip(np.floor(RUN_SECONDS / products.seconds), 1, MOST_CALLS)
+    errors = attention_errors(products, gpu, rates)
+    return np.log(np.exp(errors) + 1e-6 * started_us / calls / products.seconds)
 
 
 def constants_of(
@@ -271,13 +333,17 @@ def cache_rows(
     )
 
 
+def has_attention(rows: tuple[KernelRate, ...], label: str, key: str) -> bool:
+    """Whether a table has a fraction of the peak for a class of attention."""
+    return {row.quantity for row in rows}.issuperset(names_of(label, key) or ())
+
+
 def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Products) -> FloatArray:
     """Absolute relative errors of the rows that no fit sees, by a table of rates."""
     judged = products.where(~in_fit(products))
     facts = measured_gpus()[key]
     if label.startswith("attention/"):
-        prefix, group = prefix_of(facts.compute_capability), group_of(facts)
-        names = (f"{prefix}{field.name}" for field in fields(AttentionRates))
+        names, group = names_of(label, key) or (), group_of(facts)
         rates = AttentionRates(*(nearest_rate(rows, name, key, group) for name in names))
         errors = attention_errors(judged, key, rates)
         return np.abs(np.expm1(errors))
@@ -291,17 +357,20 @@ def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Produ
 
 def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate, ...]:
     """All rates, by the half of the rows that fits see; rows by class and GPU."""
-    samples, fp32, attention = defaultdict(list), defaultdict(list), defaultdict(list)
+    samples, fp32 = defaultdict(list), defaultdict(list)
+    attention: dict[Names, Fitted] = defaultdict(lambda: defaultdict(list))
     for (label, key), products in measured.items():
         if key in NEVER_FITTED:
             continue
         kind, _, name = label.partition("/")
         seen = products.where(in_fit(products))
         if kind == "attention":
-            attention[key].append(drawn(seen, MOST_ATTENTION))
+            names = names_of(label, key)
+            if names is not None:
+                attention[names][key].append(drawn(seen, MOST_ATTENTION))
         elif name == "fp32":
             fp32[key].append(drawn(seen, MOST["linear"]))
-        elif name not in CACHED or key not in LARGE_CACHES:
+        elif name in MOST and (name not in CACHED or key not in LARGE_CACHES):
             samples[key].append(drawn(seen, MOST[name]))
     rows = fitted_rows(samples, Rate.BF16) + fitted_rows(fp32, Rate.FP32)
     for key in sorted(LARGE_CACHES):
@@ -328,9 +397,12 @@ def main() -> None:
     # The shared numbers hardly depend on one GPU's rows, so only its own rates are left out.
     without = {gpu: tuple(row for row in rows if row.gpu != gpu) for gpu in {r.gpu for r in rows}}
     for (label, key), products in sorted(measured.items()):
-        errors = [held_out(table, key, label, products) for table in (rows, without[key])]
+        others = without.get(key, rows)
+        is_alone = label.startswith("attention/") and not has_attention(others, label, key)
+        tables = (rows,) if is_alone else (rows, others)
+        errors = [held_out(table, key, label, products) for table in tables]
         means = [f"{100 * float(one.mean()):.1f} %" for one in errors]
-        lines.append((label, key, len(errors[0]), *means))
+        lines.append((label, key, len(errors[0]), *means, *(["no sibling"] if is_alone else [])))
     for (label, key), movers in sorted(judged.items()):
         errors = [held_out_moving(table, movers) for table in (rows, without.get(key, rows))]
         means = [f"{100 * float(one.mean()):.1f} %" for one in errors]

@@ -17,7 +17,16 @@ from kernel_blocks import block_works
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
-from trials.simulation.recording import Column, FloatArray, Kind, OperatorClass, Operators, Rate
+from trials.simulation.clock.attention import ASYNCHRONOUS
+from trials.simulation.recording import (
+    FLASH2,
+    Column,
+    FloatArray,
+    Kind,
+    OperatorClass,
+    Operators,
+    Rate,
+)
 
 Work = tuple[OperatorClass, Rate, tuple[float, ...]]
 ROWS_OF = {"bf16": Rate.BF16, "fp16": Rate.FP16, "fp32": Rate.FP32}
@@ -32,12 +41,19 @@ LIBRARIES = {
     "10": ("pytorch_cudnn", "trtllm_mha", "vllm_flashinfer", "vllm_flashinfer_trtllmprefill"),
     "12": ("pytorch_flash", "vllm_flash_attn", "vllm_flash_attn_fa2"),
 }
+FLASH2_KERNEL = "pytorch_flash"  # which PyTorch runs on Hopper and B200 on request alone
 LEAST_LENGTH = 128  # shorter sequences measure the launch
+# Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, attention
+# in a context 40 to 90 us, and autograd 100 to 170 us.
+LEAST_SWEPT_SECONDS = 20e-6
+LEAST_SWEPT_BY_CALL = {"attention_forward_causal": 100e-6, "backward": 200e-6}
+LEAST_SWEPT_WIDTH = 64.0  # of a head: the smallest models are those of tests
 # Seconds that a row needs at the GPU's peak rates. NeuSight left out all that took less than 50 us,
 # so its rows of smaller shapes are the slow ones alone, and each of its products took some 50 us
 # more than its kernel; vidur has whole microseconds.
 LEAST_SECONDS = {"NeuSight": 50e-6}
 LEAST_FP32_SECONDS = 500e-6
+SWEEP = "kernel_sweep"
 LEAST_MOVING_SECONDS = 10e-6
 # Blocks whose bytes take less than this at the peak, for each of their kernels, measure the host
 # that launches them (``EfficiencyConstants.host_kernel_us``).
@@ -45,8 +61,16 @@ HOST_SECONDS = 6.8e-6
 ELEMENTWISE = {"add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "relu"}
 ELEMENTWISE |= {"gelu", "tanh"}
 FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
+# Kernels of ``kernel_sweep``, by their class in the report. A transposed copy is part of no step,
+# and AdamW by lists of tensors is many kernels.
+SWEPT = {
+    **dict.fromkeys(("add", "add_fp32", "cast_down"), "stream"),
+    "cast_up": "widening",
+    "adamw_fused": "adamw",
+}
 PATTERNS = {
-    **dict.fromkeys(("attn_rope", "mlp_act"), OperatorClass.SCATTERED),
+    **dict.fromkeys(("attn_rope", "mlp_act", "cast_up"), OperatorClass.SCATTERED),
+    "adamw_fused": OperatorClass.UPDATE,
     **dict.fromkeys(("ln", "input_layernorm"), OperatorClass.NORM),
     "softmax": OperatorClass.SOFTMAX,
 }
@@ -107,7 +131,8 @@ def measured_rows(folder: Path) -> Iterator[Measured]:
         "gemm_*": _product,
         "memory_bound*": _moving,
         "attention_forward_aiconfigurator": _attention,
-        "attention_forward_sweep": _attention,
+        "attention_*_sweep": _attention,
+        "dequantisation_sweep": _dequantised,
         "eager_blocks_*": _block,
     }
     paths = {path: read for name, read in readers.items() for path in _files(folder, name)}
@@ -123,7 +148,8 @@ def measured_rows(folder: Path) -> Iterator[Measured]:
                 seconds = float(row["us"]) * 1e-6
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(f"{path}: line {number}: cannot be read: {error!r}") from None
-            if measured is not None:
+            of_host = row["source"].startswith(SWEEP) and seconds < _least_swept_seconds(row)
+            if measured is not None and not of_host:
                 yield Measured(measured[0], gpu, measured[1], seconds)
 
 
@@ -151,6 +177,12 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 Read = tuple[str, tuple[Work, ...]] | None
 
 
+def _least_swept_seconds(row: dict[str, str]) -> float:
+    is_backward = row.get("mode") == "backward" or "backward" in row["op"]
+    name = "backward" if is_backward else row["op"]
+    return LEAST_SWEPT_BY_CALL.get(name, LEAST_SWEPT_SECONDS)
+
+
 def _least_seconds(row: dict[str, str]) -> float:
     return LEAST_SECONDS.get(row["source"].partition("/")[0], 0.0)
 
@@ -168,7 +200,8 @@ def _product(row: dict[str, str], gpu: Gpu) -> Read:
     if rate is Rate.FP32 and flops < LEAST_FP32_SECONDS * (gpu.fp32_tflops or 0.0) * 1e12:
         return None
     numbers = (moved, flops, rows, inner, columns, count, 1.0)
-    return f"product/{size}", ((OperatorClass.MATRIX_PRODUCT, rate, numbers),)
+    label = f"product/{size} backward" if "_grad_" in row["op"] else f"product/{size}"
+    return label, ((OperatorClass.MATRIX_PRODUCT, rate, numbers),)
 
 
 def _size(rows: float, columns: float, inner: float) -> str | None:
@@ -182,10 +215,14 @@ def _size(rows: float, columns: float, inner: float) -> str | None:
 
 def _moving(row: dict[str, str], gpu: Gpu) -> Read:
     moved, name = float(row["bytes"] or 0.0), row["op"]
+    is_swept = row["source"].startswith(SWEEP)
+    if is_swept and name not in SWEPT:
+        return None
     least = max(_least_seconds(row), LEAST_MOVING_SECONDS)
     if moved < least * (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9:
         return None
     label = "elementwise" if name in ELEMENTWISE else f"fused {name}" if name in FUSED else name
+    label = SWEPT[name] if is_swept else label
     rows, columns = (float(row.get(field) or 0.0) for field in ("rows", "cols"))
     row_bytes = columns * WIDTH[ROWS_OF[row["dtype"]]]
     numbers = (moved, 0.0, rows, row_bytes, columns, 0.0, 1.0)
@@ -196,19 +233,33 @@ def _attention(row: dict[str, str], gpu: Gpu) -> Read:
     major = (gpu.compute_capability or "").partition(".")[0]
     names = ("batch", "seq", "heads", "kv", "hd")
     batch, length, heads, shared, width = (float(row[name]) for name in names)
-    if row["kernel"] not in LIBRARIES.get(major, ()) or length < LEAST_LENGTH:
+    is_flash2 = row["kernel"] == FLASH2_KERNEL and major in ASYNCHRONOUS
+    is_pytorchs = is_flash2 or row["kernel"] in LIBRARIES.get(major, ())
+    is_of_test = row["source"].startswith(SWEEP) and width < LEAST_SWEPT_WIDTH
+    if not is_pytorchs or length < LEAST_LENGTH or is_of_test:
         return None
-    moved = 2 * batch * length * width * (2 * heads + 2 * shared) + 4 * batch * length * heads
-    flops = 2.0 * batch * heads * length * length * width
-    numbers = (moved, flops, length, width, length, batch * heads, 1.0)
-    work = (OperatorClass.ATTENTION_FORWARD, Rate.BF16, numbers)
-    return f"attention/forward {row['kernel']}", (work,)
+    is_backward = "backward" in row["op"]
+    # Forward: queries, keys, values and result; backward: these, and a gradient of each.
+    passes, products = (2, 2.5) if is_backward else (1, 1.0)
+    moved = passes * 2 * batch * length * width * (2 * heads + 2 * shared)
+    moved += 4 * batch * length * heads
+    flops = products * 2.0 * batch * heads * length * length * width
+    numbers = (moved, flops, length, width, length, products * batch * heads, 1.0)
+    fused = OperatorClass.ATTENTION_BACKWARD if is_backward else OperatorClass.ATTENTION_FORWARD
+    work = (FLASH2[fused] if is_flash2 else fused, Rate.BF16, numbers)
+    return f"attention/{'backward' if is_backward else 'forward'} {row['kernel']}", (work,)
+
+
+def _dequantised(row: dict[str, str], _: Gpu) -> Read:
+    numbers = (float(row["bytes"]), float(row["rows"]) * float(row["cols"]), 0, 0, 0, 0, 1.0)
+    return "memory/dequantisation", ((OperatorClass.DEQUANTISATION, Rate.BF16, numbers),)
 
 
 def _block(row: dict[str, str], gpu: Gpu) -> Read:
     options = json.loads(row["extra_benchmark_config_str"])
     sizes = {**options, row["x_name"]: int(float(row["x_value"]))}
-    works = block_works(row["op"], row["mode"], tuple(sorted(sizes.items())))
+    is_swept = row["source"].startswith(SWEEP)
+    works = block_works(row["op"], row["mode"], tuple(sorted(sizes.items())), is_swept=is_swept)
     if works is None:
         return None
     bandwidth = (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9

@@ -200,9 +200,8 @@ class SimulatedCell:
         """
         key = (batch_size, gpu.key, constants)
         if key not in self._step_times:
-            steps = self._steps_of(batch_size)
             self._step_times[key] = _step_time(
-                lambda count: step_time(steps.operators(batch_size, count), gpu, constants),
+                lambda count: step_time(self._operators(batch_size, count), gpu, constants),
                 self.recipe.micro_batches(batch_size),
             )
         return self._step_times[key]
@@ -213,8 +212,12 @@ class SimulatedCell:
         Raises:
             TraceError: the cell cannot be traced.
         """
-        micro_batches = self.recipe.micro_batches(batch_size)
-        return self._steps_of(batch_size).operators(batch_size, micro_batches)
+        return self._operators(batch_size, self.recipe.micro_batches(batch_size))
+
+    def _operators(self, batch_size: int, micro_batches: int) -> Operators:
+        operators = self._steps_of(batch_size).operators(batch_size, micro_batches)
+        is_flash2 = self.recipe.attention == "flash_attention_2"
+        return operators.by_flash2() if is_flash2 else operators
 
     def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
         """Bytes at the peak by purpose."""

@@ -15,7 +15,13 @@ from pydantic import Field
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from gpu_catalog.record import Record
-from trials.simulation.clock.attention import FP32_FORWARD, attention_rates, forward_seconds
+from trials.simulation.clock.attention import (
+    BACKWARD,
+    FP32_FORWARD,
+    attention_rates,
+    fused_seconds,
+    rate_names,
+)
 from trials.simulation.clock.moving import (
     clocks_per_second,
     moving_constants,
@@ -55,6 +61,13 @@ PRODUCT_COLUMNS = (
     *(Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS),
     *(Column.BYTES, Column.LAUNCHES),
 )
+# Classes of fused attention: whether FlashAttention-2's own kernel, and whether backward.
+FUSED_ATTENTION = (
+    (OperatorClass.ATTENTION_FORWARD, False, False),
+    (OperatorClass.ATTENTION_BACKWARD, False, True),
+    (OperatorClass.FLASH2_FORWARD, True, False),
+    (OperatorClass.FLASH2_BACKWARD, True, True),
+)
 Fraction = Annotated[float, Field(gt=0, le=MOST_FRACTION)]
 Microseconds = Annotated[float, Field(ge=0)]
 
@@ -69,11 +82,12 @@ class EfficiencyConstants(Record):
         product_speed, attention_speed, memory_speed: speed of matrix products, of fused attention,
             forward, and of operators that move data, relative to the published ones that
             ``gpu_catalog.kernel_rates`` is fitted to.
-        attention_backward: fraction of the peak in fused attention, backward.
-        dequantisation: 4-bit weights that a multiprocessor unpacks per clock. The prototype used a
-            fraction of the bandwidth (0.21, fitted on A100s alone). But the kernel looks up each
-            weight: bandwidth would make an A40 three times as slow as an A100, while the paper's
-            points (2408.04693, Fig. 14 and 15) show 1.4 times, as multiprocessors and clock do.
+        attention_backward: fraction of the peak in fused attention, backward. Where kernels were
+            measured, on Hopper, their rates times this fraction over its default.
+        dequantisation: 4-bit weights that a multiprocessor unpacks per clock: bitsandbytes 0.50 on
+            an H100 (``tests/benchmarks/kernels``). Bandwidth alone would make an A40 three times as
+            slow as an A100, while the paper's points (2408.04693, Fig. 14 and 15) show 1.4 times,
+            as multiprocessors and clock do; the older library behind them took three times as long.
         scan: fraction of the fp32 rate without tensor cores in Mamba's selective scan.
         kernel_floor_us: duration of the shortest kernel.
         host_kernel_us: host time of an operator that launches a kernel.
@@ -93,9 +107,9 @@ class EfficiencyConstants(Record):
 
     product_speed: Fraction = 1.0
     attention_speed: Fraction = 1.0
-    attention_backward: Fraction = 0.56
+    attention_backward: Fraction = BACKWARD
     memory_speed: Fraction = 1.0
-    dequantisation: Annotated[float, Field(gt=0)] = 1.1
+    dequantisation: Annotated[float, Field(gt=0)] = 3.2
     scan: Fraction = 0.30
     kernel_floor_us: Microseconds = 2.0
     host_kernel_us: Microseconds = 6.8
@@ -242,8 +256,10 @@ def _device_seconds(
         raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
     peaks, clocks = _peaks(gpu), clocks_per_second(gpu)
     reached = np.ones(len(OperatorClass))
-    reached[OperatorClass.ATTENTION_FORWARD] = FP32_FORWARD * constants.attention_speed
-    reached[OperatorClass.ATTENTION_BACKWARD] = constants.attention_backward
+    for forward in (OperatorClass.ATTENTION_FORWARD, OperatorClass.FLASH2_FORWARD):
+        reached[forward] = FP32_FORWARD * constants.attention_speed
+    for backward in (OperatorClass.ATTENTION_BACKWARD, OperatorClass.FLASH2_BACKWARD):
+        reached[backward] = constants.attention_backward
     reached[OperatorClass.SCAN] = constants.scan
     reached[OperatorClass.DEQUANTISATION] = constants.dequantisation
     flops = numbers[:, Column.FLOPS]
@@ -261,10 +277,16 @@ def _device_seconds(
     seconds = np.maximum(np.maximum(computing, transfer), floor)
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     seconds[products] = _product_seconds(rate[products], numbers[products], gpu, constants)
-    fused = (work == OperatorClass.ATTENTION_FORWARD) & (rate != Rate.FP32)
-    peaks = peaks[rate[fused]] * constants.attention_speed
-    moved, rates = numbers[fused, Column.BYTES], attention_rates(gpu)
-    seconds[fused] = forward_seconds(flops[fused], moved, peaks, rates)
+    for fused, is_flash2, is_backward in FUSED_ATTENTION:
+        names = rate_names(gpu.compute_capability, is_flash2=is_flash2, is_backward=is_backward)
+        if names is None:
+            continue
+        own = (work == fused) & (rate != Rate.FP32)
+        speed = (
+            constants.attention_backward / BACKWARD if is_backward else constants.attention_speed
+        )
+        moved, rates = numbers[own, Column.BYTES], attention_rates(gpu, names)
+        seconds[own] = fused_seconds(flops[own], moved, peaks[rate[own]] * speed, rates)
     return seconds
 
 

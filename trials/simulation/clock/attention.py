@@ -1,11 +1,11 @@
-"""Durations of fused attention, forward, in 16 bits.
+"""Durations of fused attention in 16 bits.
 
 A kernel computes at a fraction of the peak, and spends a fixed time on each byte of queries, keys,
 values and results that it reads or writes: it fills and empties its pipeline for every block of
 queries. This second part decides at short lengths, since FLOPs grow with the square of the length.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
@@ -16,11 +16,13 @@ from trials.simulation.recording import FloatArray
 # Blackwell among them, run FlashAttention-2.
 ASYNCHRONOUS = frozenset({"9", "10"})
 FP32_FORWARD = 0.60  # fraction of the peak in fp32, of which no measured kernel was found
+# Fraction of the peak in the backward pass of FlashAttention-2 on Ampere and Ada, at all lengths.
+BACKWARD = 0.56
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRates:
-    """Numbers of a GPU; those of its generation of kernels but for the last.
+    """Numbers of a GPU and direction; those of its generation of kernels but for the last.
 
     Attributes:
         launch_us: fixed share of each kernel's duration, in microseconds.
@@ -33,25 +35,43 @@ class AttentionRates:
     reached: float
 
 
-def prefix_of(capability: str | None) -> str:
-    """Start of the names in ``gpu_catalog.kernel_rates``, by the generation of kernels."""
-    major = (capability or "").partition(".")[0]
-    return "attention_asynchronous_" if major in ASYNCHRONOUS else "attention_"
+def rate_names(
+    capability: str | None, *, is_flash2: bool = False, is_backward: bool = False
+) -> tuple[str, str, str] | None:
+    """Names of ``AttentionRates`` in ``gpu_catalog.kernel_rates``.
 
-
-def attention_rates(gpu: Gpu) -> AttentionRates:
-    """Rates of a GPU, by ``gpu_catalog.kernel_rates``."""
-    prefix, numbers = prefix_of(gpu.compute_capability), rates_of(gpu)
-    return AttentionRates(*(numbers[f"{prefix}{field.name}"] for field in fields(AttentionRates)))
-
-
-def forward_seconds(
-    flops: FloatArray, moved: FloatArray, peaks: FloatArray | float, rates: AttentionRates
-) -> FloatArray:
-    """(operators,) seconds of fused attention, forward.
+    Launch and bytes are those of the generation of kernels, forward.
 
     Args:
-        flops: (operators,) FLOPs of both products, without masked blocks.
+        capability: compute capability of the GPU.
+        is_flash2: whether FlashAttention-2 runs where PyTorch has a faster kernel.
+        is_backward: whether it is the backward pass.
+
+    Returns:
+        None for kernels of which too few were measured.
+    """
+    is_asynchronous = (capability or "").partition(".")[0] in ASYNCHRONOUS
+    if is_backward and not is_asynchronous:
+        return None
+    kernels = "attention_asynchronous_" if is_asynchronous and not is_flash2 else "attention_"
+    of_flash2 = "flash2_" if is_asynchronous and is_flash2 else ""
+    direction = "backward_" if is_backward else ""
+    return f"{kernels}launch_us", f"{kernels}per_byte", f"{kernels}{of_flash2}{direction}reached"
+
+
+def attention_rates(gpu: Gpu, names: tuple[str, str, str]) -> AttentionRates:
+    """Rates of a GPU, by their names."""
+    numbers = rates_of(gpu)
+    return AttentionRates(*(numbers[name] for name in names))
+
+
+def fused_seconds(
+    flops: FloatArray, moved: FloatArray, peaks: FloatArray | float, rates: AttentionRates
+) -> FloatArray:
+    """(operators,) seconds of fused attention, forward or backward.
+
+    Args:
+        flops: (operators,) FLOPs of the two or five products, without masked blocks.
         moved: (operators,) bytes of arguments and results.
         peaks: FLOP/s.
         rates: of the GPU.
