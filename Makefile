@@ -13,7 +13,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep demo browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants kuberay-check
+.PHONY: help setup sweep demo browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants scoreboard kuberay-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ kernel-check: setup  ## the clock's kernels against a folder of kernels measured
 
 kernel-constants: setup  ## fits the clock's rates to such a folder, and prints the held-out errors (FOLDER=)
 	$(RUN) tests/benchmarks/kernel_constants.py $(FOLDER)
+
+scoreboard: setup  ## docs/accuracy.md: runs that were predicted, then measured on GPUs
+	$(RUN) tests/benchmarks/scoreboard.py --page docs/accuracy.md
 
 bench: setup  ## side by side with what a user would otherwise use
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -4,8 +4,9 @@
     python3 tests/benchmarks/gpu_runs.py measure measured.jsonl [--seconds 240]
 
 The runs are those of gpu_runs/runs.yaml. Predictions are committed before the measurements, and no
-constant is fitted to them. ``measure`` needs a GPU, PyTorch and the project's libraries, but no Ray;
-started again it continues where its file ends. The file holds observations as a run folder does.
+constant is fitted to them. ``measure`` needs a GPU, PyTorch and the project's libraries, but no
+Ray; started again it continues where its file ends. The file holds observations as a run folder
+does. ``scoreboard.py`` compares the two.
 """
 
 import argparse
@@ -13,8 +14,8 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
 from trials.records.observation import Observation
-from trials.records.profile import Logged, Profiled, ProfileRule, logged
+from trials.records.profile import Logged, ProfileRule
 from trials.records.timing_rule import TimingRule
 from trials.search import LikelyLargest
 from trials.simulation.recording import OperatorClass
@@ -40,19 +41,10 @@ from trials.simulation.timing_model import EfficiencyConstants, step_time, timel
 from trials.simulation.trace_cache import Traces
 from trials.trial import TrialTask, child_prober, run_trial
 
-RUNS = Path(__file__).parent / "gpu_runs" / "runs.yaml"
-TIMING = TimingRule(warmup_steps=1, warmup_seconds=0.3, max_steps=15, max_seconds=4.0)
+FOLDER = Path(__file__).parent / "gpu_runs"
+RUNS = FOLDER / "runs.yaml"
+TIMING = TimingRule(warmup_steps=0, warmup_seconds=0.0, max_steps=15, max_seconds=4.0)
 PROFILE = ProfileRule(least_seconds=0.5, most_steps=6, warmup_steps=1, training_steps=1)
-HEADER = (
-    "run",
-    "batch",
-    "allocated_gib",
-    "reserved_gib",
-    "step_ms",
-    "host_ms",
-    "device_ms",
-    "by_class_ms",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +56,50 @@ class Run:
     batch_sizes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Memory and time of a run at one micro-batch.
+
+    Attributes:
+        run: key of the measured cell.
+        batch: micro-batch.
+        allocated_gib, reserved_gib: peaks of PyTorch's allocator.
+        step_ms: milliseconds of an optimizer step.
+        host_ms, device_ms: milliseconds for which the host and the GPU work.
+        by_class_ms: milliseconds of the GPU by class of operator.
+    """
+
+    run: str
+    batch: int
+    allocated_gib: float
+    reserved_gib: float
+    step_ms: float
+    host_ms: float
+    device_ms: float
+    by_class_ms: dict[str, float]
+
+    @property
+    def row(self) -> list[object]:
+        """Cells of its row in a CSV."""
+        return [*(getattr(self, f.name) for f in fields(self)[:-1]), json.dumps(self.by_class_ms)]
+
+
 def runs_on(gpu: Gpu, path: Path = RUNS, *, simulated: bool = False) -> list[Run]:
-    """Runs of the file on a GPU."""
-    return [_run(row, gpu, simulated) for row in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    """Runs of a file on a GPU."""
+    rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return [_run(row, gpu, simulated=simulated) for row in rows]
 
 
-def _run(row: dict[str, Any], gpu: Gpu, simulated: bool) -> Run:
-    fields = dict(row["recipe"])
+def _run(row: dict[str, Any], gpu: Gpu, *, simulated: bool) -> Run:
+    stated = dict(row["recipe"])
     model = find_model(row["model"])
-    named = fields.pop("named", None)
-    if named:
-        recipe = Recipe.model_validate(NAMED_RECIPES[named].model_dump() | fields)
-    else:
-        recipe = Recipe.model_validate(with_trl_defaults(fields))
+    if "named" in stated:
+        stated = NAMED_RECIPES[stated.pop("named")].model_dump() | stated
     cell = Cell(
         gpu=gpu.key,
         simulated=simulated,
         model=model.name,
-        recipe=with_defaults(recipe, model, gpu),
+        recipe=with_defaults(Recipe.model_validate(with_trl_defaults(stated)), model, gpu),
         experts=model.experts,
         active_experts=model.active_experts,
         seq_len=row["seq_len"],
@@ -89,95 +107,101 @@ def _run(row: dict[str, Any], gpu: Gpu, simulated: bool) -> Run:
     return Run(cell, model, tuple(row["batch_sizes"]))
 
 
-def predictions(gpu: Gpu, path: Path) -> Iterator[tuple[object, ...]]:
-    """Memory and time of every run and batch size, by the shipped constants."""
+def predictions(gpu: Gpu, runs: list[Run]) -> Iterator[Prediction]:
+    """Predictions for every run and micro-batch, by the shipped constants.
+
+    Raises:
+        TraceError: a run cannot be traced.
+    """
     traces, constants = Traces(), EfficiencyConstants()
-    runs = runs_on(gpu, path, simulated=True)
     cells = [SimulatedCell(run.cell, run.model, traces) for run in runs]
     traces.prepare([request for cell in cells for request in cell.requests(alone=True)])
     for run, cell in zip(runs, cells, strict=True):
         for batch in run.batch_sizes:
-            peaks = cell.without_limit(batch, gpu)
-            operators = cell.operators(batch)
-            timed, timeline = (
-                step_time(operators, gpu, constants),
-                timeline_of(operators, gpu, constants),
-            )
-            by_class = {
-                OperatorClass(number).name.lower(): round(1e3 * seconds, 3)
-                for number, seconds in enumerate(timed.busy_seconds)
-                if seconds
-            }
-            times = (timed.seconds, timeline.host.sum(), timeline.device.sum())
-            yield (
-                run.cell.model_copy(update={"simulated": False}).key,
-                batch,
-                *(
-                    f"{n / GIB:.3f}"
-                    for n in (peaks.peak_allocated_bytes, peaks.peak_reserved_bytes)
-                ),
-                *(f"{1e3 * seconds:.2f}" for seconds in times),
-                json.dumps(by_class),
+            peaks, operators = cell.without_limit(batch, gpu), cell.operators(batch)
+            step, timeline = (f(operators, gpu, constants) for f in (step_time, timeline_of))
+            busy = enumerate(step.busy_seconds)
+            yield Prediction(
+                run=run.cell.model_copy(update={"simulated": False}).key,
+                batch=batch,
+                allocated_gib=round(peaks.peak_allocated_bytes / GIB, 3),
+                reserved_gib=round(peaks.peak_reserved_bytes / GIB, 3),
+                step_ms=round(1e3 * step.seconds, 2),
+                host_ms=round(1e3 * float(timeline.host.sum()), 2),
+                device_ms=round(1e3 * float(timeline.device.sum()), 2),
+                by_class_ms={
+                    OperatorClass(n).name.lower(): round(1e3 * s, 3) for n, s in busy if s
+                },
             )
 
 
-@dataclass(frozen=True, slots=True)
 class _Log:
     """Observations of a file, to which further ones are appended."""
 
-    path: Path
-    records: list[Logged]
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.observations = observations_of(path) if path.exists() else []
 
     def append(self, record: Logged) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
+        """Append a record, and name it on stderr."""
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(record.model_dump_json() + "\n")
-        self.records.append(record)
-        sys.stderr.write(
-            f"{record.seconds:6.1f} s  {record.outcome}  {record.key}  {record.detail or ''}\n"
-        )
+        if isinstance(record, Observation):
+            self.observations.append(record)
+        end = f"{record.outcome}  {record.key}  {record.detail or ''}"
+        sys.stderr.write(f"{record.seconds:6.1f} s  {end}\n")
+
+    def timed(self, cell: Cell) -> set[int]:
+        """Micro-batches of a cell that are timed."""
+        return {o.batch_size for o in self.observations if o.cell == cell and o.is_timing}
 
 
-def measure(gpu: Gpu, path: Path, output: Path, seconds: float) -> None:
-    """Measure runs in their order until the time is over; each is timed and profiled."""
-    lines = output.read_bytes().splitlines() if output.exists() else []
-    log = _Log(output, [logged(line) for line in lines])
-    keep_going = time_is_left(seconds, log.records)  # type: ignore[arg-type]
-    for run in runs_on(gpu, path):
-        done = [one for one in log.records if one.cell == run.cell]
-        largest = max(run.batch_sizes)
-        task = TrialTask(
-            cell=run.cell,
-            model=run.model,
-            gpu=gpu,
-            seed=0,
-            batch_limit=largest,
-            boundary_repeats=0,
-            timing=TIMING,
-            build_timeout_seconds=120.0,
-            probe_timeout_seconds=60.0,
-            threads=len(os.sched_getaffinity(0)),
-            done=tuple(one for one in done if isinstance(one, Observation)),
-            likely_largest=LikelyLargest(largest),
-            timed=run.batch_sizes,
-        )
-        profiled = tuple(one for one in done if isinstance(one, Profiled))
+def observations_of(path: Path) -> list[Observation]:
+    """Observations of a file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Observation.model_validate_json(line) for line in lines if '"kind"' not in line]
 
-        def is_left() -> bool:
-            timed = {
-                one.batch_size for one in log.records if one.cell == run.cell and one.is_timing
-            }
-            return keep_going() and timed != set(run.batch_sizes)
 
-        with child_prober(task) as prober:
-            run_trial(task, prober, log.append, keep_going=is_left)
-            if keep_going() and not profiled:
-                run_profile(
-                    ProfileTask(trial=task, rule=PROFILE, batch_sizes=(largest,)),
-                    prober,
-                    log.append,
-                )
+def measure(gpu: Gpu, runs: list[Run], output: Path, seconds: float, *, profiles: bool) -> None:
+    """Measure runs in their order until the time is over; with ``profiles``, profile them too."""
+    log = _Log(output)
+    keep_going = time_is_left(seconds, log.observations)
+    for run in runs:
+        if log.timed(run.cell) == set(run.batch_sizes):
+            continue
         if not keep_going():
             return
+        _measure_run(gpu, run, log, keep_going, profiles=profiles)
+
+
+def _measure_run(
+    gpu: Gpu, run: Run, log: _Log, keep_going: Callable[[], bool], *, profiles: bool
+) -> None:
+    largest = max(run.batch_sizes)
+    task = TrialTask(
+        cell=run.cell,
+        model=run.model,
+        gpu=gpu,
+        seed=0,
+        batch_limit=largest,
+        boundary_repeats=0,
+        timing=TIMING,
+        build_timeout_seconds=120.0,
+        probe_timeout_seconds=60.0,
+        threads=len(os.sched_getaffinity(0)),
+        done=tuple(o for o in log.observations if o.cell == run.cell),
+        likely_largest=LikelyLargest(largest),
+        timed=run.batch_sizes,
+    )
+
+    def is_left() -> bool:
+        return keep_going() and log.timed(run.cell) != set(run.batch_sizes)
+
+    with child_prober(task) as prober:
+        run_trial(task, prober, log.append, keep_going=is_left)
+        if profiles and keep_going():
+            profile = ProfileTask(trial=task, rule=PROFILE, batch_sizes=(largest,))
+            run_profile(profile, prober, log.append)
 
 
 def main() -> None:
@@ -190,17 +214,20 @@ def main() -> None:
     measuring.add_argument("output", type=Path)
     measuring.add_argument("--seconds", type=float, default=240.0)
     measuring.add_argument("--gpu", help="key in the catalog; by default this machine's GPU")
+    measuring.add_argument("--profile", action="store_true", help="profile each run, too")
     for one in (predict, measuring):
         one.add_argument("--runs", type=Path, default=RUNS)
     options = parser.parse_args()
     catalog = load_catalog()
     if options.verb == "measure":
         gpu = device_of(options.gpu, catalog)
-        measure(gpu, options.runs, options.output, options.seconds)
+        runs = runs_on(gpu, options.runs)
+        measure(gpu, runs, options.output, options.seconds, profiles=options.profile)
         return
+    gpu = catalog.gpu(options.gpu)
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows(predictions(catalog.gpu(options.gpu), options.runs))
+    writer.writerow([field.name for field in fields(Prediction)])
+    writer.writerows(p.row for p in predictions(gpu, runs_on(gpu, options.runs, simulated=True)))
 
 
 if __name__ == "__main__":
