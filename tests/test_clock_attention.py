@@ -6,12 +6,14 @@ import pytest
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from trials.simulation.clock.attention import (
+    FLASH2,
     AttentionRates,
     attention_rates,
+    by_flash2,
     fused_seconds,
     rate_names,
 )
-from trials.simulation.recording import FLASH2, Column, Kind, OperatorClass, Operators, Rate
+from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate
 from trials.simulation.timing_model import EfficiencyConstants, timeline_of
 
 CATALOG = load_catalog()
@@ -91,7 +93,7 @@ def test_hopper_runs_flash_attention_2_at_half_the_speed_of_pytorchs_kernels() -
         for work in (*FLASH2, *FLASH2.values())
     }
     for fused, flash2 in FLASH2.items():
-        own = step_of(fused).by_flash2()
+        own = by_flash2(step_of(fused))
         assert timeline_of(own, H100, EfficiencyConstants()).device[0] == seconds[flash2]
         assert 1.5 < seconds[flash2] / seconds[fused] < 2.5
         # Ampere has one kernel for both.

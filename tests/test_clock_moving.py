@@ -113,7 +113,9 @@ def test_memory_of_a_kind_reaches_alike() -> None:
     """A GPU without measurements has the mean of its kind of memory: HBM reaches more."""
     reached = {gpu.key: moving_constants(gpu).reached for gpu in CATALOG.gpus if gpu.kind == "cuda"}
     assert reached["H200-SXM"] == reached["H100-PCIe"] == reached["A100-40GB-SXM"]
-    assert reached["L40S"] == reached["RTX-4090"] < reached["H200-SXM"] < reached["H100-SXM"]
+    assert reached["L40S"] == reached["RTX-4090"] < reached["H200-SXM"]
+    # Measured by this project: 2.75 of 3.35 TB/s.
+    assert reached["H100-SXM"] == pytest.approx(0.82, abs=0.02)
     h100 = moving_rates(CATALOG.gpu("H100-SXM"))
     assert h100.multiprocessors == 132
     assert h100.clocks == pytest.approx(67e12 / 256)  # 128 lanes, two FLOPs a clock

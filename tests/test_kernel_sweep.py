@@ -13,6 +13,7 @@ REFERENCE = {
     "attention_forward_sweep": "gpu,op,dtype,batch,seq,heads,kv,hd,kernel,us,source",
     "attention_backward_sweep": "gpu,op,dtype,batch,seq,heads,kv,hd,kernel,us,source",
     "eager_blocks_sweep": "gpu,op,mode,x_name,x_value,extra_benchmark_config_str,us,source",
+    "memory_bound_sweep": "gpu,op,dtype,rows,cols,bytes,us,source",
     "dequantisation_sweep": "gpu,op,dtype,rows,cols,bytes,us,source",
 }
 

@@ -17,9 +17,8 @@ from kernel_blocks import block_works
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
-from trials.simulation.clock.attention import ASYNCHRONOUS
+from trials.simulation.clock.attention import ASYNCHRONOUS, FLASH2
 from trials.simulation.recording import (
-    FLASH2,
     Column,
     FloatArray,
     Kind,

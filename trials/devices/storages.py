@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_iter
 
 SUM = torch.ops.aten.add.Tensor
 ENGINE = "_engine_run_backward"  # of torch/autograd/graph.py, which calls the engine
-DISPATCH = {"__torch_dispatch__", "_fn", "inner"}  # a mode's function and PyTorch's wrappers of it
+# A mode's functions, and PyTorch's wrappers of the first.
+DISPATCH = {"note_result", "__torch_dispatch__", "_fn", "inner"}
 DISTRIBUTED: tuple[type, ...] = (DTensor, AsyncCollectiveTensor)
 """Tensors of several ranks, whose operations are carried out on those of this rank."""
 
@@ -105,14 +106,15 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_distributed(types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if is_autograds_sum(func):
-            self.replaces(storage_of(args[0]))
-        self.note(result)
+        self.note_result(func, args, result)
         return result
 
-    def replaces(self, replaced: torch.UntypedStorage) -> None:
-        """Let the next new storage be reported after the end of this one, should that be next."""
-        self._replaced = replaced._cdata  # noqa: SLF001 - as ``note_tensor``
+    def note_result(self, func: Callable[..., Any], args: tuple[Any, ...], result: object) -> None:
+        """Note the tensors that an operation returned; its dispatch calls this."""
+        if is_autograds_sum(func):
+            # Should the end of the first gradient be next, it is reported before the sum.
+            self._replaced = storage_of(args[0])._cdata  # noqa: SLF001 - as ``note_tensor``
+        self.note(result)
 
     def note(self, result: object) -> None:
         """Note every tensor in the result of an operation."""

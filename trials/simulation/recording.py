@@ -5,7 +5,7 @@ affine in it, but for tiles (``TileColumn``); the order of events, the names of 
 classes of operators are constant. So two traces at two batch sizes determine all others.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -349,20 +349,6 @@ class Operators:
     names: IntArray
     numbers: FloatArray
     segments: IntArray
-
-    def by_flash2(self) -> "Operators":
-        """The same operators with attention by FlashAttention-2's own kernels."""
-        names = self.names.copy()
-        for fused, flash2 in FLASH2.items():
-            own = (self.kinds == Kind.RUN) & (names // 4 == fused)
-            names[own] += 4 * (flash2 - fused)
-        return replace(self, names=names)
-
-
-FLASH2 = {
-    OperatorClass.ATTENTION_FORWARD: OperatorClass.FLASH2_FORWARD,
-    OperatorClass.ATTENTION_BACKWARD: OperatorClass.FLASH2_BACKWARD,
-}
 
 
 def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArray, IntArray]:

@@ -9,6 +9,7 @@ from gpu_catalog.gpu import Gpu
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Outcome
+from trials.simulation.clock.attention import by_flash2
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.memory.memory_replays import Replays
@@ -201,23 +202,24 @@ class SimulatedCell:
         key = (batch_size, gpu.key, constants)
         if key not in self._step_times:
             self._step_times[key] = _step_time(
-                lambda count: step_time(self._operators(batch_size, count), gpu, constants),
+                lambda count: step_time(self.operators(batch_size, count), gpu, constants),
                 self.recipe.micro_batches(batch_size),
             )
         return self._step_times[key]
 
-    def operators(self, batch_size: int) -> Operators:
+    def operators(self, batch_size: int, micro_batches: int | None = None) -> Operators:
         """Operators of a step of a batch size, once the optimizer has its state.
+
+        Args:
+            batch_size: examples per step.
+            micro_batches: absent for those of the recipe.
 
         Raises:
             TraceError: the cell cannot be traced.
         """
-        return self._operators(batch_size, self.recipe.micro_batches(batch_size))
-
-    def _operators(self, batch_size: int, micro_batches: int) -> Operators:
-        operators = self._steps_of(batch_size).operators(batch_size, micro_batches)
-        is_flash2 = self.recipe.attention == "flash_attention_2"
-        return operators.by_flash2() if is_flash2 else operators
+        count = micro_batches or self.recipe.micro_batches(batch_size)
+        operators = self._steps_of(batch_size).operators(batch_size, count)
+        return by_flash2(operators) if self.recipe.attention == "flash_attention_2" else operators
 
     def at_peak(self, batch_size: int, gpu: Gpu) -> dict[Purpose, int]:
         """Bytes at the peak by purpose."""

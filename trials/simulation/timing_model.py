@@ -15,13 +15,7 @@ from pydantic import Field
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from gpu_catalog.record import Record
-from trials.simulation.clock.attention import (
-    BACKWARD,
-    FP32_FORWARD,
-    attention_rates,
-    fused_seconds,
-    rate_names,
-)
+from trials.simulation.clock.attention import BACKWARD, FP32_FORWARD, attention_seconds
 from trials.simulation.clock.moving import (
     clocks_per_second,
     moving_constants,
@@ -60,13 +54,6 @@ MOST_FRACTION = 1.5
 PRODUCT_COLUMNS = (
     *(Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS),
     *(Column.BYTES, Column.LAUNCHES),
-)
-# Classes of fused attention: whether FlashAttention-2's own kernel, and whether backward.
-FUSED_ATTENTION = (
-    (OperatorClass.ATTENTION_FORWARD, False, False),
-    (OperatorClass.ATTENTION_BACKWARD, False, True),
-    (OperatorClass.FLASH2_FORWARD, True, False),
-    (OperatorClass.FLASH2_BACKWARD, True, True),
 )
 Fraction = Annotated[float, Field(gt=0, le=MOST_FRACTION)]
 Microseconds = Annotated[float, Field(ge=0)]
@@ -277,17 +264,10 @@ def _device_seconds(
     seconds = np.maximum(np.maximum(computing, transfer), floor)
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     seconds[products] = _product_seconds(rate[products], numbers[products], gpu, constants)
-    for fused, is_flash2, is_backward in FUSED_ATTENTION:
-        names = rate_names(gpu.compute_capability, is_flash2=is_flash2, is_backward=is_backward)
-        if names is None:
-            continue
-        own = (work == fused) & (rate != Rate.FP32)
-        speed = (
-            constants.attention_backward / BACKWARD if is_backward else constants.attention_speed
-        )
-        moved, rates = numbers[own, Column.BYTES], attention_rates(gpu, names)
-        seconds[own] = fused_seconds(flops[own], moved, peaks[rate[own]] * speed, rates)
-    return seconds
+    backward_speed = constants.attention_backward / BACKWARD
+    speeds = (peaks * constants.attention_speed, peaks * backward_speed)
+    attention = attention_seconds(work, rate, numbers, gpu, speeds)
+    return np.where(np.isnan(attention), seconds, attention)
 
 
 def _host_link_bytes_per_second(gpu: Gpu) -> float:

@@ -5,11 +5,21 @@ values and results that it reads or writes: it fills and empties its pipeline fo
 queries. This second part decides at short lengths, since FLOPs grow with the square of the length.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
-from trials.simulation.recording import FloatArray
+from trials.simulation.recording import (
+    Column,
+    FloatArray,
+    IntArray,
+    Kind,
+    OperatorClass,
+    Operators,
+    Rate,
+)
 
 # Major compute capabilities whose kernels let tensor cores read shared memory asynchronously:
 # FlashAttention-3, cuDNN and TensorRT-LLM on Hopper and Blackwell's B200. Others, the RTX form of
@@ -18,6 +28,11 @@ ASYNCHRONOUS = frozenset({"9", "10"})
 FP32_FORWARD = 0.60  # fraction of the peak in fp32, of which no measured kernel was found
 # Fraction of the peak in the backward pass of FlashAttention-2 on Ampere and Ada, at all lengths.
 BACKWARD = 0.56
+# Classes of FlashAttention-2's own kernels, by those of PyTorch's.
+FLASH2 = {
+    OperatorClass.ATTENTION_FORWARD: OperatorClass.FLASH2_FORWARD,
+    OperatorClass.ATTENTION_BACKWARD: OperatorClass.FLASH2_BACKWARD,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +93,45 @@ def fused_seconds(
     """
     work = flops + rates.per_byte * moved
     seconds: FloatArray = work / (peaks * rates.reached) + 1e-6 * rates.launch_us
+    return seconds
+
+
+def by_flash2(operators: Operators) -> Operators:
+    """The same operators with attention by FlashAttention-2's own kernels."""
+    names = operators.names.copy()
+    for fused, flash2 in FLASH2.items():
+        own = (operators.kinds == Kind.RUN) & (names // 4 == fused)
+        names[own] += 4 * (flash2 - fused)
+    return replace(operators, names=names)
+
+
+def attention_seconds(
+    work: IntArray,
+    rate: IntArray,
+    numbers: FloatArray,
+    gpu: Gpu,
+    peaks: tuple[FloatArray, FloatArray],
+) -> FloatArray:
+    """(operators,) seconds of fused attention in 16 bits; nan for all others.
+
+    Args:
+        work: (operators,) class of each, ``OperatorClass``.
+        rate: (operators,) peak rate that applies to each, ``Rate``.
+        numbers: (operators, columns) numbers, by ``Column``.
+        gpu: GPU that runs them.
+        peaks: (rates,) FLOP/s, times the speed of the stack, forward and backward.
+    """
+    seconds = np.full(len(work), np.nan)
+    for fused, flash2 in FLASH2.items():
+        is_backward = fused is OperatorClass.ATTENTION_BACKWARD
+        for kernel in (fused, flash2):
+            names = rate_names(
+                gpu.compute_capability, is_flash2=kernel is flash2, is_backward=is_backward
+            )
+            if names is None:
+                continue
+            own = (work == kernel) & (rate != Rate.FP32)
+            moved, flops = numbers[own, Column.BYTES], numbers[own, Column.FLOPS]
+            own_peaks, rates = peaks[is_backward][rate[own]], attention_rates(gpu, names)
+            seconds[own] = fused_seconds(flops, moved, own_peaks, rates)
     return seconds

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
-from trials.devices.storages import StorageWatch, is_autograds_sum, storage_of
+from trials.devices.storages import StorageWatch, storage_of
 from trials.simulation.recording import (
     STREAM,
     UPDATES,
@@ -190,9 +190,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
                 self._effects[key] = effects
         else:
             result = effects.results()
-        if is_autograds_sum(func):
-            self.replaces(storage_of(args[0]))
-        self.note(result)
+        self.note_result(func, args, result)
         if func is LIFTED:
             self._counters.add(self.name_of(result))
         self._record_work(effects)

@@ -1,0 +1,138 @@
+"""Least squares of the clock's rates, shared by the fits of ``kernel_constants.py``."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from kernel_rows import Measured, measured_gpus
+from scipy.optimize import least_squares
+
+from gpu_catalog.kernel_rates import SHARED, KernelRate, group_of
+from trials.simulation.clock.products import (
+    ProductConstants,
+    ProductRates,
+    ProductShapes,
+    product_seconds,
+)
+from trials.simulation.recording import FloatArray, Rate
+
+UNITS = {"launch_us": "us", "ramp": "elements"}
+UNITS |= {"attention_launch_us": "us", "attention_asynchronous_launch_us": "us"}
+UNITS |= dict.fromkeys(("attention_per_byte", "attention_asynchronous_per_byte"), "FLOP/byte")
+SCALE = 0.08  # of errors beyond which a row counts less
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Measured products of one class on one GPU; ``seconds`` is (rows,)."""
+
+    shapes: ProductShapes
+    seconds: FloatArray
+
+    def where(self, at: np.ndarray) -> "Products":
+        """Chosen rows."""
+        columns = {f.name: getattr(self.shapes, f.name)[at] for f in fields(self.shapes)}
+        return Products(replace(self.shapes, **columns), self.seconds[at])
+
+    def errors(
+        self,
+        gpu: str,
+        constants: ProductConstants,
+        peaks: tuple[float, ...],
+        cache: tuple[float, float] = (0.0, 1.0),
+    ) -> FloatArray:
+        """(rows,) logarithms of predicted over measured seconds.
+
+        Args:
+            gpu: key of the GPU.
+            constants: numbers that all GPUs share.
+            peaks: FLOP/s that it reaches in short and in sustained work.
+            cache: megabytes of its L2 cache, and its speed relative to the memory's.
+        """
+        facts = measured_gpus()[gpu]
+        bandwidth = (facts.memory_bandwidth_gb_per_second or 0.0) * 1e9
+        rates = ProductRates(*peaks, bandwidth, 1e6 * cache[0], bandwidth * cache[1])
+        predicted = product_seconds(self.shapes, constants, facts.multiprocessors, rates)
+        return np.log(predicted / self.seconds)
+
+
+def peak_of(gpu: str, rate: Rate) -> float:
+    """Peak FLOP/s of a GPU."""
+    facts = measured_gpus()[gpu]
+    half = facts.bf16_dense_tflops or facts.fp16_dense_tflops
+    return 1e12 * ((facts.fp32_tflops if rate is Rate.FP32 else half) or 0.0)
+
+
+def products_of(rows: list[Measured]) -> Products:
+    """Columns of measured products."""
+    moved, _, height, inner, width, count, one = np.array([row.works[0][2] for row in rows]).T
+    shapes = ProductShapes(height, inner, width, count, moved, one)
+    return Products(shapes, np.array([row.seconds for row in rows]))
+
+
+def in_fit(products: Products) -> np.ndarray:
+    """(rows,) whether a row is in the half of the shapes that the fit sees."""
+    shapes = products.shapes
+    sizes = zip(shapes.rows, shapes.columns, shapes.inner, strict=True)
+    return np.array([zlib.crc32(b"%d,%d,%d" % size) % 2 == 0 for size in sizes])
+
+
+def drawn(products: Products, most: int) -> Products:
+    """At most so many rows, drawn with a fixed seed."""
+    order = np.random.default_rng(0).permutation(len(products.seconds))
+    return products.where(np.sort(order[:most]))
+
+
+Fitted = dict[str, list[Products]]
+
+
+def least(
+    residuals: Callable[[FloatArray], FloatArray], start: FloatArray, limits: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Values of least residuals and their relative standard errors.
+
+    Args:
+        residuals: of the rows, by the logarithms of the values.
+        start: (values,) where the search begins.
+        limits: (values, 2) least and largest ones.
+    """
+    with np.errstate(divide="ignore"):
+        lower, upper = np.log(limits).T
+    best = least_squares(
+        residuals,
+        np.log(start),
+        bounds=(lower, upper),
+        loss="soft_l1",
+        f_scale=SCALE,
+        diff_step=1e-3,
+        max_nfev=20,
+    )
+    scatter = float(np.square(residuals(best.x)).mean())
+    return np.exp(best.x), np.sqrt(scatter * np.diag(np.linalg.pinv(best.jac.T @ best.jac)))
+
+
+def rates_by_label(  # noqa: PLR0917 - what a row of the table says
+    samples: Fitted,
+    labels: list[tuple[str, str]],
+    prefix: str,
+    values: FloatArray,
+    errors: FloatArray,
+    source: str,
+) -> tuple[KernelRate, ...]:
+    """Rows of the table, by GPU and name."""
+    counts = {key: sum(len(one.seconds) for one in samples[key]) for key in samples}
+    counts[SHARED] = sum(counts.values())
+    return tuple(
+        KernelRate(
+            gpu=gpu,
+            group=SHARED if gpu == SHARED else group_of(measured_gpus()[gpu]),
+            quantity=f"{prefix}{name}",
+            value=float(f"{value:.4g}"),
+            unit=UNITS.get(name, "1"),
+            standard_error=float(f"{value * error:.2g}"),
+            rows=counts[gpu],
+            source=source,
+        )
+        for (gpu, name), value, error in zip(labels, values, errors, strict=True)
+    )
