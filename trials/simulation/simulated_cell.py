@@ -208,11 +208,7 @@ class SimulatedCell:
         return self._step_times[key]
 
     def operators(self, batch_size: int, micro_batches: int | None = None) -> Operators:
-        """Operators of a step of a batch size, once the optimizer has its state.
-
-        Args:
-            batch_size: examples per step.
-            micro_batches: absent for those of the recipe.
+        """Operators of a step with these or the recipe's micro-batches, after the first step.
 
         Raises:
             TraceError: the cell cannot be traced.
