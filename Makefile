@@ -7,6 +7,8 @@ RAY_LATEST := .venv-ray-latest
 
 # A machine with a GPU comes with its own PyTorch: gpu-check takes the Python that has it.
 GPU_PYTHON ?= python3
+GPU_TESTS := tests/test_on_gpu.py tests/test_allocator_on_gpu.py
+GPU_PROCESSES = $(shell $(GPU_PYTHON) -c 'import xdist' 2> /dev/null && echo --numprocesses 8)
 OUT ?= runs/gpu-check
 LIMIT ?= 480
 
@@ -97,7 +99,8 @@ docs: setup  ## the documentation as a site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then measures it (OUT=, LIMIT= seconds)
-	$(GPU_PYTHON) -m pytest -m gpu -W default tests/test_on_gpu.py tests/test_allocator_on_gpu.py
+	$(GPU_PYTHON) -m pytest -m 'gpu and not alone' $(GPU_PROCESSES) -W default $(GPU_TESTS)
+	$(GPU_PYTHON) -m pytest -m 'gpu and alone' -W default $(GPU_TESTS)
 	$(GPU_PYTHON) -m orchestrator gpu-check --out $(OUT) --seconds $(LIMIT)
 
 kuberay-check: setup  ## the manifests in deploy/ against KubeRay's own schemas (FOLDER=helm-chart/kuberay-operator/crds)

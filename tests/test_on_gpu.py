@@ -31,6 +31,9 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
+# Tests that read or fill the memory of the whole GPU, or its energy: no other may run beside them.
+alone = pytest.mark.alone
+
 GIB = 2**30
 REQUEST = ProbeRequest(batch_size=2, timing=None)
 TIMED = ProbeRequest(batch_size=2, timing=TimingRule(warmup_seconds=0.2, max_seconds=2.0))
@@ -62,6 +65,7 @@ def test_another_gpu_of_the_catalog_is_refused(gpu: Gpu) -> None:
         CudaDevice(other, memory_cap_bytes=None)
 
 
+@alone
 def test_a_cap_holds(device: CudaDevice) -> None:
     """The cap includes CUDA's own memory; no more than the rest can be allocated."""
     assert 6 * GIB < device.memory_limit_bytes < 8 * GIB
@@ -71,6 +75,7 @@ def test_a_cap_holds(device: CudaDevice) -> None:
     assert torch.cuda.memory_reserved() < GIB
 
 
+@alone
 def test_peaks_are_those_of_the_steps_alone(device: CudaDevice) -> None:
     """Memory freed before the steps is not in their peaks."""
     fill(4)
@@ -84,6 +89,7 @@ def test_peaks_are_those_of_the_steps_alone(device: CudaDevice) -> None:
     assert 0 < reading.overhead_bytes < 2 * GIB
 
 
+@alone
 def test_a_retry_of_the_allocator_is_counted(device: CudaDevice) -> None:
     """The allocator retries where it must free cached blocks that cannot grow."""
     device.settle()
@@ -98,6 +104,7 @@ def test_a_retry_of_the_allocator_is_counted(device: CudaDevice) -> None:
     device.settle()
 
 
+@alone
 def test_sensors_read_and_energy_grows(device: CudaDevice) -> None:
     """NVML reads clocks and used memory, and counts energy from Volta on."""
     reading, before = device.reading(), device.energy_joules()
@@ -203,6 +210,7 @@ def test_kernels_and_waiting_add_up_to_the_profiled_step(
         assert layers >= {"experts", "norms", "head", "loss"}
 
 
+@alone
 def test_a_fresh_child_has_all_memory_again_after_out_of_memory(gpu: Gpu) -> None:
     """Peak and memory limit of the same batch size are equal before and after."""
     huge = ProbeRequest(batch_size=2_000_000, timing=None)
@@ -219,6 +227,7 @@ def test_a_fresh_child_has_all_memory_again_after_out_of_memory(gpu: Gpu) -> Non
     assert abs(after.memory_limit_bytes - before.memory_limit_bytes) < GIB // 16
 
 
+@alone
 def test_memory_of_another_process_is_recorded(device: CudaDevice, gpu: Gpu) -> None:
     """For its child, this process is another one, with 3 GiB and its CUDA context."""
     device.settle()

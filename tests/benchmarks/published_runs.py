@@ -1,8 +1,9 @@
-"""Simulated memory, compared with single-GPU fine-tuning runs that others published.
+"""Simulated memory, compared with single-GPU fine-tuning runs that were measured.
 
     .venv/bin/python tests/benchmarks/published_runs.py RUNS.csv WHEELS [ERRORS.json]
 
-The data are not part of the project. Each row of the file is one run: the columns that ``run_of``
+The published runs are not part of the project; those that it measured itself are, and count
+towards the intervals alone. Each row of the file is one run: the columns that ``run_of``
 and ``compare`` read. Rows that no recipe expresses are listed with the missing options. WHEELS is a
 folder of old libraries (``old_stacks/stacks.py``). With a second file the 90 % intervals of the
 memory are written to it: estimates read orchestrator/estimating/data/memory_errors.json.
@@ -20,6 +21,7 @@ import numpy as np
 from old_stacks.stacks import traces_of
 from published_intervals import PublishedError, coverage, published_errors
 from published_recipes import NotExpressedError, Row, Run, published_gib, run_of
+from scoreboard import compared, measured_gpu_keys
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.markdown_table import table
@@ -140,9 +142,24 @@ def published_error(one: Comparison) -> PublishedError:
     )
 
 
+def own_errors() -> Iterator[PublishedError]:
+    """Errors of the runs that this project measured, by today's predictions (``scoreboard.py``)."""
+    for gpu in measured_gpu_keys():
+        for one in compared(gpu):
+            _, reserved = one.gib
+            yield PublishedError(
+                source=f"this project, {gpu}",
+                method=one.measured.cell.recipe.method,
+                lengths="constant",
+                recipe=one.measured.cell.recipe,
+                error=math.log(reserved / one.now.reserved_gib),
+            )
+
+
 def _print_intervals(comparisons: Sequence[Comparison]) -> None:
     """Print the intervals and their coverage, and write them where a file is given."""
     errors = [published_error(one) for one in comparisons if one.published_gib is not None]
+    errors += own_errors()
     record = published_errors(errors)
     headers = ("method", "lengths", "from", "runs", "sources", "published / predicted")
     rows = (

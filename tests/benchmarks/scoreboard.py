@@ -65,6 +65,11 @@ def errors(one: Compared, prediction: Prediction) -> tuple[float, float, float]:
     )
 
 
+def measured_gpu_keys() -> list[str]:
+    """Keys of the GPUs that runs were measured on."""
+    return sorted(p.stem.removeprefix("measured-") for p in FOLDER.glob("measured-*.jsonl"))
+
+
 def compared(gpu_key: str) -> list[Compared]:
     """Measured runs on a GPU, the worst predicted first."""
     gpu = load_catalog().gpu(gpu_key)
@@ -165,11 +170,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    gpus = sorted(p.stem.removeprefix("measured-") for p in FOLDER.glob("measured-*.jsonl"))
     introduction, notes = (
         (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in ("introduction", "notes")
     )
-    text = "\n".join((introduction, *map(page, gpus), notes))
+    text = "\n".join((introduction, *map(page, measured_gpu_keys()), notes))
     if options.page is None:
         sys.stdout.write(text)
     else:

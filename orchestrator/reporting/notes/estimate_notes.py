@@ -178,7 +178,7 @@ def _error_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterato
     missing = ", ".join(dict.fromkeys(name for row in rows for name in row.not_compared))
     if missing:
         yield (
-            f"Memory was compared with no published run that has: {missing}. "
+            f"Memory was compared with no measured run that has: {missing}. "
             "The interval may be too narrow for it."
         )
     if sum(row.price is not None for row in rows) > 1:
@@ -198,7 +198,7 @@ def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
     for error in dict.fromkeys(row.memory_error for row in rows):
         yield (
             f"Memory of {error.method}: the 90 % interval is {1 - error.low:.0%} below to "
-            f"{error.high - 1:.0%} above the prediction, by {error.runs} published runs of "
+            f"{error.high - 1:.0%} above the prediction, by {error.runs} measured runs of "
             f"{error.sources} sources ({error.pooled}). Such intervals held {errors.covered:.0%} "
             f"of {errors.runs} runs whose source was left out."
         )
