@@ -77,6 +77,21 @@ class Box(Record):
     usd: float | None
 
 
+class AssumedLengths(Record):
+    """Memory of a job without lengths, as if its examples varied like those of a data set.
+
+    Attributes:
+        data: data set, whose lengths are scaled so that the longest is ``seq_len``.
+        surviving_batch_size: largest batch that survives an epoch in 95 % of simulated runs.
+        reserved_gib: 5th and 95th percentile, over these runs, of the most memory that the
+            allocator reserves at the estimate's ``batch_size`` where it is not limited.
+    """
+
+    data: str
+    surviving_batch_size: int
+    reserved_gib: Interval
+
+
 class Estimate(Record):
     """Simulation of one cell on one GPU, or on several of a node. Unknown values are None.
 
@@ -103,6 +118,8 @@ class Estimate(Record):
             95 % of simulated runs; None where all batches are of one length.
         varying_reserved_gib: 5th and 95th percentile, over these runs, of the most memory that the
             allocator reserves at ``batch_size`` where it is not limited; None as above.
+        assumed_lengths: runs on assumed lengths, where the job has none; None for all but the best
+            row of the command ``estimate``.
         peak_gib, peak_gib_interval: peak of the memory that PyTorch's allocator has in use.
         reserved_gib: peak of the memory that it reserves.
         usable_gib: memory of the GPU that it may reserve.
@@ -147,6 +164,7 @@ class Estimate(Record):
     max_batch_size_interval: Interval
     surviving_batch_size: int | None = None
     varying_reserved_gib: Interval | None = None
+    assumed_lengths: AssumedLengths | None = None
     peak_gib: float
     peak_gib_interval: Interval
     reserved_gib: float

@@ -31,9 +31,10 @@ def run_estimate(options: argparse.Namespace) -> int:
         print_result(with_local_data(read_configuration(options.config)).explanation())
         return 0
     with _request_ahead(options) as (request, ahead):
+        from orchestrator.estimating.assumed_lengths import with_assumed_lengths
         from orchestrator.estimating.estimate_job import estimate_job
 
-        estimates = estimate_job(request, today(), ahead)
+        estimates = with_assumed_lengths(estimate_job(request, today(), ahead))
     _print_estimates(options, estimates)
     if options.export is not None:
         from orchestrator.exporting.chosen_offers import estimated_training

@@ -102,7 +102,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     """Recipe, data, what would fit, batch sizes, warnings of errors, and what is missing."""
     rows = [e.estimate for e in estimates]
     yield f"{question.recipe_text}."
-    yield from data_notes(question)
+    yield from data_notes(estimates[0], question)
     yield from box_notes(estimates)
     yield from remedies_text(estimates)
     yield from runners_up_text(estimates)
