@@ -85,7 +85,6 @@ check: setup  ## format, lint, types, layers, commands and links of the document
 	$(VENV)/bin/lint-imports
 	$(RUN) tests/readme_commands.py
 	$(RUN) tests/readme_stories.py
-	$(RUN) tests/measured_table.py
 
 MUTMUT := nice -n 15 $(VENV)/bin/mutmut run
 mutants: setup  ## changes the code in small ways and counts the changes that a test notices: hours (SAMPLE=40 of each module)

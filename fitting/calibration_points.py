@@ -33,7 +33,7 @@ def measured_points(
     """Collect the measured steps on CUDA GPUs, one for each cell, batch size, host and stack.
 
     Returns:
-        The points, and a line for each cell without a trace.
+        The points, and a line for each cell that is left out.
     """
     by_step: dict[tuple[Cell, int, str, str], list[float]] = defaultdict(list)
     for o in observations:
@@ -43,11 +43,22 @@ def measured_points(
             assert o.environment is not None
             key = (o.cell, o.batch_size, o.environment.host, o.environment.stack)
             by_step[key] += o.measurement.step_seconds
-    simulated = {cell: SimulatedCell(cell, models[cell.model], traces) for cell, *_ in by_step}
+    cells = {cell for cell, *_ in by_step}
+    simulated = {
+        cell: SimulatedCell(cell, models[cell.model], traces)
+        for cell in sorted(cells, key=lambda cell: cell.key)
+        if cell.model in models
+    }
     ones = {cell for cell, batch_size, *_ in by_step if batch_size == 1}
     traces.prepare([r for c, s in simulated.items() for r in s.requests(alone=c in ones)])
-    points, reasons = [], {}
+    points: list[Point] = []
+    reasons = {
+        cell.key: f"{cell.key}: no specification has its model, so its steps are left out"
+        for cell in sorted(cells - set(simulated), key=lambda cell: cell.key)
+    }
     for (cell, batch_size, host, _), seconds in by_step.items():
+        if cell not in simulated:
+            continue
         try:
             operators = simulated[cell].operators(batch_size)
         except TraceError as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.observations import measurement, observation
+from builders.observations import environment, measurement, observation
 
 from fitting.calibration_points import Point, measured_points
 from fitting.clock_calibration import FITTED, CalibrationError, calibrate
@@ -124,6 +124,11 @@ def test_only_measured_steps_of_gpus_are_taken() -> None:
     gpus = {gpu.key: gpu for gpu in CATALOG.gpus}
     models = {"llama-tiny": find_model("llama-tiny")}
     assert measured_points(probes, models, gpus, Traces()) == ([], [])
+    elsewhere = probes[0].cell.model_copy(update={"gpu": "A40", "model": "of another run"})
+    moved = probes[0].model_copy(update={"cell": elsewhere, "environment": environment()})
+    points, (reason,) = measured_points([moved], models, gpus, Traces())
+    assert points == []
+    assert "no specification has its model" in reason
     with pytest.raises(CalibrationError, match="measured step"):
         calibrate([], EfficiencyConstants())
 

@@ -18,6 +18,7 @@ from gpu_runs import FOLDER, Prediction, observations_of, predictions, runs_on
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.markdown_table import table
+from trials.records.model import presets
 from trials.records.observation import Observation
 from trials.simulation.simulated_cell import GIB
 
@@ -165,6 +166,17 @@ def page(gpu_key: str) -> str:
     )
 
 
+def never_run() -> str:
+    """Paragraph on the presets that no GPU of this project has run."""
+    measured = {
+        observation.cell.model
+        for key in measured_gpu_keys()
+        for observation in observations_of(FOLDER / f"measured-{key}.jsonl")
+    }
+    names = [name for name in presets() if name not in measured and not name.endswith("-tiny")]
+    return f"No GPU of this project has run {', '.join(names)}.\n"
+
+
 def main() -> None:
     """Print the page, or write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -173,7 +185,7 @@ def main() -> None:
     introduction, notes = (
         (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in ("introduction", "notes")
     )
-    text = "\n".join((introduction, *map(page, measured_gpu_keys()), notes))
+    text = "\n".join((introduction, *map(page, measured_gpu_keys()), notes, never_run()))
     if options.page is None:
         sys.stdout.write(text)
     else:
