@@ -119,7 +119,7 @@ class Estimate(Record):
         varying_reserved_gib: 5th and 95th percentile, over these runs, of the most memory that the
             allocator reserves at ``batch_size`` where it is not limited; None as above.
         assumed_lengths: runs on assumed lengths, where the job has none; None for all but the best
-            row of the command ``estimate`` for one length.
+            row of the command ``estimate`` for named GPUs and one length.
         peak_gib, peak_gib_interval: peak of the memory that PyTorch's allocator has in use.
         reserved_gib: peak of the memory that it reserves.
         usable_gib: memory of the GPU that it may reserve.

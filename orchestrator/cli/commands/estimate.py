@@ -34,7 +34,9 @@ def run_estimate(options: argparse.Namespace) -> int:
         from orchestrator.estimating.assumed_lengths import with_assumed_lengths
         from orchestrator.estimating.estimate_job import estimate_job
 
-        estimates = with_assumed_lengths(estimate_job(request, today(), ahead))
+        estimates = estimate_job(request, today(), ahead)
+        if not request.chooses_number:  # an answer for all GPUs takes long enough
+            estimates = with_assumed_lengths(estimates)
     _print_estimates(options, estimates)
     if options.export is not None:
         from orchestrator.exporting.chosen_offers import estimated_training
