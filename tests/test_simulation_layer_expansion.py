@@ -12,7 +12,7 @@ from builders.whole_steps import deep, differences, traced
 
 from trials.recipes.fields import Method, Precision, Reference, Task
 from trials.recipes.recipe import Recipe
-from trials.simulation.layer_expansion import whole_step
+from trials.simulation.layer_expansion import whole_steps
 from trials.simulation.recording import Column, Purpose
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.whole_step import Steps
@@ -179,7 +179,7 @@ def test_two_traced_batch_sizes_give_every_other() -> None:
 def test_a_steady_step_leaks_no_storage() -> None:
     """As many storages live after a steady step as before it."""
     step = traced(deep(LLAMA, 6), recipe("full", precision="bf16"))
-    stream = whole_step(step.recording, step.copies)
+    stream = whole_steps([step.recording], step.copies)[0]
     steps = Steps(StepTrace((4,), (step.recording,), step.held, step.copies))
     _, sizes = steps.storages(4)
     moves = np.flatnonzero(stream.kinds <= 1)

@@ -13,7 +13,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
-from trials.simulation.layer_expansion import check_repeats, whole_model, whole_step
+from trials.simulation.layer_expansion import check_repeats, whole_model, whole_steps
 from trials.simulation.recording import Kind, Stream
 from trials.simulation.trace_request import Routing
 from trials.simulation.tracing.trace import TraceableCell, Traced
@@ -72,8 +72,8 @@ def differences(name: str, layers: int, recipe: Recipe, micro_batches: int = 1) 
     differing = [] if few.copies > 0 else ["nothing repeats"]
     check_repeats(few.recording)
     parts = ("kinds", "names", "numbers")
-    ours = numbered_in_order(whole_step(few.recording, few.copies, micro_batches))
-    theirs = numbered_in_order(whole_step(all_of_it.recording, 0, micro_batches))
+    ours = numbered_in_order(whole_steps([few.recording], few.copies, micro_batches)[0])
+    theirs = numbered_in_order(whole_steps([all_of_it.recording], 0, micro_batches)[0])
     differing += [
         p for p, o, t in zip(parts, ours, theirs, strict=True) if not np.array_equal(o, t)
     ]

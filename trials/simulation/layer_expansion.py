@@ -7,7 +7,9 @@ a storage of its own, and a storage of the turn before (or after) becomes that o
 (or after).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -54,17 +56,21 @@ def check_repeats(recording: Recording) -> None:
             raise RepeatError("the layers that repeat make storages of different sizes")
 
 
-def whole_step(recording: Recording, copies: int, micro_batches: int = 1) -> Stream:
-    """Two steps of the whole model: the first, and one like all later ones.
+def whole_steps(
+    recordings: Sequence[Recording], copies: int, micro_batches: int = 1
+) -> list[Stream]:
+    """Two steps of the whole model at each batch size: the first, and one like all later ones.
 
     Gradients of the first micro-batch live until the update. A later one's are added to them and
     freed at once, as autograd's AccumulateGrad does.
 
     Args:
-        recording: recording of three turns, or of the whole model (then there are no copies).
+        recordings: recordings of three turns, or of the whole model (then there are no copies),
+            which differ in their numbers alone.
         copies: number of turns that were not traced.
         micro_batches: forward and backward passes per step.
     """
+    recording = recordings[0]
     layout = _Layout(recording, copies)
     for step, update in enumerate((Segment.FIRST_UPDATE, Segment.UPDATE)):
         for micro_batch in range(micro_batches):
@@ -76,7 +82,7 @@ def whole_step(recording: Recording, copies: int, micro_batches: int = 1) -> Str
         layout.begin_part()
         layout.add(update, 0, (step, micro_batches - 1))
         layout.add(Segment.FORGET, 0, (step, micro_batches - 1))
-    return layout.stream()
+    return layout.streams(recordings)
 
 
 def whole_model(held: Held, copies: int) -> Held:
@@ -115,12 +121,13 @@ def _turn(turns: Turns, place: int, copies: int) -> Segment:
     return turns[0 if place == 1 else 2 if place == copies + 3 else 1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _SegmentEvents:
     """Events of one segment, with the origin of their storages.
 
     Attributes:
-        kinds, names, numbers: as in a recording.
+        kinds, names: as in a recording.
+        sources: (events,) index in the recording of the event that each copies.
         owners: (events,) segment that made the storage; 0 for RUN.
         ordinals: (events,) index of the storage among those that this segment made; 0 for RUN.
         copies: (events,) copy of the second turn that it belongs to; 0 for the traced one, RUN.
@@ -129,11 +136,26 @@ class _SegmentEvents:
 
     kinds: IntArray
     names: IntArray
-    numbers: np.ndarray
+    sources: IntArray
     owners: IntArray
     ordinals: IntArray
     copies: IntArray
     gradients: BoolArray
+
+    @cached_property
+    def moves(self) -> IntArray:
+        """Indices of the events that allocate or free a storage."""
+        return np.flatnonzero(self.kinds <= Kind.FREED)
+
+    @cached_property
+    def origins(self) -> tuple[list[tuple[int, int, int]], IntArray]:
+        """Distinct (owner, copy, whether a gradient) of ``moves``, and the index of each's."""
+        columns = (self.owners, self.copies, self.gradients)
+        rows = np.stack([column[self.moves] for column in columns], axis=1)
+        shape = rows.max(axis=0, initial=0) + 1
+        keys, which = np.unique(np.ravel_multi_index(rows.T, shape), return_inverse=True)
+        origins = zip(*(c.tolist() for c in np.unravel_index(keys, shape)), strict=True)
+        return list(origins), which
 
     def where(self, chosen: BoolArray | IntArray) -> "_SegmentEvents":
         return _SegmentEvents(*(getattr(self, field.name)[chosen] for field in fields(self)))
@@ -153,6 +175,10 @@ class _SegmentEvents:
         return replace(events, kinds=kinds, names=names)
 
 
+_ALWAYS = {Segment.BEFORE, Segment.HEAD_BACKWARD, *UPDATES}
+"""Segments that are appended whether or not anything was recorded in them."""
+
+
 class _Layout:
     """Concatenates segments and gives their storages new names.
 
@@ -162,13 +188,11 @@ class _Layout:
 
     def __init__(self, recording: Recording, copies: int) -> None:
         self._copies = copies
-        self._counts = {s: len(_made(recording, s)) for s in Segment}
         owner, ordinal, copy = _ownership(recording)
-        self._purposes = {
-            segment: _purposes(recording, segment, owner, ordinal, self._counts[segment])
-            for segment in Segment
-        }
-        parts = {s: _part(recording, s, owner, ordinal, copy, copies) for s in Segment}
+        # A step has few of the segments, besides those that every step has.
+        segments = {Segment(s) for s in np.unique(recording.segments)} | _ALWAYS
+        self._purposes = {s: _purposes(recording, s, owner, ordinal) for s in segments}
+        parts = {s: _part(recording, s, owner, ordinal, copy, copies) for s in segments}
         # Of the first micro-batch, and of a later one.
         self._parts = (
             {s: part.where(part.kinds != Kind.ACCUMULATED) for s, part in parts.items()},
@@ -178,7 +202,7 @@ class _Layout:
         self._bases: dict[tuple[tuple[int, int], Segment, int], int] = {}
         self._named = 0
         self._all_purposes: list[IntArray] = []
-        self._events: list[tuple[IntArray, IntArray, np.ndarray, IntArray]] = []
+        self._events: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
         self._parts_from: list[int] = []
         self._first_update = 0
 
@@ -205,7 +229,7 @@ class _Layout:
         self._bases[micro_batch, segment, place] = self._named
         if segment is Segment.FIRST_UPDATE:
             self._first_update = self._named
-        self._named += self._counts[segment]
+        self._named += len(self._purposes[segment])
         self._all_purposes.append(self._purposes[segment])
         is_later = micro_batch[1] > 0
         part = self._parts[is_later][segment]
@@ -215,19 +239,18 @@ class _Layout:
             part = self._before_last(segment, is_later=is_later)
         if keeps_gradients:
             part = part.where(~part.gradients)
+        origins, which = part.origins
+        bases = [
+            self._base(Segment(owner), copy, segment, place, made_in)
+            for owner, copy, is_gradient in origins
+            for made_in in [
+                (micro_batch[0], 0) if is_gradient and segment in UPDATES else micro_batch
+            ]
+        ]
         names = part.names.copy()
-        moves = np.flatnonzero(part.kinds <= Kind.FREED)
-        # Few combinations of owner, copy and micro-batch occur: one base is looked up for each.
-        lives_on = part.gradients[moves] & (segment in UPDATES)
-        keys = 2 * (part.owners[moves] * (self._copies + 1) + part.copies[moves]) + lives_on
-        for key in np.unique(keys):
-            which = moves[keys == key]
-            owner, copy = divmod(int(key) // 2, self._copies + 1)
-            made_in = (micro_batch[0], 0) if key % 2 else micro_batch
-            base = self._base(Segment(owner), copy, segment, place, made_in)
-            names[which] = base + part.ordinals[which]
+        names[part.moves] = np.array(bases, np.int64)[which] + part.ordinals[part.moves]
         label = np.full(len(names), int(segment), np.int64)
-        self._events.append((part.kinds, names, part.numbers, label))
+        self._events.append((part.kinds, names, part.sources, label))
 
     def _before_last(self, segment: Segment, *, is_later: bool) -> _SegmentEvents:
         """Events of a turn without frees of shared storages, which the last turn frees."""
@@ -256,21 +279,25 @@ class _Layout:
             at = {1: 1, 2: 2 + copy, 3: self._copies + 3}[TURN[owner]]
         return self._bases[micro_batch, _turn(FAMILIES[owner], at, self._copies), at]
 
-    def stream(self) -> Stream:
-        kinds, names, numbers, segments = (
+    def streams(self, recordings: Sequence[Recording]) -> list[Stream]:
+        kinds, names, sources, segments = (
             np.concatenate(c) for c in zip(*self._events, strict=True)
         )
-        return Stream(
-            kinds=kinds,
-            names=names,
-            numbers=numbers,
-            segments=segments,
-            purposes=np.concatenate(self._all_purposes),
-            parts_from=tuple(self._parts_from),
-        )
+        purposes = np.concatenate(self._all_purposes)
+        return [
+            Stream(
+                kinds=kinds,
+                names=names,
+                numbers=recording.numbers[sources],
+                segments=segments,
+                purposes=purposes,
+                parts_from=tuple(self._parts_from),
+            )
+            for recording in recordings
+        ]
 
 
-def _made(recording: Recording, segment: Segment) -> IntArray:
+def _made(recording: Recording, segment: int) -> IntArray:
     """Indices of the events of a segment that make storages."""
     return np.flatnonzero((recording.segments == segment) & (recording.kinds == Kind.MADE))
 
@@ -284,7 +311,7 @@ def _ownership(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
     owner = np.full(count, -1, np.int64)
     ordinal = np.zeros(count, np.int64)
     copy = np.zeros(count, np.int64)
-    for segment in Segment:
+    for segment in np.unique(recording.segments):
         names = recording.names[_made(recording, segment)]
         owner[names] = segment
         ordinal[names] = np.arange(len(names))
@@ -329,7 +356,7 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
     return _SegmentEvents(
         kinds=recording.kinds[events],
         names=names,
-        numbers=recording.numbers[events],
+        sources=events,
         owners=owners,
         ordinals=ordinals,
         copies=copied,
@@ -338,9 +365,9 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
 
 
 def _purposes(
-    recording: Recording, segment: Segment, owner: IntArray, ordinal: IntArray, count: int
+    recording: Recording, segment: Segment, owner: IntArray, ordinal: IntArray
 ) -> IntArray:
-    """Purpose of each storage that a segment makes, (count,)."""
+    """Purpose of each storage that a segment makes, (storages,)."""
     default = {
         **dict.fromkeys((Segment.BEFORE, *BACKWARD, Segment.AFTER), Purpose.ACTIVATION),
         **dict.fromkeys((turn for turns in FORWARD for turn in turns), Purpose.CHECKPOINT),
@@ -348,7 +375,7 @@ def _purposes(
         Segment.UPDATE: Purpose.OPTIMIZER,
         Segment.FORGET: Purpose.ACTIVATION,
     }.get(segment, Purpose.HEAD)
-    purposes = np.full(count, int(default), np.int64)
+    purposes = np.full(len(_made(recording, segment)), int(default), np.int64)
     for names, purpose in (
         (recording.gradients, Purpose.GRADIENT),
         (recording.workspaces, Purpose.WORKSPACE),

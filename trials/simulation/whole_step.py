@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from trials.recipes.parallel import Parallel
-from trials.simulation.layer_expansion import whole_model, whole_step
+from trials.simulation.layer_expansion import whole_model, whole_steps
 from trials.simulation.memory.blocks import in_blocks
 from trials.simulation.memory.streams import Moves
 from trials.simulation.ranks.buckets import held_with_buckets, synchronises, with_buckets
@@ -53,10 +53,7 @@ class Steps:
         self._sizes = trace.batch_sizes
         # A third micro-batch is like the second.
         self._micro_batches = min(micro_batches, 2)
-        streams = [
-            whole_step(recording, trace.copies, self._micro_batches)
-            for recording in trace.recordings
-        ]
+        streams = whole_steps(trace.recordings, trace.copies, self._micro_batches)
         if parallel is not None and parallel.strategy == "ddp":
             self.held = held_with_buckets(self.held, streams[0])
             streams = [with_buckets(stream, parallel.gpus) for stream in streams]

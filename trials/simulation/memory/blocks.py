@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from trials.simulation.recording import IntArray
 
 # kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: block sizes are multiples of it.
@@ -29,5 +27,6 @@ class AllocatorPeaks:
 
 def in_blocks(sizes: IntArray) -> IntArray:
     """Sizes rounded up to the allocator's blocks; negative ones by their magnitude."""
-    rounded: IntArray = np.sign(sizes) * (-(-np.abs(sizes) // MIN_BLOCK) * MIN_BLOCK)
+    # With two's complement, clearing the low bits rounds down: a negative size grows in magnitude.
+    rounded: IntArray = (sizes + (MIN_BLOCK - 1) * (sizes > 0)) & -MIN_BLOCK
     return rounded
