@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from builders.observations import recipe
 
@@ -89,6 +90,26 @@ def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) 
         one, other = threads.map(lambda _: Traces(tmp_path, workers=2).get(LLAMA), range(2))
     assert same(one, other)
     assert [path.stem for path in tmp_path.iterdir()] == [LLAMA.key]
+
+
+def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
+    """A trace of a large model takes many seconds, and nobody waits for it any more."""
+    words = ("--model", "llama-3.1-70b", "--gpu", "B300", "--activation-offloading", "on")
+    with subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "estimate", *words, "--seq-len", "64"],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as estimate:
+        assert estimate.stderr is not None
+        while "tracing for" not in estimate.stderr.readline():
+            assert estimate.poll() is None
+        tracing = psutil.Process(estimate.pid).children(recursive=True)
+        assert any("tracing.bootstrap" in " ".join(process.cmdline()) for process in tracing)
+        estimate.kill()
+        _, alive = psutil.wait_procs(tracing, timeout=5)
+    assert alive == []
 
 
 def test_a_process_is_started_ahead_where_there_is_no_trace(

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from trials.child_process.bootstrap import freeze_garbage_collector
+from trials.child_process.parent_death import die_with_parent
 from trials.models.adapter_targets import TargetError
 from trials.models.build import FamilyError, KernelError
 from trials.models.experts import ExpertsError
@@ -255,7 +256,10 @@ def main() -> None:
         with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
             tracing.cell(request)  # its trace reports errors
         # Forked children share imports and model. No thread runs yet that a fork would lose.
+        server = os.getpid()
         child_line = next((line for line in lines[1:] if os.fork() == 0), None)
+        if child_line is not None:
+            die_with_parent(server)
         answer(child_line or lines[0])
         if child_line is None:
             for _ in lines[1:]:
