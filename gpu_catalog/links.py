@@ -57,6 +57,12 @@ class LinkSpeed(Record):
     bytes_per_second: float
     stands_in: str | None = None
 
+    def seconds(self, collective: CollectiveName, gpus: int, buffer_bytes: float) -> float:
+        """Seconds of a collective, by the equation above."""
+        passes = 2 if collective == "all-reduce" else 1
+        moved = passes * (gpus - 1) / gpus * buffer_bytes
+        return self.alpha_seconds + moved / self.bytes_per_second
+
 
 @cache
 def link_speed(

@@ -114,6 +114,18 @@ def test_a_fit_records_each_rank_the_slowest_step_and_the_largest_peak(
     assert end.memory_limit_bytes == BUDGET_BYTES
 
 
+def test_collectives_are_timed_where_requested(prober: ChildProber) -> None:
+    """Every collective, at growing buffers from 1 MiB up that the memory allows."""
+    end = prober.probe(ProbeRequest(batch_size=1, timing=None, times_collectives=True))
+    assert end.measurement is not None
+    times = end.measurement.collectives
+    assert {one.collective for one in times} == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert {one.buffer_bytes for one in times} == {MIB}  # an eighth of the budget
+    plain = prober.probe(SMALL)
+    assert plain.measurement is not None
+    assert plain.measurement.collectives == ()
+
+
 def test_ranks_that_fit_share_their_processes(prober: ChildProber) -> None:
     """The model is built again only after a failure."""
     before = ranks(prober)

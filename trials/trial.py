@@ -355,6 +355,8 @@ def _observe(
         draw=planned.repeat + 1 if planned.purpose == "boundary" else 0,
         lengths=tuple(batch.tokens for batch in drawn),
         padded=tuple(batch.is_padded for batch in drawn),
+        times_collectives=task.cell.parallel is not None
+        and not any(o.measurement is not None and o.measurement.collectives for o in observed),
     )
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()

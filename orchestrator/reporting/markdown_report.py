@@ -32,7 +32,11 @@ from orchestrator.reporting.sections.recommendation import (
     steps_per_epoch,
 )
 from orchestrator.reporting.sections.stability_section import stability_section
-from orchestrator.reporting.sections.trouble_section import faults_section, slow_nodes_section
+from orchestrator.reporting.sections.trouble_section import (
+    faults_section,
+    slow_links_section,
+    slow_nodes_section,
+)
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Environment, Observation
@@ -77,6 +81,7 @@ def detail_sections(results: RunResults) -> list[str]:
         _fits_section(results.fits.fits),
         faults_section(results.faults),
         slow_nodes_section(observed),
+        slow_links_section(observed, results.spec.merged_catalog()),
         _stack_section(observed),
         learning_section(results.learned),
     ]

@@ -8,6 +8,7 @@ import contextlib
 import datetime as dt
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ class Rank:
     Attributes:
         number: as given.
         parallel: as given.
+        device: the device of its tensors.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Rank:
     ) -> None:
         self.number = number
         self.parallel = parallel
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         is_first = number == 0
         store = TCPStore(
@@ -68,7 +70,7 @@ class Rank:
     @property
     def backend(self) -> str:
         """Library that moves tensors between the ranks."""
-        return "gloo" if self._device.type == "cpu" else "nccl"
+        return "gloo" if self.device.type == "cpu" else "nccl"
 
     @property
     def is_sharded(self) -> bool:
@@ -83,7 +85,7 @@ class Rank:
     @property
     def build_device(self) -> torch.device:
         """Device of the whole weights: the host, where each rank takes its shard to its own."""
-        return torch.device("cpu") if self.is_sharded else self._device
+        return torch.device("cpu") if self.is_sharded else self.device
 
     def versions(self) -> dict[str, str]:
         """Version of that library, by its name; gloo is part of PyTorch and has none."""
@@ -94,12 +96,12 @@ class Rank:
 
     def meet(self) -> None:
         """Wait for all ranks, by the first collective on their devices, which opens their links."""
-        dist.all_reduce(torch.zeros(1, device=self._device))
+        dist.all_reduce(torch.zeros(1, device=self.device))
 
     def collectives(self) -> int:
         """Number of collectives that this rank has begun."""
         group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - no public name
-        backend: Any = group._get_backend(self._device)  # noqa: SLF001 - as above
+        backend: Any = group._get_backend(self.device)  # noqa: SLF001 - as above
         number: int = backend._get_sequence_number_for_group()  # noqa: SLF001 - as above
         return number
 
@@ -109,11 +111,25 @@ class Rank:
         dist.all_reduce(values, dist.ReduceOp.MAX)
         return float(values)
 
+    def seconds_of(self, collective: Callable[[], object], repeats: int = 1) -> float:
+        """Mean seconds of a collective, repeated without a pause, on the slowest rank."""
+        self._synchronise()
+        before = time.monotonic()
+        for _ in range(repeats):
+            collective()
+        self._synchronise()
+        return self.largest((time.monotonic() - before) / repeats)
+
+    def _synchronise(self) -> None:
+        """Wait until the device has done all work."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
     def shard(self, model: nn.Module, recipe: Recipe) -> None:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
         if self.is_sharded:
             group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - no public name
-            mesh = DeviceMesh.from_group(group, self._device.type)
+            mesh = DeviceMesh.from_group(group, self.device.type)
             shard(model, self.parallel, recipe, mesh)
 
     @contextlib.contextmanager

@@ -72,6 +72,7 @@ class ProbeRequest(Record):
             the length of the cell.
         padded: whether each of these micro-batches has padding; empty where none has.
         profile: how to profile the batch size if it fits; absent for no profile.
+        times_collectives: whether to time the collectives of several GPUs first.
     """
 
     batch_size: int
@@ -80,6 +81,7 @@ class ProbeRequest(Record):
     lengths: tuple[int, ...] = ()
     padded: tuple[bool, ...] = ()
     profile: ProfileRule | None = None
+    times_collectives: bool = False
 
 
 class StepsRun(Record):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gpu_catalog.links import CollectiveName
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
 from trials.records.built import Built
@@ -174,6 +175,19 @@ class RankReading(Record):
     after: DeviceReading | None = None
 
 
+class CollectiveTime(Record):
+    """Time of one collective of all GPUs, before a cell's first steps.
+
+    Attributes:
+        buffer_bytes: bytes of the whole buffer: an all-gather's output, a reduce-scatter's input.
+        seconds: mean of repetitions without a pause, on the slowest rank.
+    """
+
+    collective: CollectiveName
+    buffer_bytes: Whole
+    seconds: Second
+
+
 class Measurement(Record):
     """Raw measurements of a probe whose steps ran; all other figures are derived from them.
 
@@ -195,6 +209,8 @@ class Measurement(Record):
             device ran.
         shorter_step_seconds: simulated step times at this batch size with examples shorter than the
             cell's, by their tokens; empty when the job's lengths are not simulated.
+        ranks: measurements of each of several GPUs.
+        collectives: times of collectives; empty but in one measurement of a cell on several GPUs.
     """
 
     memory_steps: Whole
@@ -213,6 +229,7 @@ class Measurement(Record):
     shorter_step_seconds: Shorter = ()
     # As of ``Environment.backend``.
     ranks: Annotated[tuple[RankReading, ...], Field(exclude_if=lambda ranks: not ranks)] = ()
+    collectives: Annotated[tuple[CollectiveTime, ...], Field(exclude_if=lambda of: not of)] = ()
 
 
 class Observation(Record):

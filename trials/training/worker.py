@@ -30,6 +30,7 @@ from trials.devices.device import Device, DeviceOutOfMemoryError, of_steps
 from trials.devices.host_memory import limit_to_free_memory
 from trials.devices.software import environment
 from trials.devices.storages import storage_of
+from trials.ranks.collective_times import collective_times
 from trials.ranks.rank import Rank, slowest
 from trials.records.failure_classification import classify, is_final
 from trials.records.messages import (
@@ -44,6 +45,7 @@ from trials.records.messages import (
     StepsRun,
 )
 from trials.records.observation import (
+    CollectiveTime,
     DeviceReading,
     Environment,
     Measurement,
@@ -174,6 +176,7 @@ class Worker:
                 "code has none: leave compile out"
             )
         tuning.start_over()
+        collectives = self._collectives() if request.times_collectives else ()
         self.device.settle()
         tokens = tuning.tokens(request.batch_size, request.draw)
         step = partial(
@@ -190,6 +193,7 @@ class Worker:
             memory=memory,
             model_memory_bytes=self._model_memory_bytes(),
             built=self._built,
+            collectives=collectives,
             **asdict(timed),
         )
         if retries:
@@ -205,6 +209,10 @@ class Worker:
             measurement=measurement,
             profile=self._profile(request, tokens[: request.batch_size * tuning.sequences]),
         )
+
+    def _collectives(self) -> tuple[CollectiveTime, ...]:
+        assert self._rank is not None
+        return collective_times(self._rank, self.device.memory_limit_bytes // 8)
 
     def _memory(
         self, step: Callable[[], object], steps: int, live: list[torch.Tensor]

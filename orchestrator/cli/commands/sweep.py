@@ -65,7 +65,8 @@ def run_sweep(options: argparse.Namespace) -> int:
             _print_dry_run(request, plan, cluster, observations)
             return 0
     outcome = sweep.run_sweep(request, now())
-    for line in trouble_lines(outcome.folder.faults(), outcome.folder.observations()):
+    faults, observations = outcome.folder.faults(), outcome.folder.observations()
+    for line in trouble_lines(faults, observations, request.catalog):
         remark(line)
     remark(f"In use: {request.prices.age(request.catalog, today())}")
     return print_outcome(outcome, options.budget_usd)
@@ -262,8 +263,9 @@ def run_status(options: argparse.Namespace) -> int:
     profiled = f", {made} profiles" if made else ""
     print_result(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
     faults = folder.faults()
-    rates = NodePrices(prices.over(spec.merged_catalog()), folder.rented())
+    catalog = prices.over(spec.merged_catalog())
+    rates = NodePrices(catalog, folder.rented())
     meter = Meter(spec, rates, [*observations, *profiles], faults.faults)
-    for line in (*meter.text(), *trouble_lines(faults, observations)):
+    for line in (*meter.text(), *trouble_lines(faults, observations, catalog)):
         print_result(line)
     return 0

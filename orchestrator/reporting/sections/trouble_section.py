@@ -3,8 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from gpu_catalog.catalog import Catalog
 from orchestrator.markdown_table import records_table
 from orchestrator.planning.faults import Fault, Faults
+from orchestrator.planning.slow_links import slow_links
 from orchestrator.planning.slow_nodes import slow_nodes
 from trials.records.observation import Observation
 
@@ -89,8 +91,17 @@ def slow_nodes_text(observations: Sequence[Observation]) -> Iterator[str]:
             yield f"{node.text}: its cells were retimed elsewhere, and only those times count"
 
 
-def trouble_lines(faults: Faults, observations: Sequence[Observation]) -> Iterator[str]:
-    """Lines on trials that were cut short and on slow nodes."""
+def slow_links_section(observations: Sequence[Observation], catalog: Catalog) -> str:
+    """Markdown list of slow links; empty when there is none."""
+    lines = [f"- {link.text}." for link in slow_links(observations, catalog)]
+    return "\n".join(["## Slow links\n", *lines]) if lines else ""
+
+
+def trouble_lines(
+    faults: Faults, observations: Sequence[Observation], catalog: Catalog
+) -> Iterator[str]:
+    """Lines on trials that were cut short, on slow nodes and on slow links."""
     if faults.faults:
         yield f"{faults_text(faults)} See Faults in the report."
     yield from slow_nodes_text(observations)
+    yield from (link.text for link in slow_links(observations, catalog))

@@ -1,0 +1,65 @@
+"""Links between GPUs that are far slower than links of their kind. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.links import CollectiveName, link_speed
+from trials.records.observation import Observation
+
+SLOW = 2.0  # ratio to the time of the same collective over such a link where it was measured
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """A slow link of a node.
+
+    Attributes:
+        link: interconnect of its GPUs by the catalog.
+        collective: collective that takes the longest.
+        times: ratio of its time to that of the catalog's link.
+    """
+
+    host: str
+    node_id: str | None
+    gpu: str
+    gpus: int
+    link: str
+    collective: CollectiveName
+    times: float
+
+    @property
+    def text(self) -> str:
+        """What is slow, by how much, and what to do, in a line."""
+        node = f" ({self.node_id[:8]})" if self.node_id else ""
+        return (
+            f"{self.host}{node}: {self.collective} on {self.gpus} {self.gpu} takes "
+            f"{self.times:.1f} times as long as by {self.link}, which the catalog has for them. "
+            "Check the link (nvidia-smi topo -m, nvidia-smi nvlink --status), or correct the "
+            "interconnect in a catalog file"
+        )
+
+
+def slow_links(observations: Sequence[Observation], catalog: Catalog) -> list[SlowLink]:
+    """Find links over which the largest buffer of a collective takes several times as long."""
+    slow: dict[tuple[str, int], SlowLink] = {}
+    for o in observations:
+        times = () if o.measurement is None else o.measurement.collectives
+        if not times or o.environment is None or o.cell.parallel is None:
+            continue
+        gpu, gpus = catalog.gpu(o.cell.gpu), o.cell.parallel.gpus
+        if gpu.interconnect is None:
+            continue
+        largest = {one.collective: one for one in sorted(times, key=lambda t: t.buffer_bytes)}
+        ratios = {
+            name: one.seconds
+            / link_speed(gpu.interconnect, gpus, name).seconds(name, gpus, one.buffer_bytes)
+            for name, one in largest.items()
+        }
+        worst = max(ratios, key=ratios.__getitem__)
+        if ratios[worst] >= SLOW:
+            host, node_id = o.environment.host, o.environment.node_id
+            slow[node_id or host, gpus] = SlowLink(
+                host, node_id, gpu.key, gpus, gpu.interconnect, worst, ratios[worst]
+            )
+    return list(slow.values())
