@@ -26,7 +26,7 @@ class Offer(Record):
         gpus_per_instance: number of GPUs; a job that uses one pays for all.
         usd_per_hour: price of the whole instance in US dollars per hour.
         market: on demand, or spot: cheaper, but the provider may reclaim the instance.
-        minimum_minutes: shortest billed time, if known.
+        minimum_minutes: shortest billed time, where it is not that of the provider's terms.
         as_of: date of the price, if the source states one.
         recorded: date of this record.
         source: source of the price.

@@ -20,6 +20,7 @@ from gpu_catalog.live_prices.gpu_identification import (
     OTHERS,
     IdentificationFailure,
     UnidentifiedPrice,
+    folded,
     forms,
     identify,
     left_out,
@@ -246,7 +247,7 @@ def test_names_and_forms_are_of_gpus_that_the_catalog_has() -> None:
     assert all(row["source"] for row in rows)
     for row in rows:
         assert float(row["memory_gb"]) == CATALOG.gpu(row["gpu"]).marketed_memory_gb
-        assert row["gpu"] in names()[row["gpu_name"].casefold()]
+        assert row["gpu"] in names()[folded(row["gpu_name"])]
     patterns = [(f.provider, f.instance, f.gpu_name, f.gpu) for f in forms()]
     assert len(set(patterns)) == len(patterns)
 

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from builders.price_rows import offer
 
+from orchestrator.pricing.billing_terms import billing_text
 from orchestrator.pricing.rental_cost import best_interval, charged_hours, interrupted_hours, rental
 from orchestrator.spec.job import NO_OVERHEADS, Overheads
 
@@ -92,6 +94,18 @@ def test_free_checkpoints_lose_no_work() -> None:
 
 def test_a_bill_has_a_minimum() -> None:
     """The minimum applies where the catalog has one."""
-    assert charged_hours(0.001, 1) == pytest.approx(1 / 60)
-    assert charged_hours(0.5, 1) == 0.5
-    assert charged_hours(0.001, None) == 0.001
+    assert charged_hours(0.001, offer(minimum_minutes=1)) == pytest.approx(1 / 60)
+    assert charged_hours(0.5, offer(minimum_minutes=1)) == 0.5
+    assert charged_hours(0.001, offer()) == 0.001
+
+
+def test_a_provider_bills_by_its_own_terms() -> None:
+    """Amazon by the second for at least a minute, Hugging Face Jobs by started minutes."""
+    assert charged_hours(0.001, offer(provider="aws")) == pytest.approx(1 / 60)
+    assert charged_hours(0.1 + 1e-4, offer(provider="aws")) == 0.1 + 1e-4
+    hours = charged_hours(np.array([0.001, 0.1, 0.1 + 1e-4, 2.0]), offer(provider="hf-jobs"))
+    assert hours.tolist() == pytest.approx([1 / 60, 0.1, 7 / 60, 2.0])
+    assert charged_hours(0.001, offer(provider="aws", minimum_minutes=5)) == pytest.approx(5 / 60)
+    assert billing_text(offer(provider="hf-jobs")) == "by the minute"
+    assert billing_text(offer(provider="aws")) == "by the second, at least 1 min"
+    assert billing_text(offer(provider="acme")) == ""

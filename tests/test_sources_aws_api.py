@@ -14,6 +14,7 @@ from gpu_catalog.live_prices.refresh import refresh
 from gpu_catalog.live_prices.sources.aws_api import AwsApi, boto3_client
 from gpu_catalog.live_prices.sources.aws_instances import aws_instances
 from gpu_catalog.live_prices.sources.raw_offer import SourceError
+from orchestrator.pricing.billing_terms import billing_text
 
 NOW = dt.datetime(2026, 11, 23, 12, tzinfo=dt.UTC)
 
@@ -123,7 +124,11 @@ def test_on_demand_and_spot_prices_are_fetched_page_by_page(stubs: Stubs) -> Non
         ("A10G", "g5.xlarge", "us-west-2", 1, 0.41, "spot", "the lowest of 2 zones"),
     ]
     for offer in result.offers:
-        assert (offer.provider, offer.minimum_minutes, offer.as_of) == ("aws", 1, TODAY)
+        assert (offer.provider, billing_text(offer), offer.as_of) == (
+            "aws",
+            "by the second, at least 1 min",
+            TODAY,
+        )
         assert offer.source in {"aws: Price List API", "aws: spot price history"}
     currency, zero, count = (rejected.reason for rejected in result.rejected)
     assert "CNY" in currency

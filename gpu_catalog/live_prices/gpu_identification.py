@@ -1,5 +1,6 @@
 """Identification of the GPU that a price is for. Ambiguous prices are reported, not guessed."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,9 +64,14 @@ def left_out() -> dict[str, str]:
 
 @cache
 def names() -> dict[str, tuple[str, ...]]:
-    """Catalog keys that each name may stand for, by the case-folded name."""
+    """Catalog keys that each name may stand for, by ``folded`` name."""
     keys_by_name = tomllib.loads(shipped_text("gpu_names.toml", __package__))["names"]
-    return {name.casefold(): tuple(keys) for name, keys in keys_by_name.items()}
+    return {folded(name): tuple(keys) for name, keys in keys_by_name.items()}
+
+
+def folded(name: str | None) -> str:
+    """Name of a GPU without spaces, hyphens and case, which catalogs set in different ways."""
+    return re.sub("[ -]", "", name or "").casefold()
 
 
 def identify(raw: RawOffer, catalog: Catalog) -> Gpu | UnidentifiedPrice:
@@ -78,7 +84,7 @@ def identify(raw: RawOffer, catalog: Catalog) -> Gpu | UnidentifiedPrice:
     candidates = candidates or _by_device_name(raw, catalog) or _by_form(raw, catalog)
     if candidates:
         return _by_memory(raw, candidates)
-    keys = names().get((raw.gpu_name or "").casefold(), ())
+    keys = names().get(folded(raw.gpu_name), ())
     if not keys:
         return UnidentifiedPrice(IdentificationFailure.UNKNOWN, raw.gpu_name or raw.instance)
     match = _by_memory(raw, [catalog.gpu(key) for key in keys if key != OTHERS])
@@ -93,11 +99,11 @@ def _by_device_name(raw: RawOffer, catalog: Catalog) -> list[Gpu]:
 
 
 def _by_form(raw: RawOffer, catalog: Catalog) -> list[Gpu]:
-    name = (raw.gpu_name or "").casefold()
+    name = folded(raw.gpu_name)
     return [
         catalog.gpu(form.gpu)
         for form in forms()
-        if (form.provider, form.gpu_name.casefold()) == (raw.provider, name)
+        if (form.provider, folded(form.gpu_name)) == (raw.provider, name)
         and fnmatchcase(raw.instance, form.instance)
     ]
 

@@ -158,7 +158,6 @@ def _offer(raw: RawOffer, gpu: Gpu, today: dt.date) -> Offer:
         gpus_per_instance=raw.gpus,
         usd_per_hour=float(raw.price),
         market=raw.market,
-        minimum_minutes=raw.minimum_minutes,
         as_of=raw.as_of,
         recorded=today,
         source=raw.source,

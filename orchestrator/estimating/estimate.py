@@ -283,8 +283,7 @@ def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
     ``sigma`` is the standard deviation of the logarithm of the offer's price.
     """
     hours, low, high = map(float, rented)
-    charged = (charged_hours(value, offer.minimum_minutes) for value in (hours, low, high))
-    usd, usd_low, usd_high = (value * offer.usd_per_hour for value in charged)
+    usd, usd_low, usd_high = map(float, charged_hours(rented, offer) * offer.usd_per_hour)
     usd_low, usd_high = widened(usd, usd_low, usd_high, sigma)
     return Price(
         **offer.model_dump(include=TERMS),

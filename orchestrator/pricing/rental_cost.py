@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fitting.numerics.arrays import FloatArray
+from gpu_catalog.offer import Offer
+from orchestrator.pricing.billing_terms import billed_seconds, minimum_minutes
 from orchestrator.spec.job import HOURS_PER_DAY, MINUTES_PER_HOUR, SECONDS_PER_HOUR, Overheads
 
 
@@ -86,6 +88,9 @@ def best_interval(rate: float, checkpoint: float) -> float:
     return low / rate
 
 
-def charged_hours(hours: float, minimum_minutes: float | None) -> float:
-    """Billed hours: billed by the second, with a minimum where one is known."""
-    return max(hours, (minimum_minutes or 0.0) / MINUTES_PER_HOUR)
+def charged_hours(hours: FloatArray | float, offer: Offer) -> FloatArray:
+    """Billed hours: whole units of the provider's billing, by the second where it is not known."""
+    unit = (billed_seconds(offer) or 1.0) / SECONDS_PER_HOUR
+    if unit > 1.0 / SECONDS_PER_HOUR:
+        hours = np.ceil(np.asarray(hours) / unit - 1e-6) * unit  # a millionth is no started unit
+    return np.maximum(hours, minimum_minutes(offer) / MINUTES_PER_HOUR)

@@ -44,7 +44,7 @@ def offer_usd(job: Job, steps_hours: FloatArray, offer: Offer) -> float:
 
 
 def _usd(offer: Offer, hours: float) -> float:
-    return charged_hours(hours, offer.minimum_minutes) * offer.usd_per_hour
+    return float(charged_hours(hours, offer)) * offer.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,7 @@ class PricedOffer:
     @property
     def drawn_usd(self) -> FloatArray:
         """(draws,) dollars."""
-        minimum = charged_hours(0.0, self.offer.minimum_minutes)
-        usd = np.maximum(self.rented.drawn, minimum) * self.offer.usd_per_hour
+        usd = charged_hours(self.rented.drawn, self.offer) * self.offer.usd_per_hour
         return np.asarray(usd * np.exp(self.drift.errors(self.offer))) if self.price_sigma else usd
 
 

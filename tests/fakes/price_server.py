@@ -15,6 +15,7 @@ class PriceServer:
         url: its address.
         pages: content by path; paths begin with a slash.
         requests: requested paths, in order.
+        bodies: what was posted, in order.
         missing_bytes: bytes by which Content-Length exceeds each page.
         hangs_up: whether it closes the connection instead of replying 404.
     """
@@ -22,6 +23,7 @@ class PriceServer:
     url: str
     pages: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     missing_bytes: int = 0
     hangs_up: bool = False
 
@@ -43,6 +45,10 @@ def price_server() -> Iterator[PriceServer]:
             self.send_header("Content-Length", str(len(content) + served.missing_bytes))
             self.end_headers()
             self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            served.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""

@@ -8,8 +8,6 @@ from gpu_catalog.catalog import csv_rows, shipped_text
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer
 
 AWS = "aws"
-# Linux is billed by the second, for at least a minute (Amazon EC2 on-demand pricing).
-MINIMUM_MINUTES = 1.0
 GPU_FAMILY = "GPU instance"  # name of their family in price lists
 # Attributes of the price, among several for an instance, that a job pays.
 RENTED = {
@@ -44,7 +42,6 @@ def aws_offer(instance: str, **fields: Any) -> RawOffer:
         provider=AWS,
         instance=instance,
         gpu_name=instance,
-        minimum_minutes=MINIMUM_MINUTES,
         first_hand=True,
         **fields,
     )

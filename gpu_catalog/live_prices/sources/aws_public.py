@@ -6,20 +6,16 @@ A file has hundreds of megabytes, so it is streamed, and only rows of GPUs are k
 import contextlib
 import csv
 import datetime as dt
-import http.client
-import io
 import itertools
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpu_catalog.live_prices.sources.aws_instances import GPU_FAMILY, aws_offer, gpus_of
+from gpu_catalog.live_prices.sources.http_reply import reply_lines
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer, SourceError, SourceReply
 
 BASE_URL = "https://pricing.us-east-1.amazonaws.com"
 REGIONS = ("us-east-1", "us-west-2")
 HEAD_LINES = 5  # of metadata, before the column names
-SECONDS = 60.0  # without a byte, until a request fails
 RENTED = {
     "TermType": {"OnDemand"},
     "Unit": {"Hrs"},
@@ -60,20 +56,8 @@ class AwsPublic:
 
     def _region_offers(self, region: str) -> list[RawOffer]:
         url = f"{self._base_url}/offers/v1.0/aws/AmazonEC2/current/{region}/index.csv"
-        try:
-            with urllib.request.urlopen(url, timeout=SECONDS) as response:  # noqa: S310 - https, or a test's own server
-                lines = io.TextIOWrapper(response, encoding="utf-8", newline="")
-                offers = list(_rented(lines))
-                # A broken connection looks like the end of the file.
-                if response.length:
-                    raise SourceError(f"{url} broke off, {response.length} bytes are missing")
-                return offers
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise SourceError(f"{url} is not available (HTTP {error.code})") from None
-        except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise SourceError(f"{url} does not answer ({reason})") from None
+        with reply_lines(url) as lines:
+            return list(_rented(lines))
 
 
 def _rented(lines: Iterable[str]) -> Iterator[RawOffer]:

@@ -98,15 +98,17 @@ class GpuhuntCatalogs:
 
 
 def _live_providers() -> Iterator[Any]:
+    """Providers that are asked live; Vast.ai is a source of its own."""
     providers = importlib.import_module("gpuhunt.providers")
     online = importlib.import_module("gpuhunt.providers.base").OnlineProvider
+    left_out = (online, importlib.import_module("gpuhunt.providers.vastai").VastAIProvider)
     for module in pkgutil.iter_modules(providers.__path__, f"{providers.__name__}."):
         try:
             provider = importlib.import_module(module.name)
         except ImportError:
             continue  # the provider's own library is not installed
         for kind in vars(provider).values():
-            if isinstance(kind, type) and issubclass(kind, online) and kind is not online:
+            if isinstance(kind, type) and issubclass(kind, online) and kind not in left_out:
                 yield kind
 
 

@@ -21,7 +21,6 @@ class RawOffer:
         price: price of the whole instance per hour, a number or text; None if not stated.
         gpu_name: the source's name of the GPU.
         gpu_memory_gib: memory of one GPU as stated; the unit may be wrong.
-        minimum_minutes: shortest billed time; None if unknown.
         source: source of the price; begins with ``PriceSource.name``.
         first_hand: whether the provider itself states the price, not a catalog of several.
     """
@@ -37,7 +36,6 @@ class RawOffer:
     gpu_memory_gib: float | None = None
     currency: str = "USD"
     host_cpus: float | None = None
-    minimum_minutes: float | None = None
     as_of: dt.date | None = None
     first_hand: bool = False
     note: str | None = None

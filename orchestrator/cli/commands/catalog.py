@@ -12,13 +12,18 @@ from gpu_catalog.live_prices.refresh import refresh
 from gpu_catalog.live_prices.sources.aws_api import AwsApi
 from gpu_catalog.live_prices.sources.aws_public import AwsPublic
 from gpu_catalog.live_prices.sources.gpuhunt_catalogs import GpuhuntCatalogs
+from gpu_catalog.live_prices.sources.hugging_face_jobs import HuggingFaceJobs
+from gpu_catalog.live_prices.sources.modal import Modal
 from gpu_catalog.live_prices.sources.raw_offer import PriceSource
+from gpu_catalog.live_prices.sources.runpod_community import RunpodCommunity
+from gpu_catalog.live_prices.sources.vast import Vast
 from gpu_catalog.number_text import short
 from gpu_catalog.price_table import age_text, refreshed_path, write_offers, written_offers
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.cli.options.clock import now, today
 from orchestrator.console import print_result, remark
 from orchestrator.markdown_table import records_table, table
+from orchestrator.pricing.billing_terms import billing_text
 from orchestrator.pricing.price_history import (
     PriceCourse,
     price_courses,
@@ -29,7 +34,7 @@ from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import names_in, request_of
 
 # Where two sources price the same offer, the later wins: it is nearer to the provider.
-SOURCES = ("gpuhunt", "aws-public", "aws")
+SOURCES = ("gpuhunt", "runpod-community", "vast", "hf-jobs", "modal", "aws-public", "aws")
 MOST_REJECTED = 20  # lines on the terminal; a file has all of them
 REJECTED = "rejected.txt"
 
@@ -72,7 +77,7 @@ def prices_table(catalog: Catalog) -> str:
     """A table of the offers of a catalog, the cheapest first for each GPU."""
     headers = (
         *("GPU", "provider", "instance", "GPUs", "region", "market", "$/h", "$/h per GPU"),
-        *("as of", "recorded"),
+        *("billed", "as of", "recorded"),
     )
     rows = [
         (
@@ -82,7 +87,7 @@ def prices_table(catalog: Catalog) -> str:
                 short(offer.usd_per_hour, 4),
                 short(offer.usd_per_gpu_hour, 4),
             ),
-            *(offer.as_of or "not stated", offer.recorded),
+            *(billing_text(offer), offer.as_of or "not stated", offer.recorded),
         )
         for gpu in catalog.gpus
         for offer in catalog.offers(gpu.key)
@@ -189,6 +194,10 @@ def _sources(names: str, regions: str | None, now: dt.datetime) -> list[PriceSou
     in_regions = names_in(regions or "")
     makers: dict[str, Callable[[], PriceSource]] = {
         "gpuhunt": lambda: GpuhuntCatalogs(now.date()),
+        "runpod-community": lambda: RunpodCommunity(now.date()),
+        "vast": lambda: Vast(now.date()),
+        "hf-jobs": lambda: HuggingFaceJobs(now.date()),
+        "modal": lambda: Modal(now.date()),
         "aws-public": lambda: AwsPublic(in_regions),
         "aws": lambda: AwsApi(now, in_regions),
     }

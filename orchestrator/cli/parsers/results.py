@@ -135,8 +135,10 @@ REPRODUCE = """
 """
 REFRESH = f"""{PRICES}
 --source A,B             sources of prices: gpuhunt (catalogs of many providers; pip install
-                         '.[prices]'), aws (on-demand and spot prices, with your credentials) or
-                         aws-public (on-demand prices, without an account); default: gpuhunt,aws
+                         '.[prices]'); vast, runpod-community (marketplaces); hf-jobs, modal
+                         (serverless); aws (on-demand and spot prices, with your credentials) or
+                         aws-public (on-demand prices, without an account); default: all but
+                         aws-public
 --regions A,B            regions of Amazon (default: all that the account may use; for aws-public,
                          us-east-1 and us-west-2)
 --out FILE               write a CSV that commands use only with --prices FILE
@@ -315,7 +317,7 @@ def add_catalog(commands: Any) -> None:
         "prices.",
     )
     add_table(refresh, REFRESH)
-    refresh.set_defaults(source="gpuhunt,aws")
+    refresh.set_defaults(source="gpuhunt,runpod-community,vast,hf-jobs,modal,aws")
     snapshot = parts.add_parser(
         "snapshot",
         run="catalog.run_snapshot",
