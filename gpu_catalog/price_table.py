@@ -47,13 +47,37 @@ def written_offers(path: Path) -> list[Offer]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise CatalogError(f"{path}: cannot be read ({reason}): {remedy}") from None
+    return parsed_offers(text, str(path), remedy)
+
+
+def parsed_offers(text: str, place: str, remedy: str) -> list[Offer]:
+    """Offers of a table in CSV.
+
+    Args:
+        text: the table.
+        place: its file, for messages.
+        remedy: the last line of a message.
+
+    Raises:
+        CatalogError: rows are invalid; one line for each mistake.
+    """
     # Line 1 names the columns.
-    offers, mistakes = parse_rows(Offer, csv_rows(text), lambda number: f"{path}:{number + 1}")
+    offers, mistakes = parse_rows(Offer, csv_rows(text), lambda number: f"{place}:{number + 1}")
     if mistakes:
         more = len(mistakes) - MOST_MISTAKES
-        shown = mistakes[:MOST_MISTAKES] + ([f"{path}: {more} more mistakes"] if more > 0 else [])
-        raise CatalogError("\n".join([*shown, f"{path}: {remedy}"]))
+        shown = mistakes[:MOST_MISTAKES] + ([f"{place}: {more} more mistakes"] if more > 0 else [])
+        raise CatalogError("\n".join([*shown, f"{place}: {remedy}"]))
     return offers
+
+
+def offers_text(offers: Iterable[Offer]) -> str:
+    """A table of offers in CSV."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(Offer.model_fields), lineterminator="\n")
+    writer.writeheader()
+    for offer in offers:
+        writer.writerow(offer.model_dump(mode="json"))
+    return buffer.getvalue()
 
 
 def write_offers(path: Path, offers: Iterable[Offer]) -> None:
@@ -62,16 +86,11 @@ def write_offers(path: Path, offers: Iterable[Offer]) -> None:
     Raises:
         CatalogError: the table cannot be written; the old one is untouched.
     """
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(Offer.model_fields), lineterminator="\n")
-    writer.writeheader()
-    for offer in offers:
-        writer.writerow(offer.model_dump(mode="json"))
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("w", encoding="utf-8", newline="") as file:
-            file.write(buffer.getvalue())
+            file.write(offers_text(offers))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

@@ -7,18 +7,20 @@ from pathlib import Path
 import pytest
 import yaml
 from builders.price_rows import offer
+from fakes.s3_server import BUCKET, S3Server
 
 from gpu_catalog.catalog import CatalogError
-from gpu_catalog.price_table import write_offers
 from orchestrator.cli.main import main
+from orchestrator.cli.options.clock import today
 from orchestrator.cli.parsers.program import build_parser
 from orchestrator.pricing.price_history import (
     price_courses,
     snapshot_of,
-    snapshot_path,
     sparkline,
+    write_snapshot,
 )
 from orchestrator.pricing.prices_in_use import prices_in_use
+from orchestrator.storage.run_storage import run_path
 
 FIRST, SECOND = dt.date(2026, 10, 1), dt.date(2026, 11, 1)
 
@@ -27,9 +29,9 @@ FIRST, SECOND = dt.date(2026, 10, 1), dt.date(2026, 11, 1)
 def folder(tmp_path: Path) -> Path:
     """Two snapshots: a GPU that became dearer, by its cheaper of two offers, and a newcomer."""
     dear = offer(provider="dear", usd_per_hour=8, gpus_per_instance=2)
-    write_offers(snapshot_path(tmp_path, FIRST), [offer(usd_per_hour=1), dear])
+    write_snapshot(tmp_path, [offer(usd_per_hour=1), dear], FIRST)
     later = [offer(usd_per_hour=1.5), dear, offer(gpu="B300", market="spot", usd_per_hour=2)]
-    write_offers(snapshot_path(tmp_path, SECOND), later)
+    write_snapshot(tmp_path, later, SECOND)
     (tmp_path / "prices-last.csv").write_text("not a snapshot", encoding="utf-8")
     return tmp_path
 
@@ -45,7 +47,7 @@ def test_the_course_of_a_gpu_is_its_lowest_price_in_each_snapshot(folder: Path) 
 
 def test_the_snapshot_of_a_date_is_the_last_until_then(folder: Path) -> None:
     """Before the first there is none; without a date it is the last."""
-    assert snapshot_of(folder, dt.date(2026, 10, 31)).name == "prices-2026-10-01.csv"
+    assert snapshot_of(folder, dt.date(2026, 10, 31)) == "prices-2026-10-01.csv"
     assert snapshot_of(folder, SECOND) == snapshot_of(folder, None)
     with pytest.raises(CatalogError, match="2026-10-01"):
         snapshot_of(folder, dt.date(2026, 9, 30))
@@ -68,6 +70,24 @@ def test_a_folder_without_snapshots_or_with_an_impossible_date_says_so(tmp_path:
     (tmp_path / "prices-2026-13-01.csv").touch()
     with pytest.raises(CatalogError, match="2026-13-01"):
         price_courses(tmp_path)
+
+
+def test_snapshots_in_a_bucket_are_read_as_those_in_a_folder(
+    server: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``snapshot``, ``history``, ``--prices`` and ``--as-of`` take an address in a bucket."""
+    bucket = run_path(f"s3://{BUCKET}/prices")
+    write_snapshot(bucket, [offer(usd_per_hour=1)], FIRST)
+    assert main(["catalog", "snapshot", "--prices", "paper", "--out", str(bucket)]) == 0
+    assert f"{bucket}/prices-{today()}.csv" in capsys.readouterr().out
+    assert sorted(server.objects("prices/")) == [f"prices-{FIRST}.csv", f"prices-{today()}.csv"]
+    assert [course.gpu for course in price_courses(bucket, ["L40S"])] == ["L40S"]
+    assert main(["catalog", "history", str(bucket), "--gpu", "A40"]) == 0
+    assert "0.79" in capsys.readouterr().out
+    assert main(["catalog", "prices", "--prices", str(bucket), "--as-of", str(FIRST)]) == 0
+    assert f"prices-{FIRST}.csv" in capsys.readouterr().out
+    assert main(["catalog", "history", f"s3://{BUCKET}/none"]) == 1
+    assert "no snapshots" in capsys.readouterr().err
 
 
 def test_a_sparkline_spans_from_the_lowest_to_the_highest() -> None:

@@ -3,9 +3,10 @@
 Each leaves a screenshot in ``build/screenshots`` for people to look at.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from builders.runs import ONE_CELL, ROUTED, SIMULATED, results
 from fakes.browser import OPEN_ALL, Opened
 from playwright.sync_api import BrowserContext, Page, expect
 
+from orchestrator.pricing.price_history import PriceCourse
 from orchestrator.reporting.comparison import compare
 from orchestrator.reporting.html_report import html_comparison, html_report
 
@@ -28,13 +30,23 @@ OFFERS = "catalog:\n  offers:\n" + "".join(
 )
 ROUTES = ROUTED.partition("cells:\n")[2].partition("workload:")[0]
 TEXT = ONE_CELL.replace("workload:", f"{SIMULATED}{ROUTES}workload:") + OFFERS
+DAYS = [date(2026, 11, day) for day in (1, 8, 15, 22)]
+COURSES = [
+    PriceCourse(gpu, market, tuple(zip(DAYS, usd, strict=True)))
+    for gpu, market, usd in (
+        ("A40", "on-demand", (0.44, 0.44, 0.49, 0.49)),
+        ("H100-SXM", "on-demand", (2.29, 2.69, 3.25, 3.63)),
+        ("H100-SXM", "spot", (0.8, 0.9, 1.6, 1.8)),
+    )
+]
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with measured, simulated and sparse cells."""
     path = tmp_path_factory.mktemp("run") / "report.html"
-    path.write_text(html_report(results(TEXT), MADE), encoding="utf-8")
+    run = dataclasses.replace(results(TEXT), price_courses=COURSES)
+    path.write_text(html_report(run, MADE), encoding="utf-8")
     return path
 
 
@@ -74,6 +86,19 @@ def test_a_report_is_accessible_and_no_wider_than_the_screen(
     wide, shown = page.locator("#ranking .scroll").evaluate("e => [e.scrollWidth, e.clientWidth]")
     assert wide <= shown
     assert violations(page) == []
+
+
+def test_the_course_of_prices_is_drawn_for_each_market(page: Page) -> None:
+    """A point for each snapshot and GPU; the scale says so where it is logarithmic."""
+    charts = page.locator("#prices .chart svg")
+    expect(charts).to_have_count(2)
+    expect(page.locator("#on-demand-prices svg")).to_contain_text("logarithmic")
+    expect(page.locator("#spot-prices svg")).not_to_contain_text("logarithmic")
+    expect(page.locator("#prices-key span")).to_have_text(["A40", "H100-SXM"])
+    page.locator("#prices-numbers summary").click()
+    rows = page.locator("#prices-numbers tbody tr")
+    expect(rows).to_have_count(12)
+    expect(rows.last).to_have_text(re.compile("H100-SXM.*spot.*2026-11-22.*1.8"))
 
 
 def test_a_phone_shows_a_card_for_each_offer(page: Page) -> None:

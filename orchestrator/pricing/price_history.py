@@ -1,14 +1,16 @@
-"""Snapshots of prices in a folder, and how the price of a GPU moved between them."""
+"""Snapshots of prices in a folder or bucket, and the course of a GPU's price between them."""
 
 import datetime as dt
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_catalog.catalog import CatalogError
 from gpu_catalog.offer import Market, Offer
-from gpu_catalog.price_table import written_offers
+from gpu_catalog.price_table import offers_text, parsed_offers, write_offers
+from orchestrator.storage.run_storage import RunPath
+from orchestrator.storage.storages import storage_of
 
 NAME = re.compile(r"prices-(\d{4}-\d{2}-\d{2})\.csv")
 BARS = "▁▂▃▄▅▆▇█"
@@ -32,26 +34,41 @@ class PriceCourse:
         return self.points[-1][1] / self.points[0][1] - 1
 
 
-def snapshot_path(out: Path, today: dt.date) -> Path:
-    """File of today's snapshot: ``prices-DATE.csv`` in a folder, else the file itself."""
-    return out if out.suffix == ".csv" else out / f"prices-{today}.csv"
+def write_snapshot(out: RunPath, offers: Iterable[Offer], today: dt.date) -> RunPath:
+    """Write a snapshot: ``prices-DATE.csv`` in a folder or bucket, else the file itself.
 
-
-def snapshots(folder: Path) -> list[tuple[dt.date, Path]]:
-    """Snapshots in a folder with their dates, the oldest first.
+    Returns:
+        The file.
 
     Raises:
-        CatalogError: the folder has none, or a name has a date that no calendar has.
+        CatalogError: it cannot be written.
+        StoreError: the bucket does not take it.
+    """
+    if isinstance(out, Path):
+        file = out if out.suffix == ".csv" else out / f"prices-{today}.csv"
+        write_offers(file, offers)
+        return file
+    name = f"prices-{today}.csv"
+    storage_of(out).write(name, offers_text(offers).encode())
+    return out / name
+
+
+def snapshots(folder: RunPath) -> list[tuple[dt.date, str]]:
+    """Names of the snapshots in a folder or bucket with their dates, the oldest first.
+
+    Raises:
+        CatalogError: there are none, or a name has a date that no calendar has.
+        StoreError: the folder cannot be read.
     """
     dated = []
-    for path in folder.glob("prices-*.csv"):
-        match = NAME.fullmatch(path.name)
+    for name in storage_of(folder).names() or ():
+        match = NAME.fullmatch(name)
         if match is None:
             continue
         try:
-            dated.append((dt.date.fromisoformat(match[1]), path))
+            dated.append((dt.date.fromisoformat(match[1]), name))
         except ValueError:
-            raise CatalogError(f"{path}: {match[1]} is not a date: rename it") from None
+            raise CatalogError(f"{folder / name}: {match[1]} is not a date: rename it") from None
     if not dated:
         raise CatalogError(
             f"{folder}: no snapshots (prices-YYYY-MM-DD.csv): "
@@ -60,28 +77,44 @@ def snapshots(folder: Path) -> list[tuple[dt.date, Path]]:
     return sorted(dated)
 
 
-def snapshot_of(folder: Path, as_of: dt.date | None) -> Path:
-    """Last snapshot of a folder, or the last until a date.
+def snapshot_of(folder: RunPath, as_of: dt.date | None) -> str:
+    """Name of the last snapshot of a folder, or of the last until a date.
 
     Raises:
         CatalogError: there is none.
     """
     dated = snapshots(folder)
-    until = [path for date, path in dated if as_of is None or date <= as_of]
+    until = [name for date, name in dated if as_of is None or date <= as_of]
     if not until:
         raise CatalogError(f"--as-of {as_of}: the first snapshot of {folder} is of {dated[0][0]}")
     return until[-1]
 
 
-def price_courses(folder: Path, gpus: Sequence[str] = ()) -> list[PriceCourse]:
+def snapshot_offers(folder: RunPath, name: str) -> list[Offer]:
+    """Offers of a snapshot.
+
+    Raises:
+        CatalogError: it cannot be read; one line for each mistake.
+        StoreError: the folder cannot be read.
+    """
+    place = str(folder / name)
+    try:
+        text = (storage_of(folder).read(name) or b"").decode()
+    except UnicodeDecodeError:
+        raise CatalogError(f"{place}: not UTF-8 text: repair it, or delete it") from None
+    return parsed_offers(text, place, "repair it, or delete it")
+
+
+def price_courses(folder: RunPath, gpus: Collection[str] = ()) -> list[PriceCourse]:
     """Courses of all GPUs of a folder's snapshots, or of some.
 
     Raises:
         CatalogError: the folder has no snapshots, or one cannot be read.
+        StoreError: the folder cannot be read.
     """
     points: dict[tuple[str, Market], list[tuple[dt.date, float]]] = {}
-    for date, path in snapshots(folder):
-        for key, price in _lowest(written_offers(path)).items():
+    for date, name in snapshots(folder):
+        for key, price in _lowest(snapshot_offers(folder, name)).items():
             points.setdefault(key, []).append((date, price))
     return [
         PriceCourse(gpu, market, tuple(course))

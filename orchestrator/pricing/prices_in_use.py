@@ -1,7 +1,7 @@
 """GPUs and prices that a command uses: a table with the user's files merged over it."""
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,25 +17,35 @@ from gpu_catalog.price_table import (
     PriceTable,
     age_text,
     price_table,
-    written_offers,
 )
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.pricing.catalog_file import read_catalog_file, read_price_file
-from orchestrator.pricing.price_history import snapshot_of
+from orchestrator.pricing.price_history import (
+    PriceCourse,
+    price_courses,
+    snapshot_of,
+    snapshot_offers,
+)
 from orchestrator.request import PathText, names_in, path_text
 from orchestrator.spec.sweep_spec import CatalogRows
+from orchestrator.storage.run_storage import S3, RunPath, run_path
 
 NAMES = (REFRESHED, *TABLES)
 
 
 @dataclass(frozen=True, slots=True)
 class PricesInUse:
-    """Prices chosen by the options ``--catalog`` and ``--prices``."""
+    """Prices chosen by the options ``--catalog`` and ``--prices``.
+
+    Attributes:
+        snapshots: folder or bucket of the snapshots that they come from.
+    """
 
     table: str
     catalog: Catalog
     rows: CatalogRows
     files: tuple[Path, ...]
+    snapshots: RunPath | None = None
 
     def over(self, catalog: Catalog) -> Catalog:
         """Catalog with the user's own prices merged over it.
@@ -46,6 +56,14 @@ class PricesInUse:
         for file in self.files:
             catalog = catalog.merged((), read_price_file(file, catalog))
         return catalog
+
+    def courses(self, gpus: Collection[str]) -> list[PriceCourse]:
+        """What GPUs have cost by the snapshots; empty where the prices are from no snapshot.
+
+        Raises:
+            CatalogError: a snapshot cannot be read.
+        """
+        return [] if self.snapshots is None else price_courses(self.snapshots, gpus)
 
     def age(self, catalog: Catalog, today: dt.date) -> str:
         """Names and age of the prices in use."""
@@ -93,7 +111,7 @@ def prices_in_use(
         CatalogError: a table or file does not exist, or a file cannot be read.
     """
     run_rows = run_rows or CatalogRows()
-    folders = [name for name in given if name not in NAMES and Path(name).is_dir()]
+    folders = [name for name in given if name not in NAMES and _is_folder(name)]
     if as_of is not None and not folders:
         raise CatalogError(f"--as-of {as_of}: give --prices a folder of snapshots, too")
     tables = [name for name in given if name in NAMES or name in folders]
@@ -106,17 +124,22 @@ def prices_in_use(
         if not file.exists():
             near = did_you_mean(str(file), NAMES) or f": {', '.join(NAMES)}"
             raise CatalogError(f"--prices {file}: no such file or price table{near}")
-    table = _snapshot(Path(folders[0]), as_of) if folders else price_table(*tables)
+    snapshots = run_path(folders[0]) if folders else None
+    table = price_table(*tables) if snapshots is None else _snapshot(snapshots, as_of)
     catalog = table.catalog.merged(run_rows.gpus, run_rows.offers)
     rows = CatalogRows()
     if catalog_file is not None:
         rows = read_catalog_file(catalog_file, catalog)
         catalog = catalog.merged(rows.gpus, rows.offers)
-    return PricesInUse(table.name, catalog, rows, files)
+    return PricesInUse(table.name, catalog, rows, files, snapshots)
 
 
-def _snapshot(folder: Path, as_of: dt.date | None) -> PriceTable:
-    path, shipped = snapshot_of(folder, as_of), load_catalog()
+def _is_folder(name: str) -> bool:
+    return name.startswith(S3) or Path(name).is_dir()
+
+
+def _snapshot(folder: RunPath, as_of: dt.date | None) -> PriceTable:
+    name, shipped = snapshot_of(folder, as_of), load_catalog()
     keys = {gpu.key for gpu in shipped.gpus}
-    offers = (offer for offer in written_offers(path) if offer.gpu in keys)
-    return PriceTable(path.name, Catalog(shipped.gpus, offers))
+    offers = (offer for offer in snapshot_offers(folder, name) if offer.gpu in keys)
+    return PriceTable(name, Catalog(shipped.gpus, offers))

@@ -55,7 +55,12 @@ from orchestrator.reporting.page.run_tables import (
     probes_table,
     spending_table,
 )
-from orchestrator.reporting.page.study_tables import learning_table, loads_table, profiles_table
+from orchestrator.reporting.page.study_tables import (
+    learning_table,
+    loads_table,
+    prices_table,
+    profiles_table,
+)
 from orchestrator.run_folder.run_results import RunResults
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
@@ -88,6 +93,7 @@ def html_report(whole: RunResults, made: datetime, *, image: str | None = None) 
         "profiles": profiles_table(results),
         "loads": loads_table(results),
         "learning": learning_table(results),
+        "prices": prices_table(results),
     }
     ranking, spent = results.ranking, results.meter.usd
     chosen = max(range(len(jobs)), key=lambda position: jobs[position].gpus)
@@ -115,6 +121,7 @@ def html_report(whole: RunResults, made: datetime, *, image: str | None = None) 
         spent=short(spent) if spent else None,
         has_profiles=bool(tables["profiles"].rows),
         has_learned=bool(tables["learning"].rows),
+        has_prices=bool(tables["prices"].rows),
         measured=any(not o.cell.simulated for o in whole.observed),
         observations=len(whole.observed),
         cells=len(whole.cells),

@@ -3,7 +3,7 @@
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -36,16 +36,13 @@ from orchestrator.run_folder.observation_log import (
 from orchestrator.spec.recipe_options import ChosenRecipe
 from orchestrator.spec.spec_file import SpecError, decoded, parse_spec
 from orchestrator.spec.sweep_spec import CatalogRows, SweepSpec
-from orchestrator.storage.local_storage import LocalStorage
-from orchestrator.storage.run_storage import RunPath, S3Url, StoreError, run_path
+from orchestrator.storage.run_storage import RunPath, StoreError, run_path
+from orchestrator.storage.storages import storage_of
 from trials.records.cell import Cell
 from trials.records.log_reader import LineReader
 from trials.records.model import Model
 from trials.records.observation import Observation
 from trials.records.profile import Logged, Profiled
-
-if TYPE_CHECKING:
-    from orchestrator.storage.s3_storage import S3Storage
 
 K = TypeVar("K")
 
@@ -55,7 +52,7 @@ class RunFolder:
 
     def __init__(self, path: RunPath | str) -> None:
         self.path = run_path(path)
-        self.storage = _storage_of(self.path)
+        self.storage = storage_of(self.path)
 
     @classmethod
     def existing(cls, path: RunPath | str) -> Self:
@@ -289,11 +286,3 @@ def _check_same_gpus(run: RunFolder, rows: CatalogRows | None) -> None:
             f"{run.path}: --catalog has changed {', '.join(differing)} since the run began: "
             "restore it, or choose another --out"
         )
-
-
-def _storage_of(path: RunPath) -> "LocalStorage | S3Storage":
-    if not isinstance(path, S3Url):
-        return LocalStorage(path)
-    from orchestrator.storage.s3_storage import S3Storage  # noqa: PLC0415 - boto3, for buckets only
-
-    return S3Storage(path)

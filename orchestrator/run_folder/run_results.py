@@ -15,6 +15,7 @@ from orchestrator.planning.faults import NO_FAULTS, Faults
 from orchestrator.planning.node_pricing import NOT_SAID, NodePrices, NodeRentals
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.spending import Meter
+from orchestrator.pricing.price_history import PriceCourse
 from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
@@ -30,6 +31,7 @@ class RunResults:
 
     Attributes:
         notes: the user's own notes, as Markdown.
+        price_courses: what the GPUs have cost, where the prices are from snapshots.
         today: date for the drift of prices; None for prices as recorded.
     """
 
@@ -42,6 +44,7 @@ class RunResults:
     faults: Faults = NO_FAULTS
     rented: NodeRentals = NOT_SAID
     notes: str = ""
+    price_courses: Sequence[PriceCourse] = ()
     today: date | None = None
 
     @cached_property

@@ -27,11 +27,12 @@ from orchestrator.pricing.billing_terms import billing_text
 from orchestrator.pricing.price_history import (
     PriceCourse,
     price_courses,
-    snapshot_path,
     sparkline,
+    write_snapshot,
 )
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import names_in, request_of
+from orchestrator.storage.run_storage import run_path
 
 # Where two sources price the same offer, the later wins: it is nearer to the provider.
 SOURCES = ("gpuhunt", "runpod-community", "vast", "hf-jobs", "modal", "aws-public", "aws")
@@ -133,8 +134,7 @@ def run_snapshot(options: argparse.Namespace) -> int:
     """Write the prices in use to a dated file."""
     prices = request_of(PriceOptions, vars(options)).in_use()
     offers = prices.over(prices.catalog).all_offers
-    out = snapshot_path(options.out, today())
-    write_offers(out, offers)
+    out = write_snapshot(run_path(options.out), offers, today())
     print_result(f"{out}: {len(offers)} {age_text(offers, today())}")
     return 0
 
@@ -145,7 +145,7 @@ def run_history(options: argparse.Namespace) -> int:
     Raises:
         CatalogError: no snapshot has a price of any of the GPUs.
     """
-    courses = price_courses(options.folder, names_in(options.gpu or ""))
+    courses = price_courses(run_path(options.folder), names_in(options.gpu or ""))
     if not courses:
         raise CatalogError(f"{options.folder}: no snapshot has a price of {options.gpu}")
     print_result(records_table(map(_course_row, courses)))

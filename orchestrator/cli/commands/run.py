@@ -1,6 +1,7 @@
 """Commands on a run folder: ``rank``, ``what-if`` and ``report``."""
 
 import argparse
+import dataclasses
 
 from gpu_catalog.errors import UserError
 from orchestrator.cli.options.clock import now, today
@@ -50,6 +51,8 @@ def run_report(options: argparse.Namespace) -> int:
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     catalog = prices.over(spec.merged_catalog())
     results = results_of(folder, spec, catalog, today())
+    courses = prices.courses({cell.gpu for cell in results.cells})
+    results = dataclasses.replace(results, price_courses=courses)
     write_pages(folder, results, now(), image=options.image)
     remark(f"In use: {prices.age(catalog, today())}")
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())

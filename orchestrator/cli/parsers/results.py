@@ -144,10 +144,12 @@ REFRESH = f"""{PRICES}
 --out FILE               write a CSV that commands use only with --prices FILE
 """
 SNAPSHOT = f"""{PRICES}
---out FILE.csv|FOLDER    file to write; in a folder, prices-DATE.csv of today
+--out FILE.csv|FOLDER|s3://BUCKET/FOLDER
+                         file to write; in a folder, prices-DATE.csv of today
 """
 HISTORY = """
-folder FOLDER            folder of the snapshots
+folder FOLDER|s3://BUCKET/FOLDER
+                         folder of the snapshots
 --gpu A,B                keys of 'catalog gpus' (default: all that have prices)
 """
 
@@ -325,10 +327,10 @@ def add_catalog(commands: Any) -> None:
         description="Write the prices in use to a file, for 'catalog history' and for --prices "
         "FOLDER --as-of DATE. Run 'catalog refresh' first for today's prices.",
     )
-    add_table(snapshot, SNAPSHOT, required=("--out",), out=Path)
+    add_table(snapshot, SNAPSHOT, required=("--out",), out=run_folder)
     history = parts.add_parser(
         "history",
         run="catalog.run_history",
         help="show what each GPU has cost, by the snapshots in a folder",
     )
-    add_table(history, HISTORY, folder=Path)
+    add_table(history, HISTORY, folder=run_folder)

@@ -1,4 +1,4 @@
-"""Tables of profiles and training curves behind the charts of a page. Pure."""
+"""Tables of profiles, training curves and prices behind the charts of a page. Pure."""
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
@@ -109,3 +109,14 @@ def _subject(curve: LearningCurve) -> str:
     cell = curve.cell
     model = model_name(cell)
     return model if cell.experts is None else f"{model}, {experts_text(cell)}"
+
+
+def prices_table(results: RunResults) -> PageTable:
+    """A row for each snapshot of the price of a GPU in a market; empty where there is only one."""
+    rows = [
+        (course.gpu, course.market, date.isoformat(), usd)
+        for course in results.price_courses
+        for date, usd in course.points
+    ]
+    several = len({date for _, _, date, _ in rows}) > 1
+    return PageTable(("gpu", "market", "date", "usd"), rows if several else [])

@@ -1,5 +1,5 @@
 "use strict";
-// Profiles of steps and training curves, for runs that have them.
+// Profiles of steps, training curves and prices over time, for runs that have them.
 
 const PROFILES = rowsOf("profiles");
 const LOADS = rowsOf("loads");
@@ -97,6 +97,42 @@ function learningChart(holder, score, label, format = short) {
   }, `${label} of ${CURVES.length} curves, epoch by epoch.`));
 }
 
+const PRICES = rowsOf("prices").map((row) => ({ ...row, day: new Date(row.date) }));
+const PRICED = d3.groups(PRICES, (row) => row.gpu).map(([gpu], at) => ({ gpu, colour: colourAt(at), symbol: SYMBOLS[at % SYMBOLS.length] }));
+
+/** What each GPU has cost in a market, snapshot by snapshot. */
+function pricesChart(holder, rows, market) {
+  if (!rows.length) return nothing(holder, `No snapshot has a ${market} price.`);
+  const scale = scaleOf(rows.map((row) => row.usd), dollars);
+  const label = `↑ dollars per GPU and hour${scale.type === "log" ? ", logarithmic" : ""}`;
+  return drawn(holder, (width) => plot({
+    width, height: 280, marginRight: 24, marginLeft: 60,
+    x: { type: "utc", label: "snapshot →", domain: d3.extent(PRICES, (row) => row.day), ticks: width < 400 ? 3 : 6 },
+    y: { ...scale, label, grid: true },
+    marks: [
+      ...PRICED.flatMap(({ gpu, colour, symbol }) => {
+        const own = rows.filter((row) => row.gpu === gpu);
+        return [
+          Plot.line(own, { x: "day", y: "usd", stroke: colour, strokeWidth: 2, curve: "step-after" }),
+          Plot.dot(own, { x: "day", y: "usd", r: 4, symbol, stroke: colour, strokeWidth: 1.6, fill: CANVAS }),
+        ];
+      }),
+      tip(rows, { x: "day", y: "usd" }, (row) => `${row.gpu}, ${row.market}\n${dollars(row.usd)} an hour on ${row.date}`),
+    ],
+  }, `Lowest ${market} prices of ${new Set(rows.map((row) => row.gpu)).size} GPUs in each snapshot.`));
+}
+
+if (PRICES.length) {
+  for (const market of ["on-demand", "spot"]) {
+    pricesChart(document.getElementById(`${market}-prices`), PRICES.filter((row) => row.market === market), market);
+  }
+  document.getElementById("prices-key").replaceChildren(
+    ...PRICED.map(({ gpu, colour, symbol }) => element("span", {}, swatch(colour, symbol), gpu)));
+  numbersOf("prices-numbers", { caption: "Lowest prices", most: 40, columns: [
+    { label: "GPU", of: (row) => row.gpu, head: true }, { label: "market", of: (row) => row.market }, { label: "snapshot", of: (row) => row.date },
+    { label: "$/h per GPU", of: (row) => row.usd, number: true, show: (row) => short(row.usd, 4) },
+  ] }, () => PRICES)();
+}
 if (PROFILES.length) {
   for (const chart of ["stages", "layers", "inside"]) {
     barsChart(document.getElementById(`profile-${chart}`), PROFILES.filter((row) => row.chart === chart));
