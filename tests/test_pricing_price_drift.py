@@ -5,12 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from builders.rankings import (
-    SPEC,
-)
+from benchmarks.price_drift import monthly_drift, moves
+from builders.rankings import SPEC
 
 from gpu_catalog.offer import Offer
-from orchestrator.pricing.price_drift import PriceDrift, widened, young_gpus
+from orchestrator.pricing.price_drift import MARKETPLACE_FACTOR, PriceDrift, widened, young_gpus
 from orchestrator.spec.job import Overheads
 
 
@@ -51,7 +50,7 @@ def test_the_error_of_a_price_grows_with_the_root_of_its_age() -> None:
 
 
 def test_prices_of_the_newest_generation_move_more() -> None:
-    """At the default of 2 % a month, a doubling within a year is at the end of the interval."""
+    """By default, a doubling within a year is at the end of the interval."""
     catalog = SPEC.merged_catalog()
     young = young_gpus(catalog)
     assert {"B200", "B300", "RTX-5090", "GB200"} <= young
@@ -60,7 +59,29 @@ def test_prices_of_the_newest_generation_move_more() -> None:
     day = offer.date + dt.timedelta(days=365)
     sigma = PriceDrift(Overheads(), day, 0, 10, young=young).sigma(offer)
     assert math.exp(1.645 * sigma) == pytest.approx(2.0, abs=0.05)
-    assert PriceDrift(Overheads(), day, 0, 10).sigma(offer) == pytest.approx(sigma / 6)
+    assert PriceDrift(Overheads(), day, 0, 10).sigma(offer) == pytest.approx(sigma / 2.4)
+
+
+def test_the_defaults_are_what_two_days_of_public_prices_show() -> None:
+    """Price lists of older GPUs, and asks of a marketplace; Blackwell's lists moved no more."""
+    drift = {key: monthly_drift(changes) for key, changes in moves().items()}
+    lists, asks = drift[False, False], drift[True, False]
+    assert Overheads().price_drift == pytest.approx(lists, rel=0.1)
+    assert pytest.approx(asks / lists, rel=0.1) == MARKETPLACE_FACTOR
+    assert drift[False, True] < lists
+    assert drift[True, True] < asks
+    upwards = [change >= 0 for change in moves()[False, True]]
+    assert sum(upwards) >= len(upwards) - 1
+
+
+def test_asks_of_a_marketplace_move_more() -> None:
+    """Also at the shipped spot drift, which is that of providers."""
+    offer = next(o for o in SPEC.merged_catalog().offers("desk") if o.market == "on-demand")
+    day = offer.date + dt.timedelta(days=30)
+    drift = PriceDrift(Overheads(), day, 0, 10)
+    ask = offer.model_copy(update={"provider": "vast"})
+    assert drift.sigma(ask) == pytest.approx(MARKETPLACE_FACTOR * drift.sigma(offer))
+    assert drift.sigma(ask.model_copy(update={"market": "spot"})) == drift.sigma(ask)
 
 
 def test_errors_of_hours_and_price_add_in_quadrature() -> None:

@@ -33,7 +33,7 @@ LEAST_CONFIRMED = 0.25  # of the median: lower prices are rejected even if confi
 LEAST_ELSEWHERE = 3  # providers, or regions, that make a median
 EQUAL_WITHIN = 0.10  # relative difference of prices per GPU that count as equal
 OLDEST_DAYS = 90
-MARKETPLACES = frozenset({"vast", "runpod-community", "lium", "tensordock", "cloudrift"})
+MARKETPLACES = frozenset({"vast", "lium", "tensordock", "cloudrift"})
 
 
 @dataclass(frozen=True, slots=True)

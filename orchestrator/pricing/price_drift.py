@@ -11,14 +11,19 @@ import numpy as np
 from fitting.numerics.arrays import FloatArray
 from fitting.numerics.uncertainty import NORMAL_90
 from gpu_catalog.catalog import Catalog
+from gpu_catalog.live_prices.price_checks import MARKETPLACES
 from gpu_catalog.offer import Offer
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.spec.job import Overheads
 
-# Architectures whose GPUs were first rented in 2025. An assumption, not a fit, as the catalogs in
-# use have no dates: some such prices doubled within a year, the upper end of a 90 % interval.
+# Multiples of ``Overheads.price_drift``. That of a marketplace's asks is estimated as it is, from
+# prices of 2026-07-23 and 2026-10-01 (tests/benchmarks/price_drift.py).
+MARKETPLACE_FACTOR = 3.5
+# Architectures whose GPUs were first rented in 2025. In those ten weeks their price lists moved as
+# those of older GPUs, but nearly all of them upwards, and some doubled within a year: that is the
+# upper end of a 90 % interval. An assumption, not an estimate.
 YOUNG = frozenset({"Blackwell", "CDNA 4"})
-YOUNG_FACTOR = 6.0
+YOUNG_FACTOR = 2.4
 A_MONTH = 30.0  # days in which a price changes by the drift of ``Overheads``
 LEAST_DAYS = 1.0  # age of a price of today, whose hour is unknown
 
@@ -66,6 +71,8 @@ class PriceDrift:
         drift = overheads.spot_price_drift if is_spot else overheads.price_drift
         if offer.gpu in self._young:
             drift = max(drift, YOUNG_FACTOR * overheads.price_drift)
+        if offer.provider in MARKETPLACES:
+            drift = max(drift, MARKETPLACE_FACTOR * overheads.price_drift)
         days = max(float((self._today - offer.date).days), LEAST_DAYS)
         return drift * math.sqrt(days / A_MONTH)
 

@@ -58,7 +58,7 @@ class PricesInUse:
         return catalog
 
     def courses(self, gpus: Collection[str]) -> list[PriceCourse]:
-        """What GPUs have cost by the snapshots; empty where the prices are from no snapshot.
+        """Courses of the prices of GPUs; empty where the prices are not from snapshots.
 
         Raises:
             CatalogError: a snapshot cannot be read.

@@ -32,8 +32,9 @@ class Overheads(Record):
         interruptions_per_day: mean number of interruptions of a spot instance in a day. Google
             Cloud states that 5 to 15 % of preemptible instances are interrupted in a day; AWS's
             classes range from under 5 % to over 20 % in a month.
-        price_drift: relative change of an on-demand price in 30 days (one standard deviation);
-            that of GPUs of the newest generation is six times as large.
+        price_drift: relative change of an on-demand price in 30 days (one standard deviation),
+            estimated from two days of providers' price lists; that of a marketplace's asks and of
+            GPUs of the newest generations is a multiple.
         spot_price_drift: the same for a spot price.
     """
 
@@ -41,7 +42,7 @@ class Overheads(Record):
     checkpoint_seconds: Annotated[NotNegative, Field(le=60 * A_DAY)] = 30.0
     checkpoint_minutes: AboveZero = 60.0
     interruptions_per_day: Annotated[NotNegative, Field(le=MOST_INTERRUPTIONS)] = 0.1
-    price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.02
+    price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.05
     spot_price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.1
 
 

@@ -56,5 +56,5 @@ class RunpodCommunity:
                     gpu_memory_gib=float(kind["memoryInGb"]),
                     as_of=self._today,
                     first_hand=True,
-                    note="a marketplace: machines of other hosts",
+                    note="machines of other hosts; RunPod sets the price",
                 )

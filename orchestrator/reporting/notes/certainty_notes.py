@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.markdown_table import span
-from orchestrator.pricing.price_drift import YOUNG, YOUNG_FACTOR
+from orchestrator.pricing.price_drift import MARKETPLACE_FACTOR, YOUNG, YOUNG_FACTOR
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.observation import Basis
@@ -48,7 +48,8 @@ def interval_sources(ranking: Ranking) -> str:
     if ranking.priced_on is None or not (job.price_drift or job.spot_price_drift):
         return "errors of the step times only"
     return (
-        "errors of the step times and, for dollars, assumed price changes of "
+        "errors of the step times and, for dollars, price changes of "
         f"{100 * job.price_drift:.2g}% a month (spot: {100 * job.spot_price_drift:.2g}%; "
-        f"{' and '.join(sorted(YOUNG))}: {100 * YOUNG_FACTOR * job.price_drift:.2g}%)"
+        f"{' and '.join(sorted(YOUNG))}: {100 * YOUNG_FACTOR * job.price_drift:.2g}%; "
+        f"marketplaces: {100 * MARKETPLACE_FACTOR * job.price_drift:.2g}%)"
     )
