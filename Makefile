@@ -130,3 +130,4 @@ bench: setup  ## side by side with what a user would otherwise use
 	$(RUN) tests/benchmarks/orchestration.py
 	$(RUN) tests/benchmarks/large_log.py
 	$(RUN) tests/benchmarks/price_drift.py
+	$(RUN) tests/benchmarks/end_forecast.py

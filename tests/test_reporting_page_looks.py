@@ -92,8 +92,8 @@ def test_the_course_of_prices_is_drawn_for_each_market(page: Page) -> None:
     """A point for each snapshot and GPU; the scale says so where it is logarithmic."""
     charts = page.locator("#prices .chart svg")
     expect(charts).to_have_count(2)
-    expect(page.locator("#on-demand-prices svg")).to_contain_text("logarithmic")
-    expect(page.locator("#spot-prices svg")).not_to_contain_text("logarithmic")
+    expect(page.locator("#on-demand-prices svg")).to_contain_text("log scale")
+    expect(page.locator("#spot-prices svg")).not_to_contain_text("log scale")
     expect(page.locator("#prices-key span")).to_have_text(["A40", "H100-SXM"])
     page.locator("#prices-numbers summary").click()
     rows = page.locator("#prices-numbers tbody tr")

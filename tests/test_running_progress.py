@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
+from benchmarks.end_forecast import errors_at, kept_sweeps, largest_rise
 from builders.observations import measurement, observation
 from builders.runs import TWO_CELLS, spec_of, whole_trial
 
@@ -323,6 +324,19 @@ def test_the_forecast_counts_down_while_trials_keep_their_pace() -> None:
     grown = [after - before for (_, before), (_, after) in pairwise(shown) if after > before]
     assert len(grown) <= 3  # while it has seen few trials, or at the very end
     assert all(abs(at + left - 100) < 25 for at, left in shown)
+
+
+def test_the_end_of_a_real_sweep_is_forecast_from_its_first_results_on() -> None:
+    """Kept sweeps of a laptop: within a quarter at 10 % of the time, and it does not grow."""
+    for probes in kept_sweeps().values():
+        early, half, late = errors_at(probes).values()
+        assert early is not None
+        assert half is not None
+        assert late is not None
+        assert early < 0.25
+        assert half < 0.15
+        assert late < 0.1
+        assert largest_rise(probes) < 0.05
 
 
 def test_the_forecast_is_put_off_when_trials_take_longer() -> None:

@@ -1,17 +1,22 @@
 """Sweeps on a real Ray on this machine: undisturbed, with killed children, and resumed."""
 
+import fcntl
 import os
+import pty
 import random
+import re
 import signal
 import struct
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from fakes.ray_sweeps import SPEC, observations, start_sweep
+from fakes.ray_sweeps import SPEC, environment, observations, start_sweep
 from tensorboardX.proto import event_pb2
 
 from orchestrator.run_folder.run_folder import RunFolder
@@ -19,6 +24,28 @@ from trials.records.observation import Outcome, largest_batch
 
 KILLS = 10
 DIED = ": died: "  # what the driver says of a trial whose Ray worker is gone
+
+
+# Ray's names of its processes, and the lines that Tune and Ray print of their own.
+FOREIGN = re.compile(
+    r"_trial_on_node|Last result|Trial name|Trial status|Logical resource|tune_hash|"
+    r"\((raylet|autoscaler|pid=|ImplicitFunc|_trial|bundle_reservation)|"
+    r"Started a local Ray|View detailed results|Configuration for experiment|"
+    r"(INFO|WARNING|ERROR) \w+\.py:\d+"
+)
+
+
+def foreign_lines(text: str) -> list[str]:
+    """Lines that Ray or Tune wrote."""
+    return [line for line in text.splitlines() if FOREIGN.search(line)]
+
+
+def read_terminal(driver: int) -> bytes:
+    """What was written to a terminal; empty at its end."""
+    try:
+        return os.read(driver, 65536)
+    except OSError:  # on Linux the end of a terminal is an error
+        return b""
 
 
 def wait_until(true: Callable[[], bool], *, seconds: float) -> bool:
@@ -123,6 +150,38 @@ def _is_worker(process: psutil.Process | None) -> bool:
         return process is not None and "trials.training.worker" in process.cmdline()
     except psutil.Error:
         return False
+
+
+def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) -> None:
+    """Each line is the program's own: its progress, a remark, or the result."""
+    log = undisturbed.with_suffix(".log").read_text(encoding="utf-8")
+    assert "started" in log
+    assert foreign_lines(log) == []
+
+
+def test_lines_of_ray_and_tune_do_not_reach_a_terminal(home: Path) -> None:
+    """A cell is swept under a pseudo-terminal, which shows a live table."""
+    out = home / "terminal"
+    arguments = [sys.executable, "-m", "orchestrator", "sweep", "one.yaml", "--out", str(out)]
+    one = SPEC.replace("[24, 32, 40]", "[24]").replace("max_batch_size: 32", "max_batch_size: 2")
+    (home / "one.yaml").write_text(one, encoding="utf-8")
+    driver, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    sweep = subprocess.Popen(
+        arguments,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**environment(home), "TERM": "xterm"},
+        cwd=home,
+    )
+    os.close(terminal)
+    shown = b"".join(iter(lambda: read_terminal(driver), b"")).decode()
+    assert sweep.wait(timeout=60) == 0, shown
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "elapsed, 0/1 done" in text
+    assert "largest batch" in text
+    assert foreign_lines(text) == []
 
 
 def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbed: Path) -> None:

@@ -25,7 +25,9 @@ STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "died": "bold re
 BAR_COLUMNS = 24
 HEAD_LINES = 4  # above the rows of the table
 MOST_DONE = 0.95  # of a trial that still runs
+USUAL_RESULTS = 12  # of a trial, until one has ended (tests/benchmarks/end_forecast.py)
 LATER = 1.25  # a new forecast counts once it adds a quarter to the time left
+LATER_AT_FIRST = 1.5  # the same before a trial has ended: its first probes are its shortest
 
 
 @dataclass(slots=True)
@@ -94,8 +96,9 @@ class EndForecast:
     """Forecast of the end of a sweep, from the pace until now.
 
     A trial that runs counts by its results or its seconds, of as many as an ended trial took in the
-    mean. The forecast counts down while trials keep about the pace; it is put off only once a new
-    one adds a quarter to the time left.
+    mean; before any has ended, by its results of as many as is usual. The forecast counts down
+    while trials keep about the pace; it is put off only once a new one adds a quarter to the time
+    left, and half before any trial has ended.
     """
 
     def __init__(self, started: float) -> None:
@@ -105,7 +108,7 @@ class EndForecast:
     def seconds_left(
         self, now: float, total: int, ended: Sequence[Pace], running: Sequence[Pace]
     ) -> float | None:
-        """Seconds to the end; None before a trial has ended.
+        """Seconds to the end; None before the first result.
 
         Args:
             now: seconds on the clock that the start was on.
@@ -113,14 +116,17 @@ class EndForecast:
             ended: trials that ended.
             running: trials that run.
         """
-        if not ended or len(ended) == total:
+        if len(ended) == total or not (ended or any(pace.results for pace in running)):
             return None
-        results = max(statistics.mean(pace.results for pace in ended), 1.0)
-        seconds = max(statistics.mean(pace.seconds for pace in ended), 1e-9)
+        results, seconds = float(USUAL_RESULTS), math.inf
+        if ended:
+            results = max(statistics.mean(pace.results for pace in ended), 1.0)
+            seconds = max(statistics.mean(pace.seconds for pace in ended), 1e-9)
         parts = (max(pace.results / results, pace.seconds / seconds) for pace in running)
         done = len(ended) + sum(min(part, MOST_DONE) for part in parts)
         left = (now - self._started) * (total - done) / done
-        if self._end is None or left > LATER * (self._end - now):
+        later = LATER if ended else LATER_AT_FIRST
+        if self._end is None or left > later * (self._end - now):
             self._end = now + left
         self._end = min(self._end, now + left)
         return max(self._end - now, 0.0)

@@ -91,7 +91,9 @@ function scaleOf(values, format) {
   }
   const decades = d3.range(Math.floor(Math.log10(least)), Math.ceil(Math.log10(most)) + 1);
   const ticks = decades.flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
-  const domain = [0.93 * least, 1.07 * most];
+  // A tick that is near an end is part of the scale.
+  const [low, high] = [d3.max(ticks.filter((v) => v <= least)), d3.min(ticks.filter((v) => v >= most))];
+  const domain = [low > 0.8 * least ? 0.99 * low : 0.93 * least, high < 1.25 * most ? 1.01 * high : 1.07 * most];
   return { type: "log", domain, ticks: ticks.filter((v) => v >= domain[0] && v <= domain[1]), tickFormat: (v) => format(v) };
 }
 

@@ -104,7 +104,7 @@ const PRICED = d3.groups(PRICES, (row) => row.gpu).map(([gpu], at) => ({ gpu, co
 function pricesChart(holder, rows, market) {
   if (!rows.length) return nothing(holder, `No snapshot has a ${market} price.`);
   const scale = scaleOf(rows.map((row) => row.usd), dollars);
-  const label = `↑ dollars per GPU and hour${scale.type === "log" ? ", logarithmic" : ""}`;
+  const label = `↑ dollars per GPU and hour${scale.type === "log" ? ", log scale" : ""}`;
   return drawn(holder, (width) => plot({
     width, height: 280, marginRight: 24, marginLeft: 60,
     x: { type: "utc", label: "snapshot →", domain: d3.extent(PRICES, (row) => row.day), ticks: width < 400 ? 3 : 6 },
