@@ -1,6 +1,6 @@
-"""Make the pictures of the documentation from a real estimate and a real run.
+"""Make the pictures of the documentation from real estimates and the runs of ``make demo``.
 
-    python docs/make_pictures.py build/demo/eight-kinds
+    python docs/make_pictures.py build/demo
 
 The terminal is drawn by rich as SVG; the report is a screenshot of ``report.html`` by the Chromium
 of this machine (``make browser``).
@@ -25,6 +25,10 @@ PICTURES = ROOT / "docs" / "pictures"
 ESTIMATE = (
     "finetune-cost estimate --model llama-3.1-8b --method lora --seq-len 512 --examples 5000 "
     "--epochs 3 --gpu A40,A100-80GB-SXM,H100-SXM"
+)
+ONE_TO_EIGHT = (
+    "finetune-cost estimate --model llama-3.1-70b --method qlora --seq-len 2048 --gpu H100-SXM "
+    "--gpus 1,2,4,8"
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TERMINAL = (110, 50)  # columns and lines
@@ -90,12 +94,15 @@ def report_picture(run: Path, file: Path) -> None:
 
 
 def main() -> None:
-    """Make both pictures."""
+    """Make the pictures."""
     if len(sys.argv) != 2:
-        sys.exit("usage: docs/make_pictures.py RUN")
+        sys.exit("usage: docs/make_pictures.py DEMO")
+    demo = Path(sys.argv[1])
     PICTURES.mkdir(exist_ok=True)
-    report_picture(Path(sys.argv[1]), PICTURES / "report.png")
+    report_picture(demo / "eight-kinds", PICTURES / "report.png")
+    report_picture(demo / "laptop", PICTURES / "laptop.png")
     terminal_picture(ESTIMATE, PICTURES / "estimate.svg")
+    terminal_picture(ONE_TO_EIGHT, PICTURES / "one-to-eight.svg")
 
 
 if __name__ == "__main__":

@@ -102,3 +102,4 @@ def test_where_nothing_qualifies_one_line_has_the_nearest() -> None:
         none = estimates(objective, budget_usd=1e-6)
         shown = as_table(none.estimated, none.question)
         assert "No offer meets the budget of $1e-06: the cheapest" in shown
+        assert "Give a higher --budget-usd." in shown

@@ -119,8 +119,13 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
     page.select_option("#market", "spot")
     assert {"spot"} == {text.split()[-1] for text in report.texts("#ranking tbody th small")}
     page.fill("#deadline", "0.0001")
-    assert re.match(r"None of \d+ offers matches. The fastest takes ", report.texts(LEAD)[0])
+    lead = report.texts(LEAD)[0]
+    assert re.match(r"None of \d+ offers matches. The fastest of those selected takes ", lead)
     assert report.texts("#cost") == ["No offer matches."]
+    page.fill("#deadline", "")
+    page.fill("#budget", "0.0001")
+    assert re.search(r" The cheapest of those selected costs \$", report.texts(LEAD)[0])
+    page.fill("#budget", "")
     page.fill("#deadline", "100")
     assert "on your own machine (desk)" in report.texts(LEAD)[0]
     assert page.locator("#cost svg").count() == 1
@@ -130,7 +135,8 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
     assert report.texts("#ranking tbody th small") == ["them rack, here, on-demand"]
     assert report.texts(LEAD)[0].endswith("No other offer matches.")
     page.fill("#budget", "0.000001")
-    assert "The cheapest costs $" in report.texts(LEAD)[0]
+    lead = report.texts(LEAD)[0]
+    assert re.match(r"None of 34 offers matches. The cheapest of those selected costs \$", lead)
     page.get_by_role("button", name="Clear filters").click()
     page.wait_for_selector("#filtered", state="hidden")
     assert re.search(r"probability of .*%\.$", report.texts(LEAD)[0])
@@ -140,8 +146,9 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
 def test_a_limit_that_is_not_positive_is_refused_where_it_is_typed(
     report: Opened, nonsense: str
 ) -> None:
-    """It filters nothing, and the field is marked."""
+    """It filters nothing, the field is marked, and the address does not have it."""
     report.page.fill("#deadline", nonsense)
+    assert "deadline" not in report.page.url
     assert report.texts("#matches") == [f"{nonsense} is not a deadline: enter a number above 0."]
     assert report.page.locator("#deadline").get_attribute("aria-invalid") == "true"
     assert report.texts(LEAD)[0].startswith("Rent ")

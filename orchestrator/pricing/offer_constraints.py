@@ -111,7 +111,7 @@ class MissedConstraints(Record):
 
 
 def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstraints]]) -> str:
-    """One line on the limits to relax where no offer meets the deadline and the budget.
+    """One line on the options to relax where no offer meets the deadline and the budget.
 
     Args:
         wanted: constraints with a deadline, a budget or both.
@@ -124,6 +124,9 @@ def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstrai
     parts = []
     if quickest.misses_deadline(wanted):
         parts.append(f"No offer meets the deadline of {wanted.deadline_hours:g} h: {takes}.")
+        parts.append("Give a longer --deadline.")
     if cheapest.exceeds_budget(wanted):
         parts.append(f"No offer meets the budget of ${wanted.budget_usd:g}: {costs}.")
-    return " ".join(parts) or f"No offer meets both the deadline and the budget: {takes}; {costs}."
+        parts.append("Give a higher --budget-usd.")
+    both = f"No offer meets both the deadline and the budget: {takes}; {costs}."
+    return " ".join(parts) or f"{both} Give a longer --deadline or a higher --budget-usd."

@@ -28,10 +28,14 @@ const mayMiss = (row) => limitOf("deadline") !== null && row.hours_high > limitO
 const mayExceed = (row) => limitOf("budget") !== null && row.usd_high > limitOf("budget");
 const isFiltered = () => SELECTS.some((id) => at(id).value) || Object.keys(LIMITS).some((id) => limitOf(id) !== null);
 
-function wanted(row) {
+function isSelected(row) {
   return (!at("gpu").value || row.cell.gpu === at("gpu").value)
     && (!at("provider").value || row.provider === at("provider").value)
-    && (!at("market").value || row.market === at("market").value)
+    && (!at("market").value || row.market === at("market").value);
+}
+
+function wanted(row) {
+  return isSelected(row)
     && Object.entries(LIMITS).every(([id, [name]]) => limitOf(id) === null || row[name] <= limitOf(id));
 }
 
@@ -103,11 +107,15 @@ function adviceOf(rows) {
   return [lead, list.length ? element("ul", {}, ...list) : null, ...doubts.filter(Boolean).map((text) => element("p", { class: "warn" }, text))];
 }
 
-/** The reason for an empty state: which single filter leaves nothing, if one does. */
+/** The reason for an empty state: the best of the selected offers by the limit that it misses, or by both. */
 function noneOf(ofJob) {
-  const [fastest, cheapest] = [d3.least(ofJob, (row) => row.hours), d3.least(ofJob, (row) => row.usd)];
-  const why = limitOf("deadline") !== null && fastest.hours > limitOf("deadline") ? ` The fastest takes ${hours(fastest.hours)}.`
-    : limitOf("budget") !== null && cheapest.usd > limitOf("budget") ? ` The cheapest costs ${dollars(cheapest.usd)}.` : "";
+  const selected = ofJob.filter(isSelected);
+  const [fastest, cheapest] = [d3.least(selected, (row) => row.hours), d3.least(selected, (row) => row.usd)];
+  const of = SELECTS.some((id) => at(id).value) ? " of those selected" : "";
+  if (!selected.length) return element("p", { class: "lead" }, `None of ${ofJob.length} offers has this GPU, provider and market.`);
+  const best = [["deadline", fastest.hours, `The fastest${of} takes ${hours(fastest.hours)}.`], ["budget", cheapest.usd, `The cheapest${of} costs ${dollars(cheapest.usd)}.`]];
+  const missed = best.filter(([id, value]) => limitOf(id) !== null && value > limitOf(id));
+  const why = (missed.length ? missed : best).map(([, , text]) => ` ${text}`).join("");
   return element("p", { class: "lead" }, `None of ${ofJob.length} offers matches.${why}`);
 }
 
@@ -186,6 +194,7 @@ function readView() {
 /** Put the job and the filters into the address. */
 function writeView() {
   const view = new URLSearchParams({ job });
-  for (const id of [...SELECTS, ...Object.keys(LIMITS)]) if (at(id).value) view.set(id, at(id).value);
+  for (const id of SELECTS) if (at(id).value) view.set(id, at(id).value);
+  for (const id of Object.keys(LIMITS)) if (limitOf(id) !== null) view.set(id, at(id).value);
   history.replaceState(null, "", `#${view}`);
 }
