@@ -4,10 +4,28 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fitting.clock_calibration import Calibration, CalibrationError
+from fitting.clock_calibration import LARGEST_HOST_FACTOR, Calibration, CalibrationError
 from gpu_catalog.user_file import text_of
 from orchestrator.markdown_table import table
 from trials.simulation.timing_model import EfficiencyConstants
+
+
+def constants_on(path: Path | None, host_speed: float | None) -> EfficiencyConstants:
+    """Constants of ``known_constants`` on a host of a known speed, as ``host-speed`` prints it.
+
+    Raises:
+        CalibrationError: as for ``known_constants``, or no host is that slow or that fast.
+    """
+    constants = known_constants(path)
+    if host_speed is None:
+        return constants
+    if not 1 / LARGEST_HOST_FACTOR <= host_speed <= LARGEST_HOST_FACTOR:
+        raise CalibrationError(
+            f"--host-speed {host_speed:g}: must be from {1 / LARGEST_HOST_FACTOR:g} to "
+            f"{LARGEST_HOST_FACTOR:g}, as 'host-speed' prints it"
+        )
+    source = f"{constants.source}; host times multiplied by {host_speed:g} (--host-speed)"
+    return constants.model_copy(update={"host_factor": host_speed, "source": source})
 
 
 def known_constants(path: Path | None) -> EfficiencyConstants:

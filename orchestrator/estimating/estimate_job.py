@@ -10,7 +10,7 @@ from typing import Self
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
-from orchestrator.estimating.calibration_file import known_constants
+from orchestrator.estimating.calibration_file import constants_on
 from orchestrator.estimating.choosing.boxes import BoxSearch
 from orchestrator.estimating.choosing.layouts import (
     best_layouts,
@@ -84,7 +84,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
             for count, names in names_by_count(request.gpu, request.counts).items()
         }
         offered = with_electricity(request, catalog, today)
-        constants = known_constants(request.constants)
+        constants = constants_on(request.constants, request.host_speed)
         question = question_of(request, catalog, today)
     except UserError:
         checks_of(request).raise_errors()

@@ -9,7 +9,7 @@ from typing import Any
 from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
-from orchestrator.estimating.calibration_file import known_constants
+from orchestrator.estimating.calibration_file import constants_on
 from orchestrator.estimating.choosing.layouts import StrategyOption, names_by_count
 from orchestrator.estimating.choosing.recipe_choice import (
     choice_text,
@@ -81,6 +81,7 @@ class EstimateRequest:
     routing_draws: PositiveInt | None = None
     expandable_segments: bool = False
     constants: Path | None = None
+    host_speed: float | None = None
     job: JobOptions
     overheads: OverheadOptions
     recipe: RecipeOptions
@@ -133,7 +134,7 @@ def checks_of(request: EstimateRequest) -> Checks:
     if checks.of(requested_gpus, request.names, request.memory_gib, catalog) is not None:
         checks.of(with_electricity, request, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)
-    checks.of(known_constants, request.constants)
+    checks.of(constants_on, request.constants, request.host_speed)
     recipe = checks.of(_recipe, request)
     if recipe is not None:
         checks.of(_check_divides, request.batch_size, recipe)

@@ -1,6 +1,7 @@
-"""Command ``gpu-check``: measure the GPU of this machine, without Ray."""
+"""Commands ``gpu-check`` and ``host-speed``: measure this machine, without Ray."""
 
 import argparse
+import json
 import os
 
 from orchestrator.cli.options.clock import now
@@ -24,7 +25,10 @@ from orchestrator.running.progress import Progress
 from orchestrator.running.recorder import ObservationRecorder
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.storage.run_storage import output_path
+from trials.host.host_speed import DispatchedSteps, dispatched_steps
 from trials.local_runner import run_trials_here
+
+BUSY = 1.25  # a median step this many times the fastest shows that something else runs
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,3 +68,33 @@ def run(options: argparse.Namespace) -> int:
     if left:
         remark(f"{len(left)} cells are left: run the same command again to resume")
     return 0
+
+
+def run_host_speed(options: argparse.Namespace) -> int:
+    """Measure the host of this machine."""
+    steps = dispatched_steps()
+    if options.json:
+        record = steps.model_dump() | {"host_speed": steps.host_factor}
+        print_result(json.dumps(record, indent=2))
+    else:
+        print_result(_host_speed_text(steps))
+    return 0
+
+
+def _host_speed_text(steps: DispatchedSteps) -> str:
+    fastest, speed = min(steps.seconds), f"{steps.host_factor:.2g}"
+    text = (
+        f"**Host speed: {speed}.** The fastest of {len(steps.seconds)} steps took "
+        f"{1e3 * fastest:.3g} ms of the processor, {1e6 * fastest / steps.operators:.2g} us for "
+        f"each of {steps.operators:,} operators; the clock assumes "
+        f"{1e3 * steps.assumed_seconds:.3g} ms.\n\n"
+        f"To estimate steps on this machine: estimate … --host-speed {speed}\n\n"
+        "CUDA's launches are not in it, so the interval of a step time stays as it is: one "
+        "measured step and 'calibrate' say more."
+    )
+    if steps.median_factor > BUSY * steps.host_factor:
+        text += (
+            f"\n\nThe median step took {steps.median_factor:.2g} times as long as assumed: other "
+            "programs slow this machine. Run it again when it is idle."
+        )
+    return text

@@ -46,6 +46,8 @@ export runs/my --to skypilot --out task.yaml  # write a task file that starts th
 export runs/my --format ado  # write runs/my/ado.csv
 calibrate runs/gpu-check --out constants.json  # constants for estimate and sweep
 gpu-check --seconds 600  # run it again to resume
+host-speed  # the value for estimate --host-speed
+estimate --model llama-3.2-1b --method lora --seq-len 128 --gpu H100-SXM --host-speed 2.9
 reproduce --out reproduction  # write tables as Markdown and figures as SVG
 catalog gpus  # list GPUs and their keys
 catalog refresh  # download today's prices

@@ -1,4 +1,4 @@
-"""Commands that measure: sweep, plan, gpu-check, profile and learn, and their clusters."""
+"""Commands that measure: sweep, plan, gpu-check, host-speed, profile, learn; clusters."""
 
 import argparse
 from pathlib import Path
@@ -91,6 +91,9 @@ GPU_CHECK = f"""
 --out DIR                the run folder (default: runs/gpu-check)
 --seconds SECONDS        time limit in seconds (default: 480)
 {PRICES}
+"""
+HOST_SPEED = """
+--json                   print all results as JSON
 """
 DEPLOY = f"""
 spec SPEC                a YAML file, or a shipped sweep
@@ -201,6 +204,15 @@ def add_gpu_check(commands: Any) -> None:
     )
     add_table(check, GPU_CHECK, seconds=positive)
     check.set_defaults(seconds=480)
+    speed = commands.add_parser(
+        "host-speed",
+        run="gpu_check.run_host_speed",
+        help="measure this machine's host for estimate --host-speed, in seconds and without a GPU",
+        description="Time the steps of a small model on the CPU, whose kernels take next to "
+        "nothing, and print how many times as long they take as the clock of 'estimate' assumes. "
+        "Run it on the machine that will train: its host limits small batches.",
+    )
+    add_table(speed, HOST_SPEED)
 
 
 def add_cluster(commands: Any) -> None:

@@ -64,6 +64,8 @@ STEP = """
 SIMULATION = f"""
 --expandable-segments    simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 --constants FILE         constants that 'calibrate' wrote
+--host-speed N           host times relative to the clock's, as 'host-speed' prints them on the
+                         machine that will train (default: 1, or as calibrated)
 --json                   print all results as JSON
 {PRICES}{CONSTRAINTS}
 """
@@ -235,7 +237,7 @@ def _add_training(command: argparse.ArgumentParser, required: Sequence[str] = ("
     add_examples(command, "number of training examples (default: those of --dataset, or 10000)")
     add_table(command, "--epochs EPOCHS  number of epochs (default: 3)", epochs=positive)
     add_dataset(command, batching=GROUPING)
-    add_table(command, SIMULATION)
+    add_table(command, SIMULATION, host_speed=above_zero)
     add_overheads(command)
 
 

@@ -1,0 +1,1 @@
+"""Speed at which this machine's host dispatches the operators of a step."""
