@@ -186,13 +186,15 @@ def _each(one: Comparison) -> tuple[object, ...]:
     return one.run.group, row["model"], method, row["batch_size"], published, simulated, error
 
 
-def main() -> None:
-    """Print the errors of all rows, a summary by source, and the rows that are not expressed.
+def compared_runs(
+    path: Path, wheels: Path
+) -> tuple[list[Comparison], Counter[tuple[str, str]], int]:
+    """Comparisons of a file's runs, the rows that are not expressed, and the number of rows.
 
     Raises:
         TraceError: a run that a recipe expresses cannot be traced.
     """
-    with Path(sys.argv[1]).open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     missing: Counter[tuple[str, str]] = Counter()
     by_stack = defaultdict(list)
@@ -204,10 +206,20 @@ def main() -> None:
             missing[row["framework"] or "not stated", str(error)] += 1
     comparisons = []
     for stack, runs in by_stack.items():
-        traces = Traces(workers=1) if stack is None else traces_of(stack, Path(sys.argv[2]))
+        traces = Traces(workers=1) if stack is None else traces_of(stack, wheels)
         cells = [simulated_run(row, run, traces) for row, run in runs]
         traces.prepare([cell.request for cell in cells])  # one process makes them all
         comparisons += [compare(row, run, traces) for row, run in runs]
+    return comparisons, missing, len(rows)
+
+
+def main() -> None:
+    """Print the errors of all rows, a summary by source, and the rows that are not expressed.
+
+    Raises:
+        TraceError: a run that a recipe expresses cannot be traced.
+    """
+    comparisons, missing, rows = compared_runs(Path(sys.argv[1]), Path(sys.argv[2]))
     say = sys.stdout.write
     headers = ("source", "figure", "lengths", "runs", "median error", "90 %", "largest", "bias")
     say(f"## By source\n\n{table(headers, summary(comparisons))}\n\n")
@@ -216,7 +228,7 @@ def main() -> None:
     _print_intervals(comparisons)
     not_expressed = [(source, why, count) for (source, why), count in missing.most_common()]
     total = sum(missing.values())
-    say(f"## {total} of {len(rows)} are not expressed\n\n")
+    say(f"## {total} of {rows} are not expressed\n\n")
     say(table(("framework", "missing", "runs"), not_expressed) + "\n")
 
 

@@ -3,7 +3,8 @@
     .venv/bin/python tests/benchmarks/scoreboard.py [--page docs/accuracy.md]
 
 Reads gpu_runs/measured-*.jsonl and the predictions that were committed before (predicted-*.csv),
-predicts the same runs again by today's code, and prints or writes the page.
+predicts the same runs again by today's code, and prints or writes the page. What other tools
+predict for them is read from other_tools/errors.json (``other_tools.py``).
 """
 
 import argparse
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_runs import FOLDER, Prediction, observations_of, predictions, runs_on
+from scoreboard_tools import section
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.markdown_table import table
@@ -71,14 +73,19 @@ def measured_gpu_keys() -> list[str]:
     return sorted(p.stem.removeprefix("measured-") for p in FOLDER.glob("measured-*.jsonl"))
 
 
+def timed_runs(gpu_key: str) -> dict[tuple[str, int], Observation]:
+    """Measured runs on a GPU, by the key of their cell and their micro-batch."""
+    observations = observations_of(FOLDER / f"measured-{gpu_key}.jsonl")
+    return {(o.cell.key, o.batch_size): o for o in reversed(observations) if o.is_timing}
+
+
 def compared(gpu_key: str) -> list[Compared]:
     """Measured runs on a GPU, the worst predicted first."""
     gpu = load_catalog().gpu(gpu_key)
     path = FOLDER / f"predicted-{gpu_key}.csv"
     with path.open(encoding="utf-8", newline="") as file:
         first = {(row["run"], int(row["batch"])): _first(row) for row in csv.DictReader(file)}
-    observations = observations_of(FOLDER / f"measured-{gpu_key}.jsonl")
-    timed = {(o.cell.key, o.batch_size): o for o in reversed(observations) if o.is_timing}
+    timed = timed_runs(gpu_key)
     cells = {key for key, _ in timed}
     runs = [r for r in runs_on(gpu, simulated=True) if _measured_key(r.cell.key) in cells]
     now = {(p.run, p.batch): p for p in predictions(gpu, runs)}
@@ -100,16 +107,21 @@ def _first(row: dict[str, str]) -> Prediction:
     )
 
 
-def _row(one: Compared) -> tuple[object, ...]:
-    first, now, cell = errors(one, one.first), errors(one, one.now), one.measured.cell
+def _name(one: Compared) -> tuple[object, ...]:
+    """Cells that name a run: model, recipe and batch."""
+    cell = one.measured.cell
     recipe = cell.recipe
     what = [recipe.method, recipe.task if recipe.task != "sft" else "", recipe.precision]
     what.append("checkpointed" if recipe.gradient_checkpointing else "")
+    batch = f"{one.measured.batch_size} x {cell.seq_len}"
+    return cell.model, ", ".join(filter(None, what)), batch
+
+
+def _row(one: Compared) -> tuple[object, ...]:
+    first, now = errors(one, one.first), errors(one, one.now)
     allocated, reserved = one.gib
     return (
-        cell.model,
-        ", ".join(filter(None, what)),
-        f"{one.measured.batch_size} x {cell.seq_len}",
+        *_name(one),
         f"{allocated:.2f}",
         f"{first[0]:+.2%}",
         f"{now[0]:+.2%}",
@@ -143,9 +155,23 @@ def summary(rows: Sequence[Compared]) -> list[tuple[object, ...]]:
     return lines
 
 
-def page(gpu_key: str) -> str:
+def beside_tools(rows: Sequence[Compared]) -> str:
+    """Section of the runs beside other tools, the worst of our reserved memory first."""
+    named = [
+        (
+            one.measured.cell.key,
+            one.measured.batch_size,
+            _name(one),
+            one.gib[1],
+            errors(one, one.now)[1],
+        )
+        for one in rows
+    ]
+    return section(sorted(named, key=lambda run: -abs(run[-1])))
+
+
+def page(gpu_key: str, rows: Sequence[Compared]) -> str:
     """Comparison with one GPU as Markdown."""
-    rows = compared(gpu_key)
     environment = rows[0].measured.environment
     assert environment is not None
     versions = ", ".join(f"{name} {version}" for name, version in environment.versions)
@@ -185,7 +211,10 @@ def main() -> None:
     introduction, notes = (
         (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in ("introduction", "notes")
     )
-    text = "\n".join((introduction, *map(page, measured_gpu_keys()), notes, never_run()))
+    by_gpu = {key: compared(key) for key in measured_gpu_keys()}
+    pages = [page(key, rows) for key, rows in by_gpu.items()]
+    tools = beside_tools([one for rows in by_gpu.values() for one in rows])
+    text = "\n".join((introduction, *pages, notes, tools, never_run()))
     if options.page is None:
         sys.stdout.write(text)
     else:
