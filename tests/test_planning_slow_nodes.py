@@ -67,7 +67,7 @@ def test_a_node_ten_times_slower_is_reported_with_its_cells() -> None:
     # Its examples are twice as long, and a step of this device takes as long whatever their length.
     assert 4 < slow_node.times < 11
     assert "| slow (slowslow) | " in slow_nodes_section(observations)
-    assert "do not trust" in " ".join(slow_nodes_text(observations))
+    assert "do not trust" in " ".join(slow_nodes_text(slow_nodes(observations)))
 
 
 def test_timings_of_a_slow_node_are_repeated_and_excluded() -> None:
@@ -94,7 +94,7 @@ def test_timings_of_a_slow_node_are_repeated_and_excluded() -> None:
     )
     (slow_node,) = slow_nodes(every)
     assert (slow_node.cells, dict(slow_node.standing)) == ((LONG,), {})
-    assert "elsewhere" in " ".join(slow_nodes_text(every))
+    assert "elsewhere" in " ".join(slow_nodes_text(slow_nodes(every)))
     assert [o for o in without_superseded(every) if not o.is_timing] == [
         o for o in every if not o.is_timing
     ]

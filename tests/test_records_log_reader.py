@@ -9,17 +9,30 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trials.records.log_reader import LineReader
-from trials.records.observation import DeviceReading, Observation, Outcome
+from trials.records.observation import (
+    CollectiveTime,
+    DeviceReading,
+    Observation,
+    Outcome,
+    RankReading,
+)
 
 STEPS = (0.1, 0.2, 0.15)
 READING = DeviceReading(sm_clock_mhz=1410, throttle_reasons=("power",))
 TIMED = measurement(MIB, STEPS).model_copy(
     update={"before": READING, "after": READING, "warmup_seconds": (0.3,)}
 )
+OF_RANKS = TIMED.model_copy(
+    update={
+        "ranks": (RankReading(rank=0, peak_allocated_bytes=MIB, step_seconds=STEPS),),
+        "collectives": (CollectiveTime(collective="all-reduce", buffer_bytes=MIB, seconds=0.1),),
+    }
+)
 KINDS = (
     observation(8, purpose="ladder", measurement=TIMED),
     observation(9, measurement=TIMED.model_copy(update={"built": None, "relative_error": 0.1})),
     observation(16, Outcome.OUT_OF_MEMORY, detail='says ,"environment":{} and ,"built":1'),
+    observation(4, measurement=OF_RANKS),
     observation(16, Outcome.HOST_OUT_OF_MEMORY, environment=None),
     observation(1, cell=tiny_cell("mixtral-tiny", recipe("lora"), active=2)),
 )

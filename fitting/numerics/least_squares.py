@@ -6,6 +6,7 @@ Functions import scipy themselves, because that takes as long as all other impor
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -249,6 +250,7 @@ def _middle(lower: FloatArray, upper: FloatArray) -> tuple[float, FloatArray]:
     return float(values[-1]), values[:-1]
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """Quantile of Student's t distribution."""
     from scipy.special import stdtrit  # noqa: PLC0415 - see the top

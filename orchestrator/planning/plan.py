@@ -86,7 +86,7 @@ def trial_task(
         timing=spec.timing,
         build_timeout_seconds=spec.build_timeout_seconds + compiling,
         probe_timeout_seconds=spec.probe_timeout_seconds + compiling,
-        done=tuple(o for o in observations if o.cell == cell),
+        done=tuple(by_cell(observations)[cell]),
     )
     likely = likely_largest(cell, task.memory_guess_bytes, observations)
     return task.model_copy(update={"likely_largest": likely})

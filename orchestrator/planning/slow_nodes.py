@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fitting.numerics.arrays import FloatArray
-from trials.records.cell import Cell
+from trials.records.cell import Cell, by_cell
 from trials.records.observation import Basis, Observation, Outcome, without_superseded
 
 SLOW = 4.0  # ratio of step times; throttled clocks and busy neighbours cause less
@@ -67,27 +67,29 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     same number of tokens, whatever the lengths of their examples.
     """
     groups: dict[tuple[object, ...], list[_Timed]] = defaultdict(list)
-    for o in observations:
-        timed = _timed(o)
-        if timed is not None:
-            cell = o.cell
-            work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
-            key = (cell.device, cell.parallel, *work)
-            groups[key].append(timed)
+    for cell, of_cell in by_cell(observations).items():
+        work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
+        groups[cell.device, cell.parallel, *work] += filter(None, map(_timed, of_cell))
     ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
-    cells: dict[_Node, dict[Cell, None]] = defaultdict(dict)
+    compared: dict[_Node, list[Cell]] = defaultdict(list)
     for group in groups.values():
-        if len({one.node.node_id for one in group}) == 1:
+        if len({one.node.node_id for one in group}) < 2:
             continue
         for node, own, others in _compared(group):
-            cells[node] |= dict.fromkeys(own)
+            compared[node] += own
             ratios[node].append(others)
     medians = {node: np.concatenate(values) for node, values in ratios.items()}
     times = {node: float(np.median(values)) for node, values in medians.items() if len(values)}
     slow = [node for node in times if times[node] >= SLOW]
     stand = _standing_on(slow, observations) if slow else {}
     return [
-        SlowNode(*node, times[node], len(medians[node]), tuple(cells[node]), stand[node])
+        SlowNode(
+            *node,
+            times[node],
+            len(medians[node]),
+            tuple(dict.fromkeys(compared[node])),
+            stand[node],
+        )
         for node in slow
     ]
 
@@ -102,8 +104,8 @@ def _standing_on(
         if timed is not None and timed.node in sizes:
             sizes[timed.node][o.cell][o.batch_size] = None
     return {
-        node: {cell: tuple(batches) for cell, batches in by_cell.items()}
-        for node, by_cell in sizes.items()
+        node: {cell: tuple(batches) for cell, batches in of_node.items()}
+        for node, of_node in sizes.items()
     }
 
 

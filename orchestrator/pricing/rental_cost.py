@@ -5,6 +5,7 @@ Hours are wall-clock time.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -71,6 +72,7 @@ def interrupted_hours(
     return np.asarray(steps_hours / interval * tries)
 
 
+@lru_cache(maxsize=64)
 def best_interval(rate: float, checkpoint: float) -> float:
     """Hours of work between checkpoints that minimise ``interrupted_hours``.
 

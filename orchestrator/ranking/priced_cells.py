@@ -1,5 +1,7 @@
 """Inputs of a ranking, and the job of each cell priced on the offers of its GPU."""
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -14,6 +16,7 @@ from orchestrator.pricing.price_drift import PriceDrift, young_gpus
 from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
+from orchestrator.ranking.ranked_offer import comparable
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import job_of, rows
 from trials.records.cell import Cell
@@ -81,7 +84,9 @@ class PricedCell:
 
 
 def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
-    """Price the job of each cell on the offers that the constraints allow.
+    """Price the job of each cell on the offers that the constraints allow, group after group.
+
+    A group has the comparable cells, whose prices are ranked together.
 
     Coefficients belong to a stack: a cell measured on two stacks is priced once for each, and so is
     a cell that was both measured and simulated.
@@ -95,7 +100,10 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
     skipped = {skip.cell: skip.reason for skip in inputs.plan.skipped}
     given_up = {row.cell: row.reason for row in inputs.plan.given_up}
     cells = inputs.cells
+    groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
+        groups[comparable(cell)].append(cell)
+    for cell in itertools.chain.from_iterable(groups.values()):
         every = inputs.catalog.offers(cell.gpu)
         offers = [offer for offer in every if offer.gpus_per_instance >= cell.ranks]
         allowed = [offer for offer in offers if inputs.constraints.allows(offer)]

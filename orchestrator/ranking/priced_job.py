@@ -153,15 +153,29 @@ class CellJob:
     def _rented(self, drawn: FloatArray, *, spot: bool) -> RentedJob:
         """Rent for drawn hours of steps, the first of which are the expected ones."""
         rented = rental(drawn, self.job.overheads, spot=spot)
-        low, high = np.percentile(rented.hours[1:], [LOW, HIGH])
+        low, high = _ends(rented.hours[1:])
         return RentedJob(
             job=self,
             hours=float(rented.hours[0]),
-            low=float(low),
-            high=float(high),
+            low=low,
+            high=high,
             drawn=rented.hours[1:],
             checkpoint_minutes=rented.checkpoint_minutes,
         )
+
+
+def _ends(values: FloatArray) -> tuple[float, float]:
+    """Ends of the 90 % interval, as ``np.percentile``, whose checks take five times as long."""
+    low, high = (percent / 100 * (len(values) - 1) for percent in (LOW, HIGH))
+    ordered = np.partition(values, [int(low), int(low) + 1, int(high), int(high) + 1])
+    return _between(ordered, low), _between(ordered, high)
+
+
+def _between(ordered: FloatArray, place: float) -> float:
+    """Value at a place between two neighbours, from the nearer one."""
+    below, share = int(place), place - int(place)
+    low, high = float(ordered[below]), float(ordered[below + 1])
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 
 def _is_spot(offer: Offer) -> bool:

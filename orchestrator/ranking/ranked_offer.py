@@ -156,14 +156,14 @@ def ranking_csv(ranking: Ranking) -> str:
     parts.append("layout")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*parts, *fields, "examples", "epochs"])
+    texts: dict[Cell, list[object]] = {}
     for row in ranking.offers:
-        cell, layout = row.cell, row.cell.parallel
-        of_cell = vars(cell) | {
-            "recipe": cell.recipe.key,
-            "sparsity": cell.sparsity,
-            "layout": None if layout is None else layout.key,
-        }
-        values = [*(of_cell[name] for name in parts), *(getattr(row, name) for name in fields)]
-        values = [spreadsheet_cell(value) for value in values]
-        writer.writerow([*values, ranking.workload.examples, row.epochs])
+        cell = row.cell
+        if cell not in texts:
+            layout = None if cell.parallel is None else cell.parallel.key
+            names = {"recipe": cell.recipe.key, "sparsity": cell.sparsity, "layout": layout}
+            of_cell = vars(cell) | names
+            texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
+        values = (spreadsheet_cell(getattr(row, name)) for name in fields)
+        writer.writerow([*texts[cell], *values, ranking.workload.examples, row.epochs])
     return buffer.getvalue()

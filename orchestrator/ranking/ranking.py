@@ -1,7 +1,7 @@
 """Ranking of all offers of a sweep's GPUs for one job. Pure."""
 
+import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,19 +29,24 @@ def rank(inputs: RankingInputs) -> Ranking:
 
     A cell with a price that the constraints allow is ranked; any other is excluded with a reason.
     """
-    groups: dict[tuple[object, ...], list[PricedOffer]] = defaultdict(list)
+    place = {cell: number for number, cell in enumerate(inputs.cells)}
     excluded_cells: list[Excluded] = []
-    for priced in priced_cells(inputs):
-        kept = [p for p in priced.offers if not inputs.constraints.refuse(p.rented.hours, p.usd)]
+    groups: list[tuple[int, list[RankedOffer], list[Excluded]]] = []
+    # Draws of a group take megabytes, so each group is ranked before the next one is priced.
+    for _, group in itertools.groupby(priced_cells(inputs), lambda priced: comparable(priced.cell)):
+        kept: list[PricedOffer] = []
+        for priced in group:
+            refuse = inputs.constraints.refuse
+            allowed = [p for p in priced.offers if not refuse(p.rented.hours, p.usd)]
+            kept += allowed
+            if not allowed:
+                excluded_cells.append(excluded(priced, inputs))
         if kept:
-            groups[comparable(priced.cell)] += kept
-        else:
-            excluded_cells.append(excluded(priced, inputs))
-    offers: list[RankedOffer] = []
-    for group in groups.values():
-        alike, others = of_like_lengths(inputs.job, group)
-        offers += _best_first(ordered_offers(alike, inputs.batch), inputs.constraints)
-        excluded_cells += others
+            alike, others = of_like_lengths(inputs.job, kept)
+            ranked = _best_first(ordered_offers(alike, inputs.batch), inputs.constraints)
+            groups.append((min(place[p.rented.job.cell] for p in kept), ranked, others))
+    groups.sort(key=lambda group: group[0])
+    excluded_cells.sort(key=lambda row: place[row.cell])
     job, learned = inputs.job, inputs.known_epochs
     if learned:
         job = job.model_copy(update={"epochs": max(row.epochs for row in learned)})
@@ -50,8 +55,8 @@ def rank(inputs: RankingInputs) -> Ranking:
         priced_on=inputs.today,
         constraints=inputs.constraints,
         learned=tuple(dict.fromkeys(learned)),
-        offers=tuple(offers),
-        excluded=tuple(excluded_cells),
+        offers=tuple(offer for _, ranked, _ in groups for offer in ranked),
+        excluded=(*excluded_cells, *(row for _, _, others in groups for row in others)),
     )
 
 
@@ -109,7 +114,7 @@ def _ranked_offer(
         pareto=pareto,
         cell=job.cell,
         stack=job.stack,
-        **offer.model_dump(include=TERMS),
+        **{name: getattr(offer, name) for name in TERMS},
         price_as_of=offer.as_of,
         price_recorded=offer.recorded,
         batch_size=step.batch_size,

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.spec.validation_messages import dotted
 from orchestrator.storage.local_storage import lines_of
 from orchestrator.storage.run_storage import RunPath, StoreError
-from trials.records.observation import LOG_VERSION, Observation
-from trials.records.profile import Profiled, is_profile
+from trials.records.observation import LOG_VERSION
+from trials.records.profile import Logged
 
-L = TypeVar("L", Observation, Profiled)
+L = TypeVar("L", bound=Logged)
 
 
 def bytes_of(content: str | BaseModel) -> bytes:
@@ -26,18 +26,16 @@ def bytes_of(content: str | BaseModel) -> bytes:
 def read_lines(
     file: RunPath,
     lines: Iterable[bytes],
-    read: Callable[[bytes], L],
+    read: Callable[[bytes], L | None],
     *,
-    profiles: bool = False,
     start: int = 0,
 ) -> Iterator[L]:
-    """Parse the observations among lines of a file, or the profiles; a torn last line is neither.
+    """Parse lines of a file, but for a torn last one.
 
     Args:
         file: the file, for messages.
         lines: its lines.
-        read: parser of a line.
-        profiles: whether to read the profiles instead.
+        read: parser of a line; None for a line to leave out.
         start: byte of a local file from which on the lines are.
 
     Raises:
@@ -46,13 +44,13 @@ def read_lines(
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             return  # a writer may append now: its next bytes do not continue this line
-        if is_profile(line) is not profiles:
-            continue
         try:
-            yield read(line)
+            record = read(line)
         except ValidationError as error:
             before = sum(1 for _ in lines_of(file, 0, start)) if isinstance(file, Path) else 0
             raise StoreError(f"{file}:{before + number}: {unreadable(error)}") from None
+        if record is not None:
+            yield record
 
 
 def unreadable(error: ValidationError) -> str:

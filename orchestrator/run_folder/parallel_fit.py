@@ -74,7 +74,7 @@ def _parts(file: Path) -> list[_LineRange]:
 def _read(part: _LineRange) -> Columns:
     """Columns of a part."""
     lines = lines_of(part.file, part.start, part.end)
-    observations = read_lines(part.file, lines, LineReader().observation, start=part.start)
+    observations = read_lines(part.file, lines, LineReader().observation_or_none, start=part.start)
     return columns_of(observations)
 
 

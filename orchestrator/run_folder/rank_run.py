@@ -8,6 +8,7 @@ from fitting.families.cell_step_time import Batch, StepTimeSource
 from fitting.families.fit_family import fit_families
 from fitting.learning_curves import curves
 from orchestrator.planning.plan import Plan
+from orchestrator.planning.slow_nodes import SlowNode, slow_nodes
 from orchestrator.pricing.offer_options import OfferOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.ranking.epochs_needed import EpochsByCell, EpochsError, learned_epochs
@@ -26,7 +27,6 @@ from orchestrator.spec.job_options import (
     changed_job,
     with_overheads,
 )
-from trials.records.observation import Observation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class RankRequest:
 
 @dataclass(frozen=True, slots=True)
 class RankedRun:
-    """A ranking and what it was made from."""
+    """A ranking, the run's slow nodes, and the age of the prices in use."""
 
     ranking: Ranking
-    observations: list[Observation]
+    slow_nodes: list[SlowNode]
     prices: str
 
 
@@ -82,7 +82,7 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
         seed=spec.seed,
     )
     ranking = rank(inputs)
-    return RankedRun(ranking, observations, prices.age(catalog, today))
+    return RankedRun(ranking, slow_nodes(observations), prices.age(catalog, today))
 
 
 def _learned(request: RankRequest, folder: RunFolder, plan: Plan) -> EpochsByCell | None:

@@ -3,6 +3,7 @@
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -42,7 +43,7 @@ from trials.records.cell import Cell
 from trials.records.log_reader import LineReader
 from trials.records.model import Model
 from trials.records.observation import Observation
-from trials.records.profile import Logged, Profiled
+from trials.records.profile import Logged, Profiled, profile_or_none
 
 K = TypeVar("K")
 
@@ -163,14 +164,8 @@ class RunFolder:
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        # None of them is garbage, which the collector would look for again and again.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with _no_collection():
             return list(self.each_observation(readings=readings, steps=steps))
-        finally:
-            if was_enabled:
-                gc.enable()
 
     def each_observation(
         self, *, readings: bool = True, steps: bool = True
@@ -180,22 +175,32 @@ class RunFolder:
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        return self._logged(LineReader(readings=readings, steps=steps).observation, profiles=False)
+        reader = LineReader(readings=readings, steps=steps)
+        return self._logged(reader.observation_or_none)
 
     def profiles(self) -> list[Profiled]:
         """All profiles. They share the log with the observations."""
-        return list(self._logged(Profiled.model_validate_json, profiles=True))
+        return list(self._logged(profile_or_none))
 
-    def logged(self) -> list[Logged]:
-        """All results that cost money: observations, then profiles."""
-        return [*self.observations(), *self.profiles()]
+    def logged(self, *, readings: bool = True, steps: bool = True) -> list[Logged]:
+        """All results that cost money, in the order written, by one reading of the log.
 
-    def _logged(self, read: Callable[[bytes], L], *, profiles: bool) -> Iterator[L]:
+        Args:
+            readings: as of ``LineReader``.
+            steps: as of ``LineReader``.
+
+        Raises:
+            StoreError: a line before the last cannot be read.
+        """
+        with _no_collection():
+            return list(self._logged(LineReader(readings=readings, steps=steps).logged))
+
+    def _logged(self, read: Callable[[bytes], L | None]) -> Iterator[L]:
         # Two objects may hold the same probe, a log joined by hand, too.
         keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
         cell, of_cell = None, set[tuple[object, ...]]()
         for file, lines in self.storage.observations():
-            for record in read_lines(file, lines, read, profiles=profiles):
+            for record in read_lines(file, lines, read):
                 if record.cell is not cell:  # a cell's hash takes as long as to read a line
                     cell = record.cell
                     of_cell = keys[cell]
@@ -215,6 +220,18 @@ class RunFolder:
         """
         self.storage.write(name, bytes_of(content))
         return self.path / name
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for garbage while records are read: none of them is any."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def open_run(

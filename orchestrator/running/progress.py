@@ -17,8 +17,9 @@ from rich.text import Text
 
 from gpu_catalog.number_text import short
 from gpu_catalog.safe_text import printable
+from orchestrator.planning.throughput import fastest
 from trials.records.cell import Cell
-from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome, largest_batch
+from trials.records.observation import Observation, largest_batch
 from trials.records.profile import Logged, Profiled
 
 STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "died": "bold red"}
@@ -137,25 +138,6 @@ def clock_text(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def fastest(observations: Sequence[Observation]) -> str | None:
-    """Best throughput of a cell's own probes below its smallest batch that missed, as text."""
-    lowest_miss = min(
-        (o.batch_size for o in observations if o.outcome in MEMORY_MISSES), default=math.inf
-    )
-    best = max(
-        (
-            o.cell.ranks * o.batch_size / statistics.median(steps)
-            for o in observations
-            if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
-            # A capped GPU's speed is that of the larger one that stood in for it.
-            if o.basis is not Basis.CAPPED
-            if o.measurement is not None and (steps := o.micro_batch_seconds)
-        ),
-        default=None,
-    )
-    return None if best is None else f"{short(best)} examples/s"
 
 
 def status_line(text: str) -> Status:

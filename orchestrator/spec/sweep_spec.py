@@ -244,8 +244,15 @@ class SweepSpec(Record):
 
         Recipes must be chosen where the specification has ``auto``.
         """
-        cells = (place.cell(self._recipe_at(place)) for place in self._places())
-        return list(dict.fromkeys(cells))  # two recipes may come to the same on a model
+        cells: dict[Cell, None] = {}  # two recipes may come to the same on a model
+        filled: dict[tuple[Recipe, str, str], Recipe] = {}
+        for place in self._places():
+            recipe = self._recipe_at(place)
+            same = recipe, place.model.name, place.device.kind
+            if same not in filled:  # as long as to make ten cells
+                filled[same] = with_defaults(recipe, place.model, place.device)
+            cells[place.cell(filled[same])] = None
+        return list(cells)
 
     def _recipe_at(self, place: "_Place") -> Recipe:
         if isinstance(place.recipe, Recipe):
@@ -278,14 +285,14 @@ class _Place:
         )
 
     def cell(self, recipe: Recipe) -> Cell:
-        """The cell of a recipe."""
+        """The cell of a recipe with its defaults."""
         return Cell(
             gpu=(self.target or self.device).key,
             capped_on=None if self.target is None else self.device.key,
             simulated=self.block.simulated_on is not None,
             model=self.model.name,
             weights=self.block.weights,
-            recipe=with_defaults(recipe, self.model, self.device),
+            recipe=recipe,
             experts=self.model.experts,
             active_experts=self.active_experts,
             seq_len=self.seq_len,

@@ -311,7 +311,7 @@ class Observation(Record):
         """
         steps = () if self.measurement is None else self.measurement.step_seconds
         micro_batches = self.micro_batches if steps else 1
-        return tuple(seconds / micro_batches for seconds in steps)
+        return steps if micro_batches == 1 else tuple(s / micro_batches for s in steps)
 
     @property
     def is_drawn(self) -> bool:

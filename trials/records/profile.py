@@ -232,6 +232,15 @@ def logged(line: bytes) -> Logged:
     return Observation.model_validate_json(line)
 
 
+def profile_or_none(line: bytes) -> Profiled | None:
+    """Read a profile; None for a line that holds none.
+
+    Raises:
+        ValidationError: it begins as a profile, and is none.
+    """
+    return Profiled.model_validate_json(line) if is_profile(line) else None
+
+
 def is_profile(line: bytes) -> bool:
     """Whether a line of the log is a profile, by its first field."""
     return PROFILE_LINE.match(line) is not None

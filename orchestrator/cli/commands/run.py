@@ -1,4 +1,4 @@
-"""Commands on a run folder: ``rank``, ``what-if`` and ``report``."""
+"""Commands on a run folder: ``status``, ``rank``, ``what-if`` and ``report``."""
 
 import argparse
 import dataclasses
@@ -6,31 +6,37 @@ import dataclasses
 from gpu_catalog.errors import UserError
 from orchestrator.cli.options.clock import now, today
 from orchestrator.console import print_result, remark
+from orchestrator.markdown_table import table
+from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.planning.spending import Meter
+from orchestrator.planning.throughput import fastest
 from orchestrator.pricing.prices_in_use import PriceOptions
-from orchestrator.ranking.ranked_offer import ranking_csv
-from orchestrator.reporting.comparison import compare, comparison_markdown
-from orchestrator.reporting.html_report import html_comparison
-from orchestrator.reporting.markdown_report import cheapest_section, headline
-from orchestrator.reporting.sections.trouble_section import slow_nodes_text
-from orchestrator.reporting.write_reports import write_pages, write_ranking
+from orchestrator.reporting.sections.trouble_section import slow_nodes_text, trouble_lines
 from orchestrator.request import request_of
 from orchestrator.run_folder.file_names import IMAGE, PAGE, REPORT
-from orchestrator.run_folder.load_results import results_of, run_and_prices
-from orchestrator.run_folder.rank_run import RankRequest, rank_run
+from orchestrator.run_folder.load_results import plan_of, results_of, run_and_prices
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.run_storage import distinct_names
-from orchestrator.tables.table_run import run_of
+from trials.records.cell import by_cell
+from trials.records.observation import Observation, largest_batch
+from trials.records.profile import Profiled
 
 
 def run_rank(options: argparse.Namespace) -> int:
     """Print a ranking; ``rank`` also writes it into the run. Without any offer it fails."""
+    from orchestrator.ranking.ranked_offer import ranking_csv
+    from orchestrator.reporting.markdown_report import cheapest_section, headline
+    from orchestrator.reporting.write_reports import write_ranking
+    from orchestrator.run_folder.rank_run import RankRequest, rank_run
+    from orchestrator.tables.table_run import run_of
+
     options.run = run_of(options.run)
     ranked = rank_run(request_of(RankRequest, vars(options)), today())
     ranking = ranked.ranking
     if options.command == "rank":
         write_ranking(RunFolder(options.run), ranking)
     remark(f"In use: {ranked.prices}")
-    for line in slow_nodes_text(ranked.observations):
+    for line in slow_nodes_text(ranked.slow_nodes):
         remark(line)
     if options.json:
         print_result(ranking.model_dump_json(indent=1))
@@ -47,6 +53,8 @@ def run_report(options: argparse.Namespace) -> int:
         if options.image:
             raise UserError("--image is of one run's report: leave it out to compare two")
         return _compare(options)
+    from orchestrator.reporting.write_reports import write_pages
+
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     catalog = prices.over(spec.merged_catalog())
@@ -64,6 +72,9 @@ def run_report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Compare two runs."""
+    from orchestrator.reporting.comparison import compare, comparison_markdown
+    from orchestrator.reporting.html_report import html_comparison
+
     folders = [RunFolder.existing(path) for path in (options.run, options.other)]
     results = []
     for folder in folders:
@@ -75,4 +86,39 @@ def _compare(options: argparse.Namespace) -> int:
     file = folders[0].write(f"comparison-{names[1]}.html", html_comparison(comparison, now()))
     print_result(comparison_markdown(comparison))
     remark(f"{file}: the same comparison with charts, in one file")
+    return 0
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """Print the state of each trial, and what the run has cost, from its files alone."""
+    folder = RunFolder.existing(options.run)
+    prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
+    logged = folder.logged(readings=False, steps=False)
+    observations = [record for record in logged if isinstance(record, Observation)]
+    plan = plan_of(folder, spec, observations)
+    complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}
+    is_running = folder.is_running()
+    rows = []
+    of_cell = by_cell(observations)
+    for cell in spec.all_cells():
+        cells_own = of_cell[cell]
+        # An adaptive sweep measures no more of a cell than it needs.
+        throughput = fastest(cells_own)
+        partial = "partial" if throughput and not is_running else "started"
+        unfinished = partial if cells_own else "waiting"
+        state = "done" if cell in complete else "skipped" if cell in skipped else unfinished
+        largest = largest_batch(cells_own)
+        size = "" if largest is None else largest[0]
+        rows.append((cell.key, state, size, throughput or "", len(cells_own)))
+    print_result(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
+    running = f"{'a' if is_running else 'no'} sweep is running"
+    profiles = (record for record in logged if isinstance(record, Profiled))
+    made = sum(profile.profile is not None for profile in profiles)
+    profiled = f", {made} profiles" if made else ""
+    print_result(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
+    faults = folder.faults()
+    catalog = prices.over(spec.merged_catalog())
+    meter = Meter(spec, NodePrices(catalog, folder.rented()), logged, faults.faults)
+    for line in (*meter.text(), *trouble_lines(faults, observations, catalog)):
+        print_result(line)
     return 0

@@ -16,7 +16,6 @@ from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources,
 from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
-from orchestrator.planning.spending import Meter
 from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.ranking.job_lengths import unsuited
@@ -41,15 +40,13 @@ from orchestrator.run_folder.load_results import (
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running import sweep
 from orchestrator.running.driver import needs_extras, refuse_skipped
-from orchestrator.running.progress import fastest
 from orchestrator.running.recipe_choices import with_chosen_recipes
 from orchestrator.running.sweep import SweepOutcome, SweepRequest
 from orchestrator.scheduling.strategy import to_measure
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from orchestrator.storage.run_storage import RunPath, output_path
-from trials.records.cell import by_cell
-from trials.records.observation import Observation, largest_batch
+from trials.records.observation import Observation
 
 
 def run_sweep(options: argparse.Namespace) -> int:
@@ -235,37 +232,3 @@ def print_plan(
     for text in expectations:
         print_result(f"\n{text}")
     print_result(f"\n{counts}; nothing was started")
-
-
-def run_status(options: argparse.Namespace) -> int:
-    """Print the state of each trial, and what the run has cost, from its files alone."""
-    folder = RunFolder.existing(options.run)
-    prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
-    observations = folder.observations(readings=False, steps=False)
-    plan = plan_of(folder, spec, observations)
-    skipped = {skip.cell for skip in plan.skipped}
-    is_running = folder.is_running()
-    rows = []
-    of_cell = by_cell(observations)
-    for cell in spec.all_cells():
-        cells_own = of_cell[cell]
-        # An adaptive sweep measures no more of a cell than it needs.
-        partial = "partial" if fastest(cells_own) and not is_running else "started"
-        unfinished = partial if cells_own else "waiting"
-        state = "done" if cell in plan.complete else "skipped" if cell in skipped else unfinished
-        largest = largest_batch(cells_own)
-        size = "" if largest is None else largest[0]
-        rows.append((cell.key, state, size, fastest(cells_own) or "", len(cells_own)))
-    print_result(table(("trial", "state", "largest batch", "fastest", "observations"), rows))
-    profiles = folder.profiles()
-    running = f"{'a' if is_running else 'no'} sweep is running"
-    made = sum(profile.profile is not None for profile in profiles)
-    profiled = f", {made} profiles" if made else ""
-    print_result(f"\n{len(plan.complete)} of {len(rows)} trials done{profiled}; {running}")
-    faults = folder.faults()
-    catalog = prices.over(spec.merged_catalog())
-    rates = NodePrices(catalog, folder.rented())
-    meter = Meter(spec, rates, [*observations, *profiles], faults.faults)
-    for line in (*meter.text(), *trouble_lines(faults, observations, catalog)):
-        print_result(line)
-    return 0

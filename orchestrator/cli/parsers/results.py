@@ -263,7 +263,7 @@ def add_run(commands: Any) -> None:
             "run.run_report",
             "write report.html and report.md, print the latter; or compare two runs",
         ),
-        ("status", "sweep.run_status", "print the progress of a run"),
+        ("status", "run.run_status", "print the progress of a run"),
     ):
         command = commands.add_parser(name, run=run, help=text)
         add_table(command, RANK if run == "run.run_rank" else RUN, run=run_folder)

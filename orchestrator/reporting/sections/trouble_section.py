@@ -1,13 +1,13 @@
 """Sections of faults, which cut trials short, and of slow nodes, with the cells timed on them."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpu_catalog.catalog import Catalog
 from orchestrator.markdown_table import records_table
 from orchestrator.planning.faults import Fault, Faults
 from orchestrator.planning.slow_links import slow_links
-from orchestrator.planning.slow_nodes import slow_nodes
+from orchestrator.planning.slow_nodes import SlowNode, slow_nodes
 from trials.records.observation import Observation
 
 EVENTS = {
@@ -79,9 +79,9 @@ def slow_nodes_section(observations: Sequence[Observation]) -> str:
     )
 
 
-def slow_nodes_text(observations: Sequence[Observation]) -> Iterator[str]:
+def slow_nodes_text(nodes: Iterable[SlowNode]) -> Iterator[str]:
     """A line on each slow node, with what to do about its times."""
-    for node in slow_nodes(observations):
+    for node in nodes:
         if node.standing:
             yield (
                 f"{node.text}: do not trust the times of its cells (see Slow nodes in the report). "
@@ -103,5 +103,5 @@ def trouble_lines(
     """Lines on trials that were cut short, on slow nodes and on slow links."""
     if faults.faults:
         yield f"{faults_text(faults)} See Faults in the report."
-    yield from slow_nodes_text(observations)
+    yield from slow_nodes_text(slow_nodes(observations))
     yield from (link.text for link in slow_links(observations, catalog))

@@ -1,0 +1,27 @@
+"""Throughput of a cell, as far as it was timed. Pure."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from gpu_catalog.number_text import short
+from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome
+
+
+def fastest(observations: Sequence[Observation]) -> str | None:
+    """Best throughput of a cell's own probes below its smallest batch that missed, as text."""
+    lowest_miss = min(
+        (o.batch_size for o in observations if o.outcome in MEMORY_MISSES), default=math.inf
+    )
+    best = max(
+        (
+            o.cell.ranks * o.batch_size / statistics.median(steps)
+            for o in observations
+            if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
+            # A capped GPU's speed is that of the larger one that stood in for it.
+            if o.basis is not Basis.CAPPED
+            if o.measurement is not None and (steps := o.micro_batch_seconds)
+        ),
+        default=None,
+    )
+    return None if best is None else f"{short(best)} examples/s"
