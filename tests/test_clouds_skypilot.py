@@ -1,5 +1,6 @@
 """Tasks by which SkyPilot rents nodes, starts Ray on them and sweeps."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,14 +10,19 @@ import pytest
 import yaml
 from builders.clusters import CATALOG, ROOT, deployment_on
 from fakes.skypilot import read_by_skypilot
+from ray._private.label_utils import parse_node_labels_string
 
 from orchestrator.clouds.deployment_request import DeploymentRequest
 from orchestrator.clouds.skypilot import places
+from orchestrator.clouds.skypilot_node import labels_text
+from orchestrator.planning.cluster_resources import Node
+from orchestrator.planning.node_pricing import NodeRental
 
+CUDO = "ice-lake-a40-compute_1x2v4gb"
 BY_SKYPILOT = DeploymentRequest("skypilot", nodes_each=2)
 # A SkyPilot that rents on a cloud finds its instances in a catalog, which is else downloaded.
 INSTANCES = {
-    "cudo": "ice-lake-a40-compute_1x2v4gb,A40,1,2,4,,0.4,,ca-montreal-3,",
+    "cudo": f"{CUDO},A40,1,2,4,,0.4,,ca-montreal-3,",
     "runpod": "1x_A40_SECURE,A40,1,9,48,,0.4,,CA,CA",
     "verda": "1A100.22V,A100-80GB,1,22,120,,1.3,0.5,FIN-01,FIN-01",
 }
@@ -58,6 +64,37 @@ def test_skypilot_reads_a_task_for_each_gpu(tmp_path: Path) -> None:
         assert "constraints.txt" in task["setup"]
 
 
+@pytest.mark.parametrize(
+    ("key", "cloud", "region", "labels"),
+    [
+        (
+            "A40",
+            "Cudo",
+            "ca-montreal-3",
+            "cudo ice-lake-a40-compute_1x2v4gb ca-montreal-3 on-demand",
+        ),
+        ("A40", "RunPod", "CA", "runpod 1x_A40_SECURE on-demand"),
+        ("A100-80GB-SXM", "Verda", "FIN-01", "verda 1A100.22V FIN-01 on-demand"),  # or spot
+        ("A40", "Verda", "FIN-01", ""),
+        ("A40", None, None, ""),
+    ],
+)
+def test_a_node_has_the_labels_of_the_offer_that_was_rented(
+    key: str, cloud: str | None, region: str | None, labels: str
+) -> None:
+    """Ray takes them, and the sweep's price of the node is that of the offer."""
+    task = yaml.safe_load(deployment_on(key, request=BY_SKYPILOT).text)
+    info = {} if cloud is None else {"cluster_name": "c", "cloud": cloud, "region": region}
+    text = labels_text(task["envs"] | {"SKYPILOT_CLUSTER_INFO": json.dumps(info)})
+    read = parse_node_labels_string(text)
+    assert list(read.values()) == labels.split()
+    rental = NodeRental.of(Node({}, None, "here", labels=read))
+    offer = None if rental is None else rental.nearest(CATALOG.offers(key))
+    assert (offer is None) == (labels == "")
+    if offer is not None:
+        assert {offer.provider, offer.instance, offer.market} <= {*labels.split()}
+
+
 @pytest.mark.parametrize(("rank", "key"), [("0", "cpu"), ("1", "cpu"), ("0", "A40")])
 def test_a_node_starts_ray_by_its_check_and_the_first_one_sweeps(
     rank: str, key: str, tmp_path: Path
@@ -73,7 +110,9 @@ def test_a_node_starts_ray_by_its_check_and_the_first_one_sweeps(
         encoding="utf-8",
     )
     (programs / "python").write_text(
-        f'#!/bin/sh\n[ "$3" = join-check ] && cd {ROOT} && exec {sys.executable} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *join-check*|*skypilot_node*) cd {ROOT} && exec {sys.executable} '
+        '"$@" ;; esac\n'
+        f"until grep -q head {tmp_path}/ray-calls; do sleep 0.1; done\n"  # it starts beside
         f'echo "$RAY_ADDRESS" "$@" > {tmp_path}/swept\n',
         encoding="utf-8",
     )
@@ -82,6 +121,7 @@ def test_a_node_starts_ray_by_its_check_and_the_first_one_sweeps(
     node = {
         "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
         "SKYPILOT_NODE_RANK": rank,
+        "SKYPILOT_CLUSTER_INFO": '{"cluster_name": "c", "cloud": "Verda", "region": "FIN-01"}',
         "HOME": str(tmp_path),
         "CUDA_VISIBLE_DEVICES": "",
         "PATH": os.environ["PATH"],
@@ -102,7 +142,7 @@ def test_a_node_starts_ray_by_its_check_and_the_first_one_sweeps(
     assert ended.returncode == 0, ended.stderr
     starts = [line for line in calls.read_text().splitlines() if line.startswith("start ")]
     (start,) = starts
-    assert ' --resources={"cpu": 1} --num-gpus=0 ' in start
+    assert ' --resources={"cpu": 1} --labels= --num-gpus=0 ' in start  # no offer of it is Verda's
     assert swept.exists() is (rank == "0")
     if rank == "0":
         assert "start --head --port=6399 " in start

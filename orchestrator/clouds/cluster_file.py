@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gpu_catalog.gpu import Gpu
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, NodeType
 from orchestrator.clouds.skypilot import Place
+from orchestrator.clouds.skypilot_node import offers_text
 from orchestrator.planning.cluster_resources import SCALES_TO, node_name
 from orchestrator.planning.node_pricing import NodeRental
 
@@ -124,6 +125,7 @@ def skypilot_file(
         "skypilot",
         header=header,
         tasks=tasks,
+        offers=offers_text,
         nodes_each=nodes_each,
         out=f"s3://YOUR_BUCKET/{name}",
         spec=text,
