@@ -51,6 +51,20 @@ def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
     assert checked(capsys, *small, *change["options"].split())[0] == 0
 
 
+def test_a_card_of_ones_own_needs_no_price_of_electricity(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict is that of the card; a change has dollars where electricity has a price."""
+    small = ("--config", str(config), "--model", "llama-tiny", "--memory-gib", "0.56")
+    rented = checked(capsys, *small, *GPU)
+    code, check = checked(capsys, *small, "--gpu", "own:RTX-4090")
+    assert (code, rented[0], check["change"].pop("usd")) == (1, 1, None)
+    rented[1]["change"].pop("usd")
+    assert check == rented[1]
+    priced = checked(capsys, *small, "--gpu", "own:RTX-4090", "--usd-per-kwh", "0.3")[1]
+    assert priced["change"]["usd"] > 0
+
+
 def test_several_gpus_are_checked_together_and_each_takes_the_micro_batches_of_the_file(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,10 @@
 """Names of GPUs that people use, and the keys that they stand for."""
 
+import gpuhunt
 import pytest
 
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
+from gpu_catalog.live_prices.gpu_identification import names
 from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import gpus_named, own_cards, requested_gpus
 
@@ -25,6 +27,11 @@ CATALOG = load_catalog()
         ("A6000", ["RTX-A6000"]),
         ("Tesla T4", ["T4"]),
         ("1xL4", ["L4"]),
+        ("H100:80GB", ["H100-SXM", "H100-PCIe"]),
+        ("nvidia:A40:48GB:1", ["A40"]),
+        ("A100-40GB:1", ["A100-40GB-SXM", "A100-40GB-PCIe"]),
+        ("RTX 4090 24GB", ["RTX-4090"]),
+        ("B300:270GB", ["B300"]),
     ],
 )
 def test_a_name_stands_for_keys(name: str, keys: list[str]) -> None:
@@ -32,11 +39,26 @@ def test_a_name_stands_for_keys(name: str, keys: list[str]) -> None:
     assert [gpu.key for gpu in requested_gpus([name], None, CATALOG)] == keys
 
 
-@pytest.mark.parametrize("name", ["A1", "10", "100", "", "-"])
+@pytest.mark.parametrize(
+    "name",
+    ["A1", "10", "100", "", "-", "RTX", "RTX-4070", "RTX4070Ti", "5070", "RTX6000", "A40:24GB"],
+)
 def test_a_part_of_a_name_stands_for_nothing(name: str) -> None:
-    """``A1`` is neither the A10 nor the A100."""
+    """``A1`` is neither the A10 nor the A100; an RTX 4070 is no RTX 4070 Ti SUPER."""
     with pytest.raises(UnknownGpuError):
         gpus_named(name, CATALOG)
+
+
+def test_gpuhunt_and_a_request_name_the_same_gpus() -> None:
+    """A name of gpuhunt, alone or with its memory, stands for a GPU where its prices do."""
+    priced = {name.casefold() for name in names()}
+    for gpu in gpuhunt.KNOWN_NVIDIA_GPUS:
+        for name in (gpu.name, f"{gpu.name}:{gpu.memory:g}GB:1"):
+            if gpu.name.casefold() in priced:
+                assert requested_gpus([name], None, CATALOG)
+            else:
+                with pytest.raises(UnknownGpuError):
+                    requested_gpus([name], None, CATALOG)
 
 
 def test_every_key_names_its_gpu_alone() -> None:

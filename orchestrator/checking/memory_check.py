@@ -9,7 +9,7 @@ from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_job import estimate_job
 from orchestrator.estimating.estimate_records import Alternative, Estimate
-from orchestrator.estimating.estimate_request import EstimateRequest
+from orchestrator.estimating.estimate_request import EstimateRequest, without_electricity
 from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import requested_gpus
 from trials.recipes.parallel import Strategy
@@ -33,6 +33,7 @@ class MemoryCheck(Record):
         reserved_gib: peak of the memory that it reserves.
         usable_gib: memory of the GPU that it may reserve.
         change: cheapest change under which it fits; None where it fits, or where no change helps.
+            A card that the user owns has dollars only where electricity has a price.
     """
 
     fits: bool
@@ -69,6 +70,7 @@ def memory_check(
     """
     if request.seq_len == "max" or isinstance(request.seq_len, tuple):
         raise EstimateError("--seq-len: a check is of one length: give a number")
+    priced, request = request, without_electricity(request)
     prices = request.prices.in_use()
     catalog = prices.over(prices.catalog)
     keys = [
@@ -86,12 +88,15 @@ def memory_check(
         raise EstimateError("\n".join(estimates.skipped))
     row = estimates.estimated[0]
     estimate, is_fit = row.estimate, fits(row)
+    change = None if is_fit else next(iter(estimate.alternatives), None)
+    if change is not None and request != priced:
+        change = change.model_copy(update={"usd": None})
     fields = set(MemoryCheck.model_fields) & set(Estimate.model_fields)
     return MemoryCheck(
         **estimate.model_dump(include=fields),
         fits=is_fit,
         certain=_is_certain(estimate, is_fit=is_fit),
-        change=None if is_fit else next(iter(estimate.alternatives), None),
+        change=change,
     )
 
 

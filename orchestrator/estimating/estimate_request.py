@@ -29,7 +29,7 @@ from orchestrator.estimating.requested_gpus import (
 from orchestrator.model_names import named_model
 from orchestrator.pricing.offer_constraints import Above
 from orchestrator.pricing.offer_options import OfferOptions
-from orchestrator.pricing.own_cards import with_own_cards
+from orchestrator.pricing.own_cards import with_own_cards, without_prefix
 from orchestrator.pricing.price_drift import PriceDrift, young_gpus
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import (
@@ -121,6 +121,13 @@ def with_electricity(request: EstimateRequest, catalog: Catalog, today: dt.date)
     names = rented_names(request.names)
     rented = requested_gpus(names, None, catalog) if own and names else []
     return with_own_cards(catalog, own, rented, request.usd_per_kwh, today)
+
+
+def without_electricity(request: EstimateRequest) -> EstimateRequest:
+    """The request with the user's cards as any others, where electricity has no price."""
+    if request.usd_per_kwh is not None:
+        return request
+    return replace(request, gpu=tuple(without_prefix(name) for name in request.gpu))
 
 
 def checks_of(request: EstimateRequest) -> Checks:

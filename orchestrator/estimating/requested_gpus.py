@@ -16,7 +16,11 @@ from orchestrator.request import Checks, validation_lines
 ALL = ("all",)
 MAKERS = re.compile(r"^((nvidia|geforce|tesla|quadro)[\s:_-]*)+", re.IGNORECASE)
 COUNTED = re.compile(r"(\d+)\s*x\s*(.+)|(.+?)(?:\s+x\s*|:)(\d{1,2})", re.IGNORECASE)
+SIZED = re.compile(r"(.+?)[\s:_-]*(\d+)\s*gi?b", re.IGNORECASE)
 OPTIONAL = "rtx"  # part of a key that people leave out
+OTHER_CHIPS = ("ti", "super", "ada")
+"""Parts of a key without which the name is that of another GPU: the RTX 4070 is no RTX 4070 Ti."""
+MEMORY_TOLERANCE = 0.1  # catalogs state 268 to 288 GB for the same GPU
 
 
 def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
@@ -52,7 +56,8 @@ def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Cata
     # A catalog's GPU with other memory gets another key, so that no offer is its own.
     key = f"{gpu.key}-{memory_gib:g}GiB" if gpu in catalog.gpus else gpu.key
     usable = round(memory_gib * 2**30)
-    return [gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})]
+    changes = {"key": key, "device_names": (key,), "usable_memory_bytes": usable}
+    return [gpu.model_copy(update=changes)]
 
 
 def rented_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -75,15 +80,30 @@ def gpus_named(name: str, catalog: Catalog) -> list[Gpu]:
     """CUDA GPUs that a name stands for: a key, the beginning of keys, or CUDA's name of a device.
 
     Case, spaces, dashes and NVIDIA's brands are ignored: ``a100`` stands for all A100s, ``4090``
-    for the RTX 4090, as in the catalogs of SkyPilot, dstack and gpuhunt.
+    for the RTX 4090, as in the catalogs of SkyPilot, dstack and gpuhunt. Memory may follow the
+    name, as in dstack's ``H100:80GB``.
 
     Raises:
         UnknownGpuError: no GPU has such a name.
     """
+    sized = SIZED.fullmatch(name)
+    return _named(name, catalog) or (_sized(sized, catalog) if sized else []) or [catalog.gpu(name)]
+
+
+def _named(name: str, catalog: Catalog) -> list[Gpu]:
     folded = _folded(MAKERS.sub("", name))
     gpus = [gpu for gpu in catalog.gpus if gpu.kind == "cuda" and folded in _names(gpu)]
-    exact = [gpu for gpu in gpus if folded == _folded(gpu.key)]
-    return exact or gpus or [catalog.gpu(name)]
+    return [gpu for gpu in gpus if folded == _folded(gpu.key)] or gpus
+
+
+def _sized(match: re.Match[str], catalog: Catalog) -> list[Gpu]:
+    name, gigabytes = match.groups()
+    return [
+        gpu
+        for gpu in _named(name, catalog)
+        if gpu.marketed_memory_gb is not None
+        and abs(float(gigabytes) / gpu.marketed_memory_gb - 1) < MEMORY_TOLERANCE
+    ]
 
 
 def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
@@ -129,11 +149,15 @@ def _folded(name: str) -> str:
 
 
 def _names(gpu: Gpu) -> set[str]:
-    """Folded names of a GPU: all beginnings of its key, with and without brands, and CUDA's."""
+    """Folded names of a GPU: beginnings of its key, with and without brands, and CUDA's names."""
     parts = gpu.key.casefold().split("-")
-    short = parts[1:] if parts[0] == OPTIONAL else parts
-    devices = (_folded(MAKERS.sub("", device)) for device in gpu.device_names)
-    return {*accumulate(parts), *accumulate(short), *devices}
+    devices = {_folded(MAKERS.sub("", device)) for device in gpu.device_names}
+    return devices.union(*(_beginnings(parts[skipped:]) for skipped in (0, parts[0] == OPTIONAL)))
+
+
+def _beginnings(parts: Sequence[str]) -> set[str]:
+    ends = zip(accumulate(parts), [*parts[1:], ""], strict=True)
+    return {name for name, following in ends if following not in OTHER_CHIPS and name != OPTIONAL}
 
 
 def _without_speed(key: str) -> Gpu:

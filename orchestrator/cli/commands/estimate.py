@@ -105,7 +105,11 @@ def _request_ahead(
 
             ahead = stack.enter_context(started_ahead(given["model"], given["seq_len"]))
         from orchestrator.estimating.choosing.layouts import names_by_count
-        from orchestrator.estimating.estimate_request import EstimateRequest, checks_of
+        from orchestrator.estimating.estimate_request import (
+            EstimateRequest,
+            checks_of,
+            without_electricity,
+        )
         from orchestrator.model_names import shape_text
         from orchestrator.request import request_of
 
@@ -121,7 +125,8 @@ def _request_ahead(
         if options.command == "estimate":
             check_export(options, names_by_count(request.gpu, request.counts))
         if options.refuse is not None:
-            options.refuse(checks_of(request).lines)
+            needed = without_electricity(request) if options.command == "check" else request
+            options.refuse(checks_of(needed).lines)
         if text := shape_text(request.model):
             remark(text)
         yield request, ahead
