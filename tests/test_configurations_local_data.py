@@ -109,3 +109,18 @@ def test_a_length_of_the_command_line_cuts_the_examples(tmp_path: Path) -> None:
     configuration = read(tmp_path, axolotl(path="data/chats.json"))
     options, _ = with_configuration(configuration, {"seq_len": 512})
     assert (options["seq_len"], options["cutoff"]) == (512, 512)
+
+
+def test_a_folder_beside_the_configuration_is_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its data is; a name that no folder there has stays as it is."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", "utf-8")
+    for name, model in (("./model", str(tmp_path / "model")), ("a/b", "a/b")):
+        configuration = read(tmp_path, AXOLOTL | {"base_model": name})
+        assert with_configuration(configuration, {})[0]["model"] == model
+        assert with_configuration(configuration, {"model": "c/d"})[0]["model"] == "c/d"
+    monkeypatch.chdir(tmp_path.parent)
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(AXOLOTL | {"base_model": "model"}), "utf-8")
+    assert read_configuration(Path(tmp_path.name, "config.yml")).model == f"./{tmp_path.name}/model"

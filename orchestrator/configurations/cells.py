@@ -11,7 +11,6 @@ from orchestrator.configurations.configuration import Configuration, Configurati
 from orchestrator.configurations.estimate_options import as_recipe
 from orchestrator.configurations.key_classes import Line
 from orchestrator.configurations.read_file import read_configuration
-from orchestrator.model_names import preset_of
 from orchestrator.spec.spec_file import SpecError, named_spec_text
 from orchestrator.spec.trainer_defaults import trl_defaults
 
@@ -113,14 +112,13 @@ def _block(file: Path, folder: Path, place: str) -> dict[str, Any]:
         raise ConfigurationError(f"{configuration.file}: {text}")
     for line in _classes(configuration):
         logger.info("%s: %s: %s", place, configuration.file, line)
-    model = str(configuration.options["model"])
     recipe = as_recipe(configuration)
     fields = recipe.model_dump(mode="json", exclude_defaults=True)
     # Defaults that a specification may add would replace those that the file has.
     defaults = trl_defaults(recipe.method, task=recipe.task, precision=recipe.precision)
     fields |= {n: v for n, v in recipe.model_dump(mode="json").items() if n in defaults}
     return {
-        "models": [preset_of(model) or model],
+        "models": [configuration.model],
         "recipes": [fields],
         "seq_lens": [configuration.tokens],
     }

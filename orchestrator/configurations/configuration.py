@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from orchestrator.configurations.key_classes import (
 from orchestrator.configurations.quantised_weights import format_of, read_format
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.markdown_table import table
+from orchestrator.model_names import preset_of
 from orchestrator.request import validation_lines
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
@@ -56,6 +58,15 @@ class Configuration:
     lines: tuple[Line, ...]
     tokens: int
     pads_to_limit: bool
+
+    @property
+    def model(self) -> str:
+        """The model: a folder, by its path relative to the file; else a preset, or its name."""
+        name = str(self.options["model"])
+        beside = Path(self.file).parent / name
+        if (beside / "config.json").is_file():
+            return str(beside) if beside.is_absolute() else f"./{beside}"
+        return preset_of(name) or name
 
     @property
     def refusals(self) -> tuple[str, ...]:

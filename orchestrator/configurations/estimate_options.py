@@ -5,7 +5,6 @@ from typing import Any
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.key_classes import shown
-from orchestrator.model_names import preset_of
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
 from trials.recipes.fields import FEWEST_PACKED, WITH_DROPOUT
 from trials.recipes.mistakes import ADAPTER_FIELDS
@@ -64,8 +63,8 @@ def with_configuration(
             f"Assumed for lengths: every row has {options['seq_len']} tokens, an upper bound: give "
             "--dataset or --length-histogram"
         )
-    if "model" not in stated and (preset := preset_of(str(options["model"]))):
-        options["model"] = preset
+    if "model" in options:  # no option of the command line has replaced it
+        options["model"] = configuration.model
     return dict(given) | options | stated, remarks
 
 
