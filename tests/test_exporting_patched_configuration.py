@@ -220,3 +220,22 @@ def test_each_task_starts_the_trainer_itself(tmp_path: Path, trainer: str, targe
         assert str(tmp_path / "data") in text.partition("run:")[0].partition("commands:")[0]
     else:
         assert "where the job runs" in " ".join(text.replace("\n#", "").split())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_model_folder_of_this_machine_travels_or_is_listed(
+    tmp_path: Path, target: Target
+) -> None:
+    """Under the name that the configuration has for it, without data as well."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}", "utf-8")
+    configuration = written(tmp_path, AXOLOTL.replace("qwen2.5-0.5b", "./weights"))
+    same = training(configuration, configuration.options["batch_size"])
+    own = patched(configuration, same, 256)
+    assert own.files == {"./weights": tmp_path / "weights"}
+    text = task_file(replace(training_of(), configuration=own), target).text
+    if target in ("skypilot", "dstack"):
+        assert str(tmp_path / "weights") in text
+        assert "ln -sfn /data/0/weights ./weights" in text
+    else:
+        assert "under these names: ./weights" in text

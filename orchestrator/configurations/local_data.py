@@ -1,4 +1,4 @@
-"""Data files on this machine that a configuration names."""
+"""Data and models on this machine that a configuration names."""
 
 import contextlib
 import json
@@ -52,20 +52,22 @@ def with_local_data(configuration: Configuration) -> Configuration:
 
 
 def local_files(configuration: Configuration) -> dict[str, Path]:
-    """Data on this machine, by the names that the trainer looks for it under.
+    """Model and data on this machine, by the names that the trainer looks for them under.
 
-    LLaMA-Factory looks for a whole folder, with its index.
+    LLaMA-Factory looks for a whole folder of data, with its index.
     """
     values = {line.key: line.value for line in configuration.lines}
     key = next((name for name in KEYS if values.get(name)), None)
-    if key is None:
-        return {}
     folder = Path(configuration.file).parent
+    names: list[str] = []
     if key == "dataset":
         names = [str(values.get("dataset_dir") or DATA_FOLDER)]
-    else:
+    elif key is not None:
         names = [str(entry.get("path")) for entry in _entries(key, values, folder)]
     files: dict[str, Path] = {}
+    model = Path(configuration.model).expanduser()
+    if (model / "config.json").is_file():
+        files[str(configuration.options["model"])] = model.absolute()
     for name in names:
         with contextlib.suppress(_NotReadError):
             path = _local(name, folder)
