@@ -1,16 +1,13 @@
 """Command ``export``, and ``estimate --export``, as a user meets them."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import yaml
 from builders.runs import ONE_CELL, made_run
 
-from orchestrator.cli.commands.export import check_export
 from orchestrator.cli.main import main
 from orchestrator.configurations.cells import with_cells
-from orchestrator.exporting.training import ExportError
 
 OWN = """\
 catalog:
@@ -47,6 +44,22 @@ def test_a_run_with_a_ranking_is_written_as_a_task(
     assert [place["use_spot"] for place in task["resources"]["ordered"]] == [True, False]
     assert "--per_device_train_batch_size 40 " in task["run"]
     assert "--num_train_epochs 5 " in task["run"]
+
+
+def test_a_ranking_of_several_gpus_starts_as_many(tmp_path: Path) -> None:
+    """A trainer's launcher for the layout that the offer was ranked with."""
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace(
+        "precision: fp32}]",
+        "precision: fp32, loss: chunked}]\n    parallel: [{gpus: 2, strategy: fsdp2}]",
+    )
+    pair = "instance: pair, gpus_per_instance: 2,"
+    made_run(tmp_path / "run", text + OWN.replace("instance: big,", pair))
+    assert main(["rank", "run", "--batch-size", "8"]) == 0
+    assert main(["export", "run", "--to", "slurm", "--out", "job"]) == 0
+    job = Path("job").read_text(encoding="utf-8")
+    assert "#SBATCH --gpus=desk:2\n" in job
+    assert "--use_fsdp --fsdp_version 2 " in job
+    assert "8 x 1 accumulated x 2 GPUs (fsdp2) = 16 examples" in job
 
 
 MINE = """\
@@ -100,21 +113,11 @@ def test_a_ranking_of_several_trainings_needs_a_model(
     assert Path("job.sbatch").read_text(encoding="utf-8").startswith("#!")
 
 
-def test_a_configuration_is_exported_for_one_gpu() -> None:
-    """Its trainer has a launcher of its own."""
-    options = Namespace(export=Path("task.yaml"), to="slurm", config=Path("mine.yml"))
-    check_export(options, [1])
-    with pytest.raises(ExportError, match="give --gpus 1"):
-        check_export(options, [1, 8])
-
-
 ESTIMATE = ("estimate", "--model", "llama-tiny", "--seq-len", "32")
 
 
-def test_an_estimate_of_several_gpus_is_exported_where_each_has_a_copy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Eight GPUs share the assumed effective batch of 16; a divided model is refused by name."""
+def test_an_estimate_of_several_gpus_is_exported(tmp_path: Path) -> None:
+    """Eight GPUs share the assumed effective batch of 16, by copies or by shards."""
     path = tmp_path / "job.sbatch"
     words = [*ESTIMATE, "--gpu", "8xH100-SXM", "--export", str(path), "--to", "slurm"]
     assert main([*words, "--strategy", "ddp"]) == 0
@@ -122,9 +125,26 @@ def test_an_estimate_of_several_gpus_is_exported_where_each_has_a_copy(
     assert "#SBATCH --gpus=h100:8\n" in text
     assert "--num_processes 8 " in text
     assert "2 x 1 accumulated x 8 GPUs (ddp) = 16 examples" in text
-    capsys.readouterr()
-    assert main([*words, "--strategy", "fsdp2"]) == 1
-    assert "give --strategy ddp" in capsys.readouterr().err
+    assert main([*words, "--strategy", "fsdp2"]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert "--use_fsdp --fsdp_version 2 " in text
+    assert "2 x 1 accumulated x 8 GPUs (fsdp2) = 16 examples" in text
+
+
+def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file stays as it is; the effective batch is that of all GPUs, as in the estimate."""
+    config, path = tmp_path / "sft.yml", tmp_path / "job.sbatch"
+    config.write_text("model_name_or_path: a/b\nmax_length: 32\nfsdp: full_shard\n", "utf-8")
+    words = ["estimate", "--config", str(config), "--model", "llama-tiny", "--gpu", "2xH100-SXM"]
+    assert main([*words, "--export", str(path), "--to", "slurm"]) == 0
+    assert "sft.yml is in it as it is" in capsys.readouterr().out
+    text = path.read_text(encoding="utf-8")
+    assert config.read_text("utf-8") in text
+    assert "#SBATCH --gpus=h100:2\n" in text
+    assert "--num_processes 2 " in text
+    assert "8 x 1 accumulated x 2 GPUs (fsdp2) = 16 examples" in text
 
 
 @pytest.mark.parametrize(

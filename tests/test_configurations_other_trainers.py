@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.configurations.configuration import Configuration, configuration_of
+from orchestrator.configurations.configuration import (
+    Configuration,
+    ConfigurationError,
+    configuration_of,
+)
 from orchestrator.configurations.estimate_options import with_configuration
 from orchestrator.configurations.read_file import trainer_of
 from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
@@ -190,6 +194,21 @@ def test_the_trainer_of_a_file_is_recognised_by_its_keys() -> None:
     """Both trainers have model_name_or_path; LLaMA-Factory has keys of its own."""
     assert trainer_of(FACTORY, "f") is LLAMA_FACTORY
     assert trainer_of(SFT, "f") is TRL
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model_class": "llm"}, "own training loop is"),
+        ({"dist_config": {"name": "fsdp2"}}, "own training loop on several GPUs is"),
+    ],
+)
+def test_a_file_of_llama_factorys_version_1_is_refused_by_name(
+    keys: dict[str, Any], words: str
+) -> None:
+    """The message says which file is read."""
+    with pytest.raises(ConfigurationError, match=f"version 1, whose {words} not simulated"):
+        trainer_of({"model": "Qwen/Qwen3-0.6B", "micro_batch_size": 1} | keys, "f")
 
 
 def test_absent_keys_have_the_defaults_of_trl() -> None:

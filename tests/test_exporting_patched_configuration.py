@@ -239,3 +239,30 @@ def test_a_model_folder_of_this_machine_travels_or_is_listed(
         assert "ln -sfn /data/0/weights ./weights" in text
     else:
         assert "under these names: ./weights" in text
+
+
+STARTS = {
+    "axolotl": ("axolotl train", "--launcher torchrun -- --nproc_per_node=4"),
+    "LLaMA-Factory": ("FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train", ""),
+    "TRL": ("trl sft", "--multi_gpu --num_machines 1 --num_processes 4 --mixed_precision no"),
+}
+
+
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+def test_several_gpus_take_the_launcher_of_the_trainer(tmp_path: Path, trainer: str) -> None:
+    """Each GPU has the batches of the file, which are patched as for one."""
+    lines = f"{micro_key(trainer)}: 2\ngradient_accumulation_steps: 4\n"
+    configuration = written(tmp_path, TRAINERS[trainer] + lines)
+    recipe = as_recipe(configuration).model_copy(
+        update={"effective_batch": 32, "gradient_accumulation": 1}
+    )
+    several = training(configuration, 4, recipe=recipe, gpus=4, strategy="ddp")
+    own = patched(configuration, several, 256)
+    assert read_configuration_text(own.text, tmp_path / "x.yml").options["effective_batch"] == 8
+    text = task_file(replace(several, configuration=own), "slurm").text
+    before, after = STARTS[trainer]
+    start = next(line for line in text.splitlines() if line.startswith(before))
+    assert after in text.partition(start)[2]
+    sharded = replace(several, strategy="fsdp2")
+    with pytest.raises(ExportError, match="shares several GPUs by ddp"):
+        patched(configuration, sharded, 256)

@@ -147,7 +147,7 @@ def test_slurm_asks_for_the_gpu_and_is_requeued() -> None:
 
 def test_several_gpus_are_asked_for_together() -> None:
     """Slurm and Ray give the job as many; a job of the hub has a flavor with one."""
-    training = training_of({"effective_batch": 16}, gpus=2)
+    training = training_of({"effective_batch": 16}, gpus=2, strategy="ddp")
     options = sbatch_options(task_file(training, "slurm").text)
     assert (options["gpus"], options["cpus-per-task"], options["mem"]) == ("a10g:2", "16", "128G")
     text = task_file(training, "ray").text

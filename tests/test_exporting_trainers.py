@@ -47,6 +47,21 @@ def test_skypilot_reads_the_offers_and_the_script(tmp_path: Path) -> None:
     assert "trl sft" in task["run"]
 
 
+def test_both_read_a_training_that_several_gpus_divide(tmp_path: Path) -> None:
+    """A whole machine of eight, whose command shards the model."""
+    fields = {"effective_batch": 16, "precision": "bf16-mixed"}
+    training = training_of(fields, gpus=8, strategy="fsdp2", placements=(OF_EIGHT,))
+    path = tmp_path / "task.yaml"
+    path.write_text(task_file(training, "skypilot").text, encoding="utf-8")
+    (task,) = read_by_skypilot(path, tmp_path, CATALOG)
+    assert task["resources"][0]["gpus"] == {"A100-80GB-SXM": 8}
+    assert "--use_fsdp --fsdp_version 2" in task["run"]
+    path.write_text(task_file(training, "dstack").text, encoding="utf-8")
+    run = json_of_trainers(tmp_path, "-W", "ignore", "-c", READ_BY_DSTACK, path)
+    assert run["resources"]["gpu"]["count"] == {"min": 8, "max": 8}
+    assert "--use_fsdp --fsdp_version 2" in run["commands"][0]
+
+
 def test_dstack_reads_the_lists_and_the_script(tmp_path: Path) -> None:
     """Backends, GPUs, market, price and retries."""
     path = tmp_path / "finetune.dstack.yml"

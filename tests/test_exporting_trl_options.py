@@ -149,6 +149,21 @@ def test_copies_on_several_gpus_share_the_effective_batch() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in training_script(whole)
 
 
+def test_a_divided_model_is_that_of_the_estimate() -> None:
+    """Gradients are reduced after every micro-batch; 4-bit weights are stored to be sharded."""
+    layout = {"gpus": 4, "strategy": "fsdp2", "placements": (OF_EIGHT,)}
+    words = command(training_of({"effective_batch": 16, "precision": "bf16-mixed"}, **layout))
+    assert words[:5] == ["trl", "sft", "--use_fsdp", "--fsdp_version", "2"]
+    assert words[words.index("--mixed_precision") + 1] == "bf16"
+    assert "sync_each_batch" in words[words.index("--accelerator_config") + 1]
+    assert "--bnb_4bit_quant_storage" not in words
+    qlora = {"method": "qlora", "effective_batch": 8, "precision": "bf16"}
+    words = command(training_of(qlora, **layout))
+    assert words[words.index("--mixed_precision") + 1] == "no"
+    assert words[words.index("--bnb_4bit_quant_storage") + 1] == "bfloat16"
+    assert "--accelerator_config" not in words
+
+
 def test_checkpoints_are_written_as_often_as_the_price_assumes() -> None:
     """375 steps in 10 hours, half an hour of work between two checkpoints."""
     assert save_steps(training_of(placements=(SPOT,))) == round(375 / 20)

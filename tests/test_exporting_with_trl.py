@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.launch import launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 from builders.data import rows, train_tokenizer, write_jsonl
 from builders.trainings import OF_EIGHT, SPOT, training_of
 from peft import LoraConfig
 from tokenizers import Tokenizer
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from trainer_reference.models import write_model
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import (
@@ -54,20 +58,50 @@ def parsed(training: TrainingJob, folder: Path) -> tuple[Any, ModelConfig]:
     return arguments, model
 
 
-def test_accelerate_launches_a_process_for_each_gpu(tmp_path: Path) -> None:
-    """TRL passes on what it does not know itself; the trainer sets the precision."""
-    training = training_of({"effective_batch": 16}, gpus=4, placements=(OF_EIGHT,))
+def launched(training: TrainingJob, folder: Path) -> tuple[Any, Any]:
+    """Arguments of ``accelerate launch`` and of the trainer in the exported command."""
     script = training_script(training).replace("\\\n", " ")
     (line,) = re.findall(r"^trl sft (.*)", script, re.MULTILINE)
     words = shlex.split(line.partition("${LAST")[0])
-    words = [str(tmp_path) if word == "$OUTPUT" else word for word in words]
+    words = [str(folder) if word == "$OUTPUT" else word for word in words]
     parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))
-    *_, passed_on = parser.parse_args_and_config(
+    _, arguments, _, passed_on = parser.parse_args_and_config(
         [*words, "--use_cpu", "True"], return_remaining_strings=True
     )
-    launched = launch_command_parser().parse_args([*passed_on, "sft.py"])
-    assert (launched.multi_gpu, launched.num_processes) == (True, 4)
-    assert (launched.num_machines, launched.mixed_precision) == (1, "no")
+    words = [*passed_on, "--dynamo_backend", "no", "sft.py"]
+    return launch_command_parser().parse_args(words), arguments
+
+
+def test_accelerate_launches_a_process_for_each_gpu(tmp_path: Path) -> None:
+    """TRL passes on what it does not know itself; the trainer sets the precision."""
+    training = training_of({"effective_batch": 16}, gpus=4, placements=(OF_EIGHT,))
+    launch, _ = launched(training, tmp_path)
+    assert (launch.multi_gpu, launch.num_processes) == (True, 4)
+    assert (launch.num_machines, launch.mixed_precision) == (1, "no")
+
+
+def test_accelerate_divides_the_model_as_the_estimate_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plugin shards every layer, gathers in the autocast type, and reduces each micro-batch."""
+    fields = {"effective_batch": 16, "precision": "bf16-mixed"}
+    training = training_of(fields, gpus=4, strategy="fsdp2", placements=(OF_EIGHT,))
+    launch, arguments = launched(training, tmp_path)
+    assert (launch.use_fsdp, launch.multi_gpu, launch.num_processes) == (True, False, 4)
+    accumulation = arguments.accelerator_config.gradient_accumulation_kwargs
+    assert accumulation == {"sync_each_batch": True}
+    environment = prepare_multi_gpu_env(launch)
+    names = ("ACCELERATE_", "FSDP_")
+    for name, value in environment.items():
+        if name.startswith(names):
+            monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])  # as Accelerator does
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, True)
+    assert plugin.mixed_precision_policy.param_dtype == torch.bfloat16
+    assert plugin.mixed_precision_policy.reduce_dtype == torch.bfloat16
+    assert plugin.auto_wrap_policy is transformer_auto_wrap_policy
+    assert not plugin.activation_checkpointing
 
 
 def read_back(arguments: Any, model: ModelConfig) -> dict[str, Any]:

@@ -24,13 +24,13 @@ OTHER_FILES = {
     "compute_environment": "is a configuration of accelerate, which describes machines",
     "provider": "is a configuration of a cloud, which describes machines",
     "export_dir": "merges or exports weights, and trains nothing",
-    "dist_config": "trains on several GPUs",
-    "peft_config": "is of LLaMA-Factory's version 1, which is not supported",
-    "model_class": "is of LLaMA-Factory's version 1, which is not supported",
     "infer_backend": "runs inference, and trains nothing",
 }
 """Keys of files that describe no training, and the reason."""
 
+
+OF_VERSION_1 = ("model_class", "dist_config", "peft_config", "kernel_config", "quant_config")
+"""Keys that stand beside ``model`` in files of LLaMA-Factory's version 1."""
 
 FEWEST_GPUS, FSDP2 = 2, 2
 
@@ -101,6 +101,12 @@ def trainer_of(values: Mapping[str, Any], path: Path | str) -> Trainer:
             raise ConfigurationError(
                 f"--config {path}: {reason}: give the trainer's own file{hint}"
             )
+    if "model" in values and any(key in values for key in OF_VERSION_1):
+        several = " on several GPUs" if values.get("dist_config") else ""
+        raise ConfigurationError(
+            f"--config {path}: is of LLaMA-Factory's version 1, whose own training loop{several} "
+            "is not simulated: give a file of version 0, with model_name_or_path and stage"
+        )
     if "base_model" in values:
         return AXOLOTL
     if "model_name_or_path" in values:

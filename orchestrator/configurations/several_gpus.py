@@ -154,12 +154,12 @@ def on_several_gpus(
         own = configuration.options.get(name)
         if own is not None and given.get(name) is None:
             changed[name] = options[name] * ranks
-    if changed["strategy"] == "fsdp2" and _is_cast_up(configuration):
+    if changed["strategy"] == "fsdp2" and is_cast_up(configuration):
         changed["precision"] = "bf16-mixed"
     return changed
 
 
-def _is_cast_up(configuration: Configuration) -> bool:
+def is_cast_up(configuration: Configuration) -> bool:
     """Whether accelerate casts trained weights in bf16 up to fp32, as it does under autocast.
 
     Source: ``fsdp2_prepare_model`` of accelerate 1.15; axolotl's own does not.

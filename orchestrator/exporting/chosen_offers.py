@@ -25,8 +25,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
     """Training of the best estimate, and the offers of all GPUs that its micro-batch fits.
 
     Raises:
-        ExportError: no estimate has a price, several lengths were given, or the best estimate
-            divides the model among GPUs.
+        ExportError: no estimate has a price, or several lengths were given.
     """
     if isinstance(request.seq_len, tuple):
         raise ExportError("--export is of one job: give --seq-len one length, or max")
@@ -35,17 +34,12 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         raise ExportError("--export: no offer has a price for this job: see the table above")
     best = priced[0]
     question, size = best.question, best.estimate.batch_size
-    if best.estimate.strategy == "fsdp2":
-        raise ExportError(
-            f"--export: {best.estimate.gpu} would divide the model (fsdp2), which no task file "
-            "starts: give --strategy ddp, or --gpus 1"
-        )
     recipe = _recipe(best)
     alike = [
         row
         for row in priced
         if _recipe(row) == recipe
-        and row.estimate.gpus == question.ranks
+        and row.question.parallel == question.parallel
         and row.estimate.seq_len == question.seq_len
         and _largest(row) >= size
     ]
@@ -80,6 +74,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         text_field=fields[0] if len(fields) == 1 else None,
         expandable_segments=request.expandable_segments,
         gpus=question.ranks,
+        strategy=best.estimate.strategy,
     )
 
 
@@ -122,11 +117,13 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
     if len(first) > 1:
         raise ExportError(_several(first))
     (best,) = first
-    if best.cell.parallel is not None:
+    parallel = best.cell.parallel
+    if parallel is not None and not parallel.reshards and parallel.strategy == "fsdp2":
         raise ExportError(
-            f"{best.cell.gpus}: trainings on several GPUs are not exported yet: rank a run without "
-            "them, or write the configuration yourself"
+            f"{parallel.key}: no task file keeps gathered weights: rank a run without "
+            "reshard_after_forward: false"
         )
+    gpus = 1 if parallel is None else parallel.gpus
     catalog, facts = spec.merged_catalog(), spec.model(best.cell.model)
     recipe = with_defaults(best.cell.recipe, facts, catalog.gpu(best.cell.gpu))
     alike = [row for row in offers if comparable(row.cell) == comparable(best.cell)]
@@ -147,9 +144,11 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         epochs=best.epochs,
         micro_batch=size,
         groups_by_length=ranking.workload.padding == "grouped",
-        steps=steps(job, size * recipe.micro_batches(size)),
+        steps=steps(job, size * recipe.of_rank(gpus).micro_batches(size) * gpus),
         placements=tuple(_ranked(row) for row in alike if (row.largest_batch or size) >= size),
         basis=best.basis,
+        gpus=gpus,
+        strategy=None if parallel is None else parallel.strategy,
     )
 
 

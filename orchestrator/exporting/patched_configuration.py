@@ -12,6 +12,7 @@ from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import as_recipe
 from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
+from orchestrator.configurations.several_gpus import is_cast_up
 from orchestrator.exporting.training import ExportError, PatchedConfiguration, TrainingJob
 from orchestrator.spec.recipe_options import plain
 from orchestrator.spec.yaml_lines import read_yaml
@@ -133,6 +134,11 @@ def _differences(
     """Properties of a training that are not those of its configuration."""
     options = configuration.options
     stated, priced = as_recipe(configuration), training.recipe
+    strategy = options.get("strategy", "ddp")
+    if training.strategy not in (None, strategy):
+        yield f"shares several GPUs by {strategy}, and the price is for {training.strategy}"
+    if training.strategy == "fsdp2" and is_cast_up(configuration):
+        stated = stated.model_copy(update={"precision": "bf16-mixed"})
     for name in Recipe.model_fields.keys() - OF_BATCHES:
         own, other = getattr(stated, name), getattr(priced, name)
         is_open = name in FILLED_IN and (own in (None, "auto") or other in (None, False))
@@ -142,9 +148,10 @@ def _differences(
         yield f"trains at {configuration.tokens} tokens, and the price is for {seq_len}"
     if "examples" not in options and training.epochs != options["epochs"]:
         yield f"trains {options['epochs']} epochs, and the price is for {training.epochs}"
-    effective_batch = options["effective_batch"]
+    effective_batch = options["effective_batch"] * training.gpus
     if training.effective_batch != effective_batch:
+        several = f" x {training.gpus} GPUs" if training.gpus > 1 else ""
         yield (
             f"has an effective batch of {effective_batch}, and the price is for "
-            f"{training.micro_batch} x {training.accumulation}"
+            f"{training.micro_batch} x {training.accumulation}{several}"
         )

@@ -292,7 +292,7 @@ def _header(training: TrainingJob, form: Format, links: Mapping[str, str]) -> st
     """Comment lines on the training, on its price, and on what is to be set."""
     recipe, first = training.recipe, training.placements[0]
     unit = "packed rows" if recipe.packing else "examples"
-    several = f" x {training.gpus} GPUs (ddp)" if training.gpus > 1 else ""
+    several = f" x {training.gpus} GPUs ({training.strategy})" if training.gpus > 1 else ""
     lines = [
         f"Made by finetune-cost. Start it: {form.start}",
         f"{training.model.name}, {recipe.key}",

@@ -8,6 +8,7 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.number_text import short
 from orchestrator.clouds.skypilot import named_region
 from orchestrator.pricing.catalog_file import OWN
+from trials.recipes.parallel import Strategy
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.records.observation import Basis
@@ -103,7 +104,8 @@ class TrainingJob:
         dataset: data set of the hub, or a file or folder; None for one to be named.
         expandable_segments: setting of PyTorch's allocator.
         configuration: configuration of the user's trainer; None to train by TRL's command.
-        gpus: GPUs of one node that train together, each on a copy of the model (``ddp``).
+        gpus: GPUs of one node that train together.
+        strategy: how they share the training; None for one GPU.
     """
 
     model: Model
@@ -124,6 +126,7 @@ class TrainingJob:
     expandable_segments: bool = False
     configuration: PatchedConfiguration | None = None
     gpus: int = 1
+    strategy: Strategy | None = None
 
     @property
     def accumulation(self) -> int:

@@ -34,6 +34,19 @@ LLaMA-Factory would otherwise resume from a checkpoint that was not written to i
 """
 
 
+SEVERAL: Mapping[str, tuple[str, str]] = {
+    "axolotl": ("", "--launcher torchrun -- --nproc_per_node={gpus}"),
+    "LLaMA-Factory": ("FORCE_TORCHRUN=1 NPROC_PER_NODE={gpus} ", ""),
+    "TRL": ("", "--multi_gpu --num_machines 1 --num_processes {gpus} --mixed_precision no"),
+}
+"""What comes before and after the command of a trainer so that it starts a process for each GPU."""
+SHARDS = (
+    "--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+    "--fsdp_reshard_after_forward true --fsdp_state_dict_type FULL_STATE_DICT"
+)
+"""Options of ``accelerate launch`` that divide the model, as ``fsdp2`` does."""
+
+
 def training_script(training: TrainingJob, links: Mapping[str, str] | None = None) -> str:
     """Bash that trains on the GPUs of one node into ``$OUTPUT``, and resumes from there.
 
@@ -52,13 +65,18 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
         "expandable_segments": training.expandable_segments,
     }
     if training.configuration is not None:
-        command, resume = COMMANDS[training.configuration.trainer]
+        trainer = training.configuration.trainer
+        command, resume = COMMANDS[trainer]
+        before, after = (part.format(gpus=training.gpus) for part in SEVERAL[trainer])
+        alone = training.gpus == 1
         return filled(
             "train_config",
             **setting,
             configuration=training.configuration,
+            before="" if alone else before,
             command=command.replace("TASK", training.recipe.task),
             resume=resume,
+            after="" if alone else after,
             links=links or {},
         )
     options = trl_options(training)
@@ -75,17 +93,21 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
         "train_sh",
         **setting,
         python=python,
-        program=_program(training.recipe.task, training.gpus, is_python=python is not None),
+        program=_program(training, is_python=python is not None),
         options=[_written(name, value) for name, value in _all_options(training, options).items()],
     )
 
 
-def _program(task: Task, gpus: int, *, is_python: bool) -> str:
+def _program(training: TrainingJob, *, is_python: bool) -> str:
     """Command that starts the processes, one for each GPU; the trainer sets the precision."""
-    launched = f"--multi_gpu --num_machines 1 --num_processes {gpus} --mixed_precision no"
-    if is_python:
-        return "python train.py" if gpus == 1 else f"accelerate launch {launched} train.py"
-    return f"trl {task}" if gpus == 1 else f"trl {task} {launched}"
+    task, gpus = training.recipe.task, training.gpus
+    if gpus == 1:
+        return "python train.py" if is_python else f"trl {task}"
+    shares, precision = "--multi_gpu", "no"
+    if training.strategy == "fsdp2":  # its policy of precisions is the launcher's
+        shares, precision = SHARDS, training.recipe.autocast or "no"
+    launched = f"{shares} --num_machines 1 --num_processes {gpus} --mixed_precision {precision}"
+    return f"accelerate launch {launched} train.py" if is_python else f"trl {task} {launched}"
 
 
 def python_additions(recipe: Recipe) -> list[str]:

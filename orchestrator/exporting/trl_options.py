@@ -22,6 +22,7 @@ OPTIMIZERS: dict[Optimizer, str] = {
     "sgd": "sgd",
 }
 """Optimizers as transformers' Trainer names them."""
+SYNC_EACH_BATCH = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
 ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ATTENTION_FAMILIES = (
     *("llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
@@ -51,6 +52,7 @@ def trl_options(training: TrainingJob) -> Options:
         "max_grad_norm": f"{recipe.max_grad_norm or 0:g}",
         **_data(training),
         **_adapters(recipe),
+        **(_of_shards(training) if training.strategy == "fsdp2" else {}),
     }
     if training.model.experts is not None and recipe.router_loss is False:
         options["router_aux_loss_coef"] = "0.0"
@@ -65,6 +67,16 @@ def _precision(recipe: Recipe) -> Options:
         "bf16": str(recipe.autocast == "bf16"),
         "fp16": str(recipe.autocast == "fp16"),
     }
+
+
+def _of_shards(training: TrainingJob) -> Options:
+    """Gradients are reduced after every micro-batch, and 4-bit weights are of a dtype to shard."""
+    recipe, options = training.recipe, Options()
+    if training.accumulation > 1:
+        options["accelerator_config"] = SYNC_EACH_BATCH
+    if recipe.method == "qlora":
+        options["bnb_4bit_quant_storage"] = DTYPES[recipe.compute_dtype]
+    return options
 
 
 def _kernels(recipe: Recipe) -> Options:

@@ -123,7 +123,7 @@ def _request_ahead(
             given = on_several_gpus(configuration, given, vars(options), counts)
             request = request_of(EstimateRequest, given)
         if options.command == "estimate":
-            check_export(options, names_by_count(request.gpu, request.counts))
+            check_export(options)
         if options.refuse is not None:
             needed = without_electricity(request) if options.command == "check" else request
             options.refuse(checks_of(needed).lines)

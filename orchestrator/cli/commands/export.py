@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,26 +65,16 @@ def configured(training: "TrainingJob", path: Path, seq_len: int | None) -> "Tra
     return dataclasses.replace(training, configuration=own)
 
 
-def check_export(options: argparse.Namespace, counts: Collection[int]) -> None:
-    """Check that a file of ``--export`` has a format, and that it can start the training.
-
-    Args:
-        options: options of ``estimate``.
-        counts: numbers of GPUs that train together.
+def check_export(options: argparse.Namespace) -> None:
+    """Check that a file of ``--export`` has a format.
 
     Raises:
-        ExportError: ``--export`` or ``--to`` is missing, or a configuration is to train on several
-            GPUs.
+        ExportError: ``--export`` or ``--to`` is missing.
     """
     from orchestrator.exporting.training import ExportError
 
     if (options.export is None) != (options.to is None):
         raise ExportError("--export FILE and --to FORMAT go together: give both")
-    if options.export is not None and options.config is not None and max(counts) > 1:
-        raise ExportError(
-            f"--export: a configuration is exported for one GPU, not for {max(counts)}: give "
-            "--gpus 1, or leave --export out"
-        )
 
 
 def export(training: "TrainingJob", target: "Target", path: Path | None) -> str:
