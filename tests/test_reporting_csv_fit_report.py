@@ -69,6 +69,7 @@ def test_steps_are_predicted_with_intervals(capsys: pytest.CaptureFixture[str]) 
     assert [row.split("|")[-3].split()[0] for row in rows] == [
         f"{rate:.4g}" for rate in predicted["predicted_examples_per_second"].dropna()
     ]
+    assert [row.split("|")[-2].strip() for row in rows] == ["", "yes"]
     assert predicted["who"].tolist() == ["a", "b", "c", "d"]
     assert predicted["predicted_step_seconds"].tolist()[0] == pytest.approx(3.0, rel=1e-3)
     assert predicted["predicted_examples_per_second"].tolist()[0] == pytest.approx(4 / 3, rel=1e-3)

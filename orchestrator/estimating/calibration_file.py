@@ -41,7 +41,8 @@ def known_constants(path: Path | None) -> EfficiencyConstants:
         return Calibration.model_validate_json(text).constants
     except ValidationError:
         raise CalibrationError(
-            f"--constants {path}: not what calibrate writes: run calibrate on measured runs"
+            f"--constants {path}: not what calibrate writes: run calibrate on a measured run or a "
+            "table, as calibrate mine.csv --out constants.json, and give constants.json"
         ) from None
 
 

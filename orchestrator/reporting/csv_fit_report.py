@@ -188,7 +188,7 @@ def _unused_rows(fits: FrameFits) -> Iterator[str]:
 
 def _predictions(predicted: pd.DataFrame) -> str:
     has_prediction = predicted["predicted_step_seconds"].notna()
-    beyond = int((predicted["extrapolated"] == True).sum())  # noqa: E712 - absent is neither
+    beyond = int(_extrapolated(predicted).sum())
     parts = [f"{int(has_prediction.sum())} of {len(predicted)} steps predicted"]
     if beyond:
         parts.append(f"{beyond} of them extrapolated beyond the observations")
@@ -212,10 +212,14 @@ def _predicted_rows(predicted: pd.DataFrame, shown: "pd.Series[bool]") -> str:
             **{name: texts[place] or "" for name, texts in named.items() if any(texts)},
             "s/step": _with_interval(predicted, place, "predicted_step_seconds"),
             "examples/s": _with_interval(predicted, place, "predicted_examples_per_second"),
-            "extrapolated": "yes" if predicted["extrapolated"].iloc[place] is True else "",
+            "extrapolated": "yes" if _extrapolated(predicted).iloc[place] else "",
         }
         for place in places
     )
+
+
+def _extrapolated(predicted: pd.DataFrame) -> "pd.Series[bool]":
+    return predicted["extrapolated"] == True  # noqa: E712 - absent is neither
 
 
 def _with_interval(predicted: pd.DataFrame, place: int, name: str) -> str:
