@@ -266,3 +266,22 @@ def test_several_gpus_take_the_launcher_of_the_trainer(tmp_path: Path, trainer: 
     sharded = replace(several, strategy="fsdp2")
     with pytest.raises(ExportError, match="shares several GPUs by ddp"):
         patched(configuration, sharded, 256)
+
+
+@pytest.mark.parametrize("key", ["abc", ""])
+def test_a_log_to_wandb_without_a_key_is_offline(tmp_path: Path, key: str) -> None:
+    """With the key of the environment it goes where the configuration says."""
+    configuration = written(tmp_path, f"{AXOLOTL}wandb_project: mine\n")
+    same = training(configuration, configuration.options["batch_size"])
+    own = patched(configuration, same, 256)
+    text = task_file(replace(training_of(), configuration=own), "slurm").text
+    (line,) = (line for line in text.splitlines() if "WANDB_MODE" in line)
+    script = f'unset WANDB_MODE; {line}; echo "${{WANDB_MODE:-as stated}}"'
+    shown = subprocess.run(
+        ["bash", "-euc", script],
+        env={"WANDB_API_KEY": key},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert shown.stdout.strip() == ("as stated" if key else "offline")
