@@ -13,6 +13,7 @@ from typing import Any
 
 from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
+from orchestrator.ray_backend.orphans import ending_with_this_process
 from trials.records.optional_packages import importable_extras
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,18 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
+    with ending_with_this_process() if address is None else contextlib.nullcontext():
+        _connect(address)
+        try:
+            yield cluster_now(ask_for_packages=ask_for_packages)
+        finally:
+            ray.shutdown()
+
+
+def _connect(address: str | None) -> None:
+    """Connect to a cluster; without an address, to a new one on this machine."""
+    import ray  # noqa: PLC0415 - as above
+
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -83,10 +96,6 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
-    try:
-        yield cluster_now(ask_for_packages=ask_for_packages)
-    finally:
-        ray.shutdown()
 
 
 def _start_ray(quiet: Mapping[str, Any]) -> None:
