@@ -1,7 +1,7 @@
 """Kills at random moments while sweeps run: `make chaos`, for `MINUTES=` from `SEED=`.
 
-A sweep of six cells runs on a Ray of its own: into a folder, into a bucket that refuses a third of
-the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
+A sweep of twenty cells runs on a Ray of its own: into a folder, into a bucket that refuses a third
+of the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
 driver are killed, and children are stopped. A driver that ends early is started again until the
 sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model.
 
@@ -32,12 +32,16 @@ from fakes.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.records.observation import Observation
 
-CHAOS = SPEC.replace("[24, 32, 40]", "[24, 32, 40, 48, 56, 64]")
-CELLS = 6
+LENGTHS = list(range(24, 24 + 8 * 20, 8))
+CELLS = len(LENGTHS)
+# A child that was stopped holds its trial until the probe's time is over.
+CHAOS = SPEC.replace("[24, 32, 40]", str(LENGTHS)) + "probe_timeout_seconds: 20\n"
 TARGETS = ("child", "stopped child", "worker", "raylet", "gcs_server", "driver")
-WEIGHTS = (4, 1, 3, 1, 1, 3)
+# After the last three, Ray or the sweep starts anew, which takes as long as a dozen other kills.
+WEIGHTS = (12, 2, 8, 1, 1, 2)
 STARTING = 0.02  # share of the kills that are kept while no trial runs: sweeps are to get further
-ROUND_KILLS = 15  # of a sweep; then it may end
+PAUSE_SECONDS = (0.05, 1.0)
+ROUND_KILLS = 40  # of a sweep; then it may end
 OUTLIVE_SECONDS = 60.0
 KEPT_BY_OTHERS = (
     "ray",
@@ -122,7 +126,7 @@ class Round:
         end = time.monotonic() + ROUND_SECONDS
         driver = self.start()
         while time.monotonic() < end:
-            time.sleep(self.chance.uniform(0.05, 2.0))
+            time.sleep(self.chance.uniform(*PAUSE_SECONDS))
             self.begun |= set(family(driver.pid))
             self.seen |= {o.key for o in self.logged()}
             if driver.poll() is None:

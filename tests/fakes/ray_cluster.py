@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from fakes.ray_sweeps import environment
+from orchestrator.planning.cluster_resources import SCALES_TO
 
 FAKE_HEAD = "f" * 51 + "00000"  # the head's id in Ray's fake provider
 
@@ -53,15 +54,18 @@ class Cluster:
             *arguments,
         )
 
-    def start_autoscaling_head(self, keys: Sequence[str], *never: str) -> None:
-        """Start a head whose autoscaler starts nodes on this machine on demand.
+    def start_autoscaling_head(self, cluster_file: Mapping[str, Any], *never: str) -> list[str]:
+        """Start a head whose autoscaler starts a cluster file's nodes on this machine on demand.
 
-        It uses Ray's fake provider. Each GPU has a spot and an on-demand type, and the cluster one
-        node for each GPU; the head declares what it scales to, as in `deploy/`.
+        It uses Ray's fake provider in place of the file's; node types, their limits and priorities,
+        and the limit of the cluster are the file's own.
 
         Args:
-            keys: GPUs whose nodes it can start.
-            never: resources that the head declares and cannot start.
+            cluster_file: content of a file for `ray up`.
+            never: GPUs that the head declares and cannot start.
+
+        Returns:
+            Keys of the GPUs whose nodes it can start.
         """
         address = subprocess.run(
             ["python", "-c", "import ray; print(ray.util.get_node_ip_address())"],
@@ -71,22 +75,20 @@ class Cluster:
             check=True,
         ).stdout.split()[-1]
         types = {
-            f"{key.lower()}-{market}": {
-                "resources": {"CPU": 1, "GPU": 1, key: 1},
-                "labels": {"finetune-cost/instance": f"{key.lower()}-{market}"},
-                "node_config": {},
-                "min_workers": 0,
-                "max_workers": 1,
-                "priority": 10 if market == "spot" else 0,
-            }
-            for key in keys
-            for market in ("spot", "on-demand")
+            name: {"min_workers": 0, "max_workers": 0} | kind | {"node_config": {}}
+            for name, kind in cluster_file["available_node_types"].items()
         }
-        head = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}
+        # The fake provider knows the head by this name alone.
+        head = types["ray.head.default"] = types.pop(cluster_file["head_node_type"])
+        scales_to = {name: 1 for name in head["resources"] if name.startswith(SCALES_TO)}
+        keys = [name.removeprefix(SCALES_TO) for name in scales_to]
+        scales_to |= {SCALES_TO + key: 1 for key in never}
+        commands = ("initialization", "setup", "head_setup", "worker_setup")
+        commands = (*commands, "head_start_ray", "worker_start_ray")
         config = {
             "cluster_name": "autoscaling",
-            "max_workers": len(keys),
-            "idle_timeout_minutes": 5,
+            "max_workers": cluster_file["max_workers"],
+            "idle_timeout_minutes": cluster_file["idle_timeout_minutes"],
             "upscaling_speed": 10.0,
             "provider": {
                 "type": "external",  # as such it needs no default configuration, which wheels lack
@@ -97,7 +99,7 @@ class Cluster:
                 "head_node_id": FAKE_HEAD,
                 "gcs_address": f"{address}:{self.gcs}",
             },
-            "available_node_types": types | {"ray.head.default": head},
+            "available_node_types": types,
             "head_node_type": "ray.head.default",
             "auth": {},
             "docker": {},
@@ -106,16 +108,9 @@ class Cluster:
             "file_mounts_sync_continuously": False,
             "rsync_exclude": [],
             "rsync_filter": [],
-            "initialization_commands": [],
-            "setup_commands": [],
-            "head_setup_commands": [],
-            "worker_setup_commands": [],
-            "head_start_ray_commands": [],
-            "worker_start_ray_commands": [],
-        }
+        } | {f"{name}_commands": [] for name in commands}
         path = self.home / "autoscaling.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        scales_to = {f"scales-to-{key}": 1 for key in (*keys, *never)}
         # As ray.cluster_utils.AutoscalingCluster does; `ray up` and KubeRay run version 2.
         before = dict(self.env)
         self.env |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
@@ -123,6 +118,7 @@ class Cluster:
         self.env |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD}
         self.start_head(f"--autoscaling-config={path}", f"--resources={json.dumps(scales_to)}")
         self.env = before
+        return keys
 
     def start_node(self, *carried: str) -> None:
         """Start a node that has one of each of these resources."""
