@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from gpu_catalog.catalog import load_catalog
-from orchestrator.estimating.choosing.layouts import layouts, names_by_count, on_layout
+from gpu_catalog.links.between_nodes import NodeNetwork
+from orchestrator.estimating.choosing.layouts import (
+    layouts,
+    names_by_count,
+    on_layout,
+    placed_layouts,
+)
 from orchestrator.estimating.estimate import simulations
 from orchestrator.estimating.estimate_request import EstimateRequest, question_of
 from orchestrator.estimating.question import EstimateError
@@ -40,7 +46,7 @@ def test_all_layouts_are_traced_at_once_and_ddp_has_the_trace_of_one_gpu() -> No
     """Each number of shards has a trace of its own."""
     request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 512})
     question = question_of(request, CATALOG, TODAY)
-    on_layouts = [layout for count in (1, 2, 4) for layout in layouts(count, "auto")]
+    on_layouts = [layout for count in (1, 2, 4) for layout in layouts(count, "auto", 1)]
     source = Asked()
     gpu = CATALOG.gpu("H100-SXM")
     simulations([(on_layout(question, layout, 64), gpu) for layout in on_layouts], source)
@@ -52,5 +58,48 @@ def test_a_count_in_the_name_of_a_gpu_replaces_those_of_the_option() -> None:
     """Too many GPUs are an error."""
     names = names_by_count(["8xH100-SXM", "A40"], [1, 2])
     assert names == {8: ("H100-SXM",), 1: ("A40",), 2: ("A40",)}
-    with pytest.raises(EstimateError, match="128 GPUs"):
-        names_by_count(["A40"], [128])
+    with pytest.raises(EstimateError, match="1024 GPUs"):
+        names_by_count(["A40"], [1024])
+
+
+def test_layouts_of_several_nodes_have_as_many_gpus_on_each() -> None:
+    """A copy of the model on each node is one of them, where it has GPUs to share it."""
+    keys = [layout.key for layout in layouts(16, "auto", 2) if layout is not None]
+    assert keys == ["16xfsdp2-2nodes", "16xhsdp-2replicas-2nodes", "16xddp-2nodes"]
+    assert [layout and layout.key for layout in layouts(2, "auto", 2)] == [
+        "2xfsdp2-2nodes",
+        "2xddp-2nodes",
+    ]
+    with pytest.raises(EstimateError, match="--nodes 2: 9 GPUs cannot be divided among them"):
+        layouts(9, "auto", 2)
+    with pytest.raises(EstimateError, match="--strategy hsdp: 8 GPUs on 1 node: "):
+        layouts(8, "hsdp", 1)
+
+
+def test_nodes_alone_stand_for_instances_with_eight_gpus() -> None:
+    """Given numbers are those of all nodes."""
+    given = {"model": "llama-tiny", "seq_len": 128, "nodes": 2}
+    assert request_of(EstimateRequest, given).counts == (16,)
+    assert request_of(EstimateRequest, given | {"gpus": (8,)}).counts == (8,)
+    assert not request_of(EstimateRequest, given).chooses_number
+
+
+def test_a_layout_of_several_nodes_is_estimated_on_each_network_of_the_instances() -> None:
+    """Offers of providers that are left out add none; a layout of one node has none."""
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 128})
+    question = question_of(request, CATALOG, TODAY)
+    gpus = [CATALOG.gpu("A100-80GB-SXM"), CATALOG.gpu("H100-SXM")]
+    (layout,) = layouts(16, "fsdp2", 2)
+    placed = placed_layouts(layout, gpus, CATALOG, question.constraints)
+    assert {one and one.network: [gpu.key for gpu in some] for one, some in placed} == {
+        NodeNetwork(400, rdma=True): ["A100-80GB-SXM"],
+        NodeNetwork(1600, rdma=True): ["A100-80GB-SXM"],
+        NodeNetwork(3200, rdma=True): ["H100-SXM"],
+        None: ["A100-80GB-SXM", "H100-SXM"],
+    }
+    only = question.constraints.model_copy(update={"providers": ("aws",)})
+    ((one, _),) = placed_layouts(layout, gpus[:1], CATALOG, only)
+    assert one is not None
+    assert one.network == NodeNetwork(400, rdma=True)
+    (beside,) = layouts(8, "fsdp2", 1)
+    assert placed_layouts(beside, gpus, CATALOG, only) == [(beside, gpus)]

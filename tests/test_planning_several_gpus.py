@@ -12,13 +12,16 @@ from builders.specifications import altered, mistakes_in
 from fitting.families.fit_family import fit_families
 from fitting.largest_batch_prediction import memory_subject
 from gpu_catalog.catalog import load_catalog
+from gpu_catalog.links.between_nodes import NodeNetwork
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import make_plan, trial_task
 from orchestrator.planning.spending import Meter
+from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.spec.job import Job
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.observation import Observation
@@ -190,3 +193,89 @@ def test_laws_hold_one_layout() -> None:
 def test_ranks_of_a_cell_are_counted_by_its_layout() -> None:
     """A cell without one has one rank."""
     assert (gang_cell(gpus=4).ranks, DESK.ranks) == (4, 1)
+
+
+ON_NODES = altered(
+    "workload:",
+    "    simulated_on: [A100-80GB-SXM]\n    parallel: [{gpus: 16, nodes: 2, strategy: hsdp, "
+    "replicas: 2}]\nworkload:",
+)
+
+
+def test_a_simulated_layout_of_several_nodes_has_a_cell_for_each_network_of_instances() -> None:
+    """One that names its network has one; memory and operators are those of one node's trace."""
+    cells = spec_of(ON_NODES).all_cells()
+    layouts = [cell.parallel for cell in cells]
+    assert {layout.key for layout in layouts if layout is not None} == {
+        "16xhsdp-2replicas-2nodes-400gbps-rdma",
+        "16xhsdp-2replicas-2nodes-1600gbps-rdma",
+        "16xhsdp-2replicas-2nodes",
+    }
+    assert {cell.gpus for cell in cells} == {"16xA100-80GB-SXM hsdp, 2 nodes"}
+    assert len({layout and layout.on_one_node for layout in layouts}) == 1
+    named = ON_NODES.replace("replicas: 2}", "replicas: 2, node_network_gbps: 100, rdma: false}")
+    (cell,) = spec_of(named).all_cells()
+    assert cell.nodes == 2
+    assert cell.parallel is not None
+    assert cell.parallel.network == NodeNetwork(100, rdma=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "mistake"),
+    [
+        ("strategy: hsdp", "hsdp needs replicas, the number of copies of the model: add it"),
+        ("strategy: ddp, replicas: 2", "replicas is a choice of hsdp, not of ddp: leave it out"),
+        (
+            "strategy: hsdp, replicas: 3",
+            "16 GPUs cannot be divided into 3 replicas of at least 2: use a multiple",
+        ),
+        ("strategy: fsdp2, nodes: 3", "16 GPUs cannot be divided among 3 nodes: use a multiple"),
+        (
+            "strategy: fsdp2, node_network_gbps: 400, rdma: true",
+            "node_network_gbps and rdma are those of several nodes: add nodes, or leave them",
+        ),
+        (
+            "strategy: fsdp2, nodes: 2, node_network_gbps: 400",
+            "node_network_gbps and rdma are given together or not at all",
+        ),
+    ],
+)
+def test_impossible_layouts_are_mistakes_with_their_place(layout: str, mistake: str) -> None:
+    """They say what does not add up, and what to do."""
+    text = altered("workload:", f"    parallel: [{{gpus: 16, {layout}}}]\nworkload:")
+    assert any(
+        line.startswith("7: cells[0].parallel[0]") and line.endswith(mistake)
+        for line in mistakes_in(text)
+    ), mistakes_in(text)
+
+
+def test_nodes_are_not_measured_yet() -> None:
+    """The plan says so, and what to do."""
+    text = altered("workload:", "    parallel: [{gpus: 2, strategy: ddp, nodes: 2}]\nworkload:")
+    spec = spec_of(text)
+    (skip,) = make_plan(spec, spec.merged_catalog(), TWO_CORES, []).skipped
+    assert skip.reason == "2 nodes are not measured: use one, or simulate (simulated_on)"
+
+
+def test_each_node_of_a_layout_rents_an_instance_whole() -> None:
+    """Two nodes of two GPUs cost two instances, and offers with another network do not count."""
+    apart = Parallel(gpus=4, strategy="ddp", nodes=2)
+    cell = DESK.model_copy(update={"parallel": apart})
+    spec = spec_of(
+        altered(
+            "workload:", "    parallel: [{gpus: 4, strategy: ddp, nodes: 2}]\nworkload:", BOX_TEXT
+        )
+    )
+    (row,) = ranked([timed(8, 0.1, cell=cell)], spec=spec).offers
+    assert (row.instance, row.instances, row.usd_per_hour) == ("whole", 2, 14.4)
+    assert row.usd == pytest.approx(row.hours * 14.4)
+    offers = spec.merged_catalog().offers("desk")
+    fast = apart.on_network(NodeNetwork(400, rdma=True))
+    assert layout_offers(offers, fast) == []
+
+
+def test_an_interruption_of_any_spot_instance_stops_the_job() -> None:
+    """Two of them are interrupted twice as often."""
+    job = Job(examples=1000, epochs=3)
+    assert job.on_nodes(1) is job
+    assert job.on_nodes(2).overheads.interruptions_per_day == pytest.approx(0.2)

@@ -7,7 +7,7 @@ from builders.gangs import gang_cell
 from builders.observations import cpu, environment, measurement, observation
 
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.links import CollectiveName, link_speed
+from gpu_catalog.links.within_nodes import CollectiveName, link_speed
 from orchestrator.planning.slow_links import slow_links
 from orchestrator.reporting.sections.trouble_section import slow_links_section
 from trials.child_process.fork_server import ProbeEnd

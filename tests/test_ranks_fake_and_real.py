@@ -39,6 +39,7 @@ def cases(ranks: int) -> list[Case]:
         Parallel(gpus=ranks, strategy="fsdp2"),
         Parallel(gpus=ranks, strategy="fsdp2", reshard_after_forward=False),
         Parallel(gpus=ranks, strategy="ddp"),
+        *([Parallel(gpus=ranks, strategy="hsdp", replicas=2)] if ranks == 4 else []),
     ]
     return [
         (_on(tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH), layout), micro_batches)
@@ -111,8 +112,9 @@ def moved(steps: Steps) -> dict[str, int]:
 
 
 def is_quick(cell: Cell) -> bool:
-    """Whether a cell is compared in each run of the tests: the two strategies by default."""
-    return cell.parallel is not None and cell.parallel.key in {"2xfsdp2", "2xddp"}
+    """Whether a cell is compared in each run of the tests: each strategy on as few ranks."""
+    quick = {"2xfsdp2", "2xddp", "4xhsdp-2replicas"}
+    return cell.parallel is not None and cell.parallel.key in quick
 
 
 def compared(ranks: int, *, few: bool, folder: Path) -> dict[str, list[int]]:
@@ -132,7 +134,7 @@ def compared(ranks: int, *, few: bool, folder: Path) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(
     ("ranks", "few"),
-    [(2, True), *(pytest.param(n, False, marks=pytest.mark.long) for n in (2, 4))],
+    [(2, True), (4, True), *(pytest.param(n, False, marks=pytest.mark.long) for n in (2, 4))],
 )
 def test_a_traced_rank_is_the_real_one(ranks: int, tmp_path: Path, *, few: bool) -> None:
     """It is so for whole weights and shards, full training and adapters, with accumulation."""
@@ -156,16 +158,22 @@ def test_a_trial_measures_the_peak_that_is_traced(strategy: Strategy, method: Me
     assert peaks == [peak(traced(cell, 1))] * 2
 
 
-def test_collectives_have_the_closed_forms_of_zero_3_and_ddp() -> None:
-    """Shards gather every weight twice, but those of the head once; ddp sums each gradient."""
+def test_collectives_have_the_closed_forms_of_zero_3_hsdp_and_ddp() -> None:
+    """Shards gather every weight twice, but those of the head once; ddp sums each gradient.
+
+    Copies of shards sum what has been reduced, each rank its shard.
+    """
     cell = tiny_cell("llama-tiny", RECIPES["full"], seq_len=LENGTH)
     fsdp2 = traced(_on(cell, Parallel(gpus=4, strategy="fsdp2")), 1)
+    hsdp = traced(_on(cell, Parallel(gpus=8, strategy="hsdp", replicas=2)), 1)
     ddp = traced(_on(cell, Parallel(gpus=4, strategy="ddp")), 1)
     config = find_model("llama-tiny").config
     weights = 4 * traced_elements(cell)
     tail = 4 * config["hidden_size"] * (config["vocab_size"] + 1)
     assert moved(fsdp2)["ALL_GATHER"] == 2 * weights - tail
     assert moved(fsdp2)["REDUCE_SCATTER"] == weights
+    norm = moved(fsdp2)["ALL_REDUCE"]
+    assert moved(hsdp) == moved(fsdp2) | {"ALL_REDUCE": weights // 4 + norm}
     assert moved(ddp) == {"ALL_GATHER": 0, "REDUCE_SCATTER": 0, "ALL_REDUCE": weights}
 
 

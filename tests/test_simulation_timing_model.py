@@ -6,6 +6,7 @@ import pytest
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
+from trials.simulation.clock.copies import two_stream_seconds
 from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment, Wait
 from trials.simulation.timing_model import (
     EfficiencyConstants,
@@ -13,7 +14,6 @@ from trials.simulation.timing_model import (
     _with_grouped_fallback,
     step_time,
     timeline_of,
-    two_stream_seconds,
 )
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors

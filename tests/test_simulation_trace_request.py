@@ -16,7 +16,7 @@ NOT_IN_TRACES = {
     *("__init__.py", "child_process/bootstrap.py", "child_process/environment.py"),
     *("records/built.py", "records/cell.py", "records/compatibility.py", "records/observation.py"),
     *("recipes/fields.py", "recipes/mistakes.py", "recipes/named_recipes.py", "recipes/recipe.py"),
-    "recipes/parallel.py",
+    *("recipes/parallel.py", "simulation/ranks/rank_links.py"),
     "records/optional_packages.py",
     *("simulation/tracing_child.py", "training/recipe_check.py"),
 }

@@ -200,10 +200,12 @@ def _layout(question: Question, gpu: Gpu, step: SimulatedStepTime | None) -> dic
     """Fields of the GPUs that train together."""
     if question.parallel is None:
         return {"gpu": gpu.key}
+    layout = question.parallel
     return {
-        "gpu": f"{question.ranks}x{gpu.key}",
-        "gpus": question.ranks,
-        "strategy": question.parallel.strategy,
+        "gpu": f"{layout.gpus}x{gpu.key}",
+        **layout.model_dump(
+            include={"gpus", "strategy", "replicas", "nodes", "node_network_gbps", "rdma"}
+        ),
         "exposed_seconds": None if step is None else step.exposed_seconds,
     }
 
@@ -249,13 +251,11 @@ def _job(
     # Micro-batches of all GPUs, which run at the same time.
     micro_batches = question.rank_recipe.micro_batches(batch_size) * question.ranks
     steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds / micro_batches
-    rented = {
-        spot: rental(steps_hours, question.workload.overheads, spot=spot).hours
-        for spot in (False, True)
-    }
+    overheads = question.workload.on_nodes(question.nodes).overheads
+    rented = {spot: rental(steps_hours, overheads, spot=spot).hours for spot in (False, True)}
     wanted = question.constraints
     prices = [
-        _priced(offer, rented[offer.market == "spot"], question.drift.sigma(offer))
+        _priced(offer, rented[offer.market == "spot"], question)
         for offer in offers
         if wanted.allows(offer) or (offer.provider == OWN and offer.gpu in question.own_cards)
     ]
@@ -271,22 +271,21 @@ def _job(
     elif offers:
         reason = "the constraints allow none of its offers"
     else:
-        several = f" with {question.ranks} GPUs in an instance" if question.ranks > 1 else ""
+        per_node = question.ranks // question.nodes
+        several = f" with {per_node} GPUs in an instance" if per_node > 1 else ""
         reason = f"the catalog has no offer of it{several}"
     unpriced = {"no_price": reason, "hours": hours, "hours_interval": Interval(low=low, high=high)}
     return unpriced, missed, ()
 
 
-def _priced(offer: Offer, rented: FloatArray, sigma: float) -> Price:
-    """Price of a job on an offer, for (3,) expected hours and the ends of their interval.
-
-    ``sigma`` is the standard deviation of the logarithm of the offer's price.
-    """
+def _priced(offer: Offer, rented: FloatArray, question: Question) -> Price:
+    """Price of a job on an offer, for (3,) expected hours and the ends of their interval."""
     hours, low, high = map(float, rented)
     usd, usd_low, usd_high = map(float, charged_hours(rented, offer) * offer.usd_per_hour)
-    usd_low, usd_high = widened(usd, usd_low, usd_high, sigma)
+    usd_low, usd_high = widened(usd, usd_low, usd_high, question.drift.sigma(offer))
     return Price(
         **offer.model_dump(include=TERMS),
+        instances=question.nodes,
         hours=hours,
         hours_interval=Interval(low=low, high=high),
         usd=usd,

@@ -17,6 +17,7 @@ from orchestrator.estimating.choosing.layouts import (
     layouts,
     names_by_count,
     on_layout,
+    placed_layouts,
 )
 from orchestrator.estimating.choosing.recipe_choice import (
     best_recipes,
@@ -151,9 +152,10 @@ def _of_counts(
         The estimates, and the reason against each GPU that cannot be estimated.
     """
     on_layouts = [
-        (on_layout(question, layout, BATCH_LIMIT), gpus)
+        (on_layout(question, placed, BATCH_LIMIT), some)
         for count, gpus in requested.items()
-        for layout in layouts(count, request.strategy)
+        for layout in layouts(count, request.strategy, request.nodes)
+        for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
     ]
     if len(on_layouts) > 1:
         _prepare(on_layouts, request, simulation)

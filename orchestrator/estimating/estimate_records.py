@@ -26,7 +26,7 @@ BatchChoice = Literal["asked", "largest", "fastest"]
 class Price(Record):
     """The job on the best offer of a GPU by the objective, with 90 % intervals.
 
-    ``usd_per_hour`` is the price of the whole instance.
+    ``usd_per_hour`` is the price of the whole instance, or of all ``instances``, one a node.
     """
 
     provider: str
@@ -34,6 +34,7 @@ class Price(Record):
     region: str
     market: str
     gpus_per_instance: int
+    instances: int = 1
     usd_per_hour: float
     hours: float
     hours_interval: Interval
@@ -93,13 +94,16 @@ class AssumedLengths(Record):
 
 
 class Estimate(Record):
-    """Simulation of one cell on one GPU, or on several of a node. Unknown values are None.
+    """Simulation of one cell on one GPU, or on several. Unknown values are None.
 
     Attributes:
         gpu: key of the GPU, after the number of them where several train together: ``8xH100-SXM``.
             Memory and batch sizes are those of each GPU.
         gpus: number of GPUs.
         strategy: how several GPUs share the training.
+        replicas: copies of the model, each in shards among GPUs of its own; for ``hsdp`` alone.
+        nodes: nodes with as many of the GPUs each.
+        node_network_gbps, rdma: network of each of several nodes; None where unknown.
         exposed_seconds: part of ``step_seconds`` in which GPUs only wait for one another; None for
             one GPU.
         sparsity: active experts over experts; 1.0 without experts.
@@ -147,6 +151,10 @@ class Estimate(Record):
     gpu: str
     gpus: int = 1
     strategy: Strategy | None = None
+    replicas: int | None = None
+    nodes: int = 1
+    node_network_gbps: float | None = None
+    rdma: bool | None = None
     method: str
     recipe: str
     experts: int | None

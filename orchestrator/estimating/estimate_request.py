@@ -10,7 +10,7 @@ from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import constants_on
-from orchestrator.estimating.choosing.layouts import StrategyOption, names_by_count
+from orchestrator.estimating.choosing.layouts import StrategyOption, layouts, names_by_count
 from orchestrator.estimating.choosing.recipe_choice import (
     choice_text,
 )
@@ -62,6 +62,7 @@ BATCH_LIMIT = 65_536  # the largest batch to try
 EFFECTIVE_BATCH = 16  # examples per optimizer step, assumed where nothing is stated
 WITHOUT_EXPERTS: dict[str, Any] = {"experts": None, "quantised_experts": False}
 """Fields of a dense model's recipe, which does not name how experts are run."""
+NODE_GPUS = 8  # GPUs of each of several nodes where their number is not given
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
 
 
@@ -72,6 +73,7 @@ class EstimateRequest:
     model: PathText
     gpu: Names = ALL
     gpus: Counts | None = None
+    nodes: PositiveInt = 1
     strategy: StrategyOption = "auto"
     memory_gib: float | None = None
     usd_per_kwh: Above | None = None
@@ -97,12 +99,13 @@ class EstimateRequest:
     @property
     def counts(self) -> tuple[int, ...]:
         """Numbers of GPUs that train together, for names that state none."""
-        return self.gpus or (1,)
+        return self.gpus or ((1,) if self.nodes == 1 else (NODE_GPUS * self.nodes,))
 
     @property
     def chooses_number(self) -> bool:
-        """Whether the number of GPUs is chosen: neither that nor a GPU is given."""
-        return self.gpus is None and self.gpu == ALL and self.seq_len != "max"
+        """Whether the number of GPUs is chosen: neither that, nor a GPU, nor nodes are given."""
+        is_open = self.gpus is None and self.nodes == 1 and self.gpu == ALL
+        return is_open and self.seq_len != "max"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,7 +140,8 @@ def checks_of(request: EstimateRequest) -> Checks:
     prices = checks.of(request.prices.in_use)
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
-    checks.of(names_by_count, request.gpu, request.counts)
+    for count in checks.of(names_by_count, request.gpu, request.counts) or ():
+        checks.of(layouts, count, request.strategy, request.nodes)
     if checks.of(requested_gpus, request.names, request.memory_gib, catalog) is not None:
         checks.of(with_electricity, request, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)

@@ -10,6 +10,7 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
+from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.request import validation_lines
@@ -82,13 +83,18 @@ class Question:
         return 1 if self.parallel is None else self.parallel.gpus
 
     @property
+    def nodes(self) -> int:
+        """Nodes that these GPUs are on."""
+        return 1 if self.parallel is None else self.parallel.nodes
+
+    @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
         return self.recipe.of_rank(self.ranks)
 
     def offers_of(self, gpu: Gpu, catalog: Catalog) -> list[Offer]:
-        """Offers with as many GPUs; they are rented whole, so further GPUs are idle."""
-        return [o for o in catalog.offers(gpu.key) if o.gpus_per_instance >= self.ranks]
+        """Offers with as many GPUs a node, at the price of all nodes."""
+        return layout_offers(catalog.offers(gpu.key), self.parallel)
 
     def options_text(self) -> str:
         """The changes as options of the command line."""

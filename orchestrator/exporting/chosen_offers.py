@@ -25,7 +25,8 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
     """Training of the best estimate, and the offers of all GPUs that its micro-batch fits.
 
     Raises:
-        ExportError: no estimate has a price, or several lengths were given.
+        ExportError: no estimate has a price, several lengths were given, or the best estimate
+            takes several nodes.
     """
     if isinstance(request.seq_len, tuple):
         raise ExportError("--export is of one job: give --seq-len one length, or max")
@@ -34,6 +35,11 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         raise ExportError("--export: no offer has a price for this job: see the table above")
     best = priced[0]
     question, size = best.question, best.estimate.batch_size
+    if question.nodes > 1:
+        raise ExportError(
+            f"--export: {best.estimate.gpu} would train on {question.nodes} nodes, which no task "
+            "file starts: leave --nodes out"
+        )
     recipe = _recipe(best)
     alike = [
         row

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
-from gpu_catalog.links import CollectiveName, link_speed
+from gpu_catalog.links.within_nodes import CollectiveName, link_speed
 from trials.records.observation import Observation
 
 SLOW = 2.0  # ratio to the time of the same collective over such a link where it was measured

@@ -11,6 +11,7 @@ from fitting.families.cell_step_time import CellStepTime, PaddedTokens, StepTime
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
 from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.ranking.priced_job import job_hours, offer_usd
 from orchestrator.spec.job import Job
@@ -109,8 +110,7 @@ class CostBeliefs:
 
     def _offers(self, cell: Cell) -> list[Offer]:
         """Offers of instances with as many GPUs as a cell takes."""
-        offers = self._catalog.offers(cell.device)
-        return [offer for offer in offers if offer.gpus_per_instance >= cell.ranks]
+        return layout_offers(self._catalog.offers(cell.device), cell.parallel)
 
     def _largest(self, cell: Cell) -> int | None:
         largest = trainable_batch(self._step_times.observations(cell))
@@ -120,7 +120,7 @@ class CostBeliefs:
         return padding(self._job_of(cell), cell)
 
     def _job_of(self, cell: Cell) -> Job:
-        return job_of(self._job, cell.recipe, cell.seq_len)
+        return job_of(self._job, cell.recipe, cell.seq_len).on_nodes(cell.nodes)
 
     def _sizes(self, cell: Cell, largest: int) -> list[int]:
         """Batch sizes to run the job at: its own, or those of the ladder up to its rows."""

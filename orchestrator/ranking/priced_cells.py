@@ -11,6 +11,7 @@ import numpy as np
 from fitting.families.cell_step_time import Batch, StepTimeSource
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.plan import Plan
+from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift, young_gpus
 from orchestrator.ranking.epochs_needed import LearnedEpochs
@@ -104,8 +105,7 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
     for cell in cells:
         groups[comparable(cell)].append(cell)
     for cell in itertools.chain.from_iterable(groups.values()):
-        every = inputs.catalog.offers(cell.gpu)
-        offers = [offer for offer in every if offer.gpus_per_instance >= cell.ranks]
+        offers = layout_offers(inputs.catalog.offers(cell.gpu), cell.parallel)
         allowed = [offer for offer in offers if inputs.constraints.allows(offer)]
         job, mismatch = _job_of_cell(inputs, cell)
         mismatch = unsuited(job, cell, cells) or mismatch
@@ -121,7 +121,7 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
 
 def _job_of_cell(inputs: RankingInputs, cell: Cell) -> tuple[Job, str | None]:
     """The job in the cell's batches, with its number of epochs, or why that is unknown."""
-    job = job_of(inputs.job, cell.recipe, cell.seq_len)
+    job = job_of(inputs.job, cell.recipe, cell.seq_len).on_nodes(cell.nodes)
     epochs = None if inputs.epochs is None else inputs.epochs[cell]
     if isinstance(epochs, LearnedEpochs):
         return job.model_copy(update={"epochs": epochs.epochs}), None

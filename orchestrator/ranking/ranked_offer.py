@@ -32,7 +32,7 @@ class RankedOffer(Record):
         cell: cell that runs the job.
         stack: fingerprint of the software it was measured with.
         provider, instance, region, market, gpus_per_instance, usd_per_hour: offer, with the price
-            of the whole instance, which must be rented.
+            of the whole instance, which must be rented, or of as many as the cell has nodes.
         price_as_of: day that the price is of; None where its source does not give one.
         price_recorded: day that the price was added to the catalog.
         batch_size: examples per step, on each GPU.
@@ -95,6 +95,11 @@ class RankedOffer(Record):
     law: Form | None
     length_error: float | None = None
     extrapolated: bool
+
+    @property
+    def instances(self) -> int:
+        """Number of instances that are rented."""
+        return self.cell.nodes
 
 
 class Excluded(Record):

@@ -163,10 +163,11 @@ def _row(
     if estimate.hours is not None and estimate.hours_interval is not None:
         hours = f"{short(estimate.hours)} ({ends_text(estimate.hours_interval)})"
     if price is not None:
-        idle = price.gpus_per_instance - estimate.gpus
+        idle = price.gpus_per_instance - estimate.gpus // estimate.nodes
         several = f" ({price.gpus_per_instance} GPUs{f', {idle} idle' if idle else ''})"
         several *= price.gpus_per_instance > 1
-        offer = f"{price.provider} {price.instance}{several} {price.market}"
+        number = f"{price.instances} x " if price.instances > 1 else ""
+        offer = f"{number}{price.provider} {price.instance}{several} {price.market}"
         if price.provider == OWN and price.instance == estimate.gpu:
             offer = "your own"
         rate = short(price.usd_per_hour)

@@ -104,6 +104,14 @@ class Job(JobTerms):
     examples: PositiveInt
     lengths: DataLengths | None = None
 
+    def on_nodes(self, nodes: int) -> Self:
+        """The job on several spot instances: an interruption of any of them stops all."""
+        if nodes == 1:
+            return self
+        rate = nodes * self.overheads.interruptions_per_day
+        overheads = self.overheads.model_copy(update={"interruptions_per_day": rate})
+        return self.model_copy(update={"overheads": overheads})
+
     @property
     def length_error(self) -> float:
         """Relative error of the examples' lengths; 0 where a tokenizer counted them."""

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, WrapValidator
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.links.between_nodes import networks_of
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.spec.job import Job, Seconds
@@ -90,8 +91,9 @@ class CellBlock(Record):
             without experts.
         seq_lens: tokens per example.
         simulated_on: catalog keys of GPUs on which the block is simulated instead of measured.
-        parallel: layouts of several GPUs of one node that train together; by default one GPU.
-            Such a block is not measured under the memory caps of ``as_if``.
+        parallel: layouts of several GPUs that train together; by default one GPU. Such a block is
+            not measured under the memory caps of ``as_if``. A simulated layout of several nodes
+            without a network has a cell for each network of the GPU's instances.
     """
 
     models: ModelAxis
@@ -229,15 +231,29 @@ class SweepSpec(Record):
     def _places(self) -> Iterator["_Place"]:
         """Each combination of a block's lists, on each of its devices."""
         for device, target, block in self._blocks():
+            layouts = self._layouts(device, block)
             for model, recipe, active, seq_len, layout in itertools.product(
                 (self.model(name) for name in block.models),
                 block.recipes,
                 block.active_experts or (None,),
                 block.seq_lens,
-                block.parallel or (None,),
+                layouts,
             ):
                 experts = active if active is not None else model.active_experts
                 yield _Place(device, target, block, model, recipe, experts, seq_len, layout)
+
+    def _layouts(self, device: Gpu, block: CellBlock) -> list[Parallel | None]:
+        """Layouts of a block; simulated ones of several nodes on each network of instances."""
+        if block.parallel is None:
+            return [None]
+        if block.simulated_on is None:
+            return [*block.parallel]
+        offers = self.merged_catalog().offers(device.key)
+        return [
+            placed
+            for layout in block.parallel
+            for placed in layout.on_networks(networks_of(offers, layout.gpus_per_node))
+        ]
 
     def all_cells(self) -> list[Cell]:
         """All cells, each once, in the order written; simulated ones come last.

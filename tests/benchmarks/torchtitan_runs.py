@@ -6,7 +6,7 @@ The published figures are those of torchtitan's benchmarks/llama3_h100_202412_to
 1 and 3: memory reserved by PyTorch's allocator and tokens per second and GPU, at batch 2 x 8,192.
 Recipes lack its checkpointing by operators, its units of shards and its step without autocast, so
 these are traced by the rules of its source (torchtitan/parallelisms/parallelize_llama.py), in place
-of those of recipes. Nothing is fitted.
+of those of recipes. Its hosts have 8 GPUs, with 400 Gb/s of RDMA for each. Nothing is fitted.
 """
 
 import json
@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
+from gpu_catalog.links.between_nodes import NodeNetwork
 from orchestrator.markdown_table import table
 from trials.models import build
 from trials.models.weight_placement import decoder_layers
@@ -42,6 +43,7 @@ from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
 
 BATCH, LENGTH, NODE = 2, 8192, 8
+NETWORK = NodeNetwork(NODE * 400.0, rdma=True)
 PUBLISHED = {8: (82.4, 5762), 128: (67.0, 5605)}
 """GiB reserved and tokens per second of a GPU, by the number of GPUs."""
 PRODUCT = torch.ops.aten.mm.default
@@ -50,16 +52,12 @@ SAVED = (PRODUCT, torch.ops.simulated.attention.default)
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What one of several simulated GPUs holds and does.
-
-    Attributes:
-        tokens: tokens per second of this GPU; None over nodes, whose links are not simulated.
-    """
+    """What one of several simulated GPUs holds and does; ``tokens`` per second of this GPU."""
 
     gpus: int
     allocated_gib: float
     reserved_gib: float
-    tokens: float | None
+    tokens: float
 
 
 def checkpoint(model: nn.Module, _: Recipe) -> None:
@@ -107,31 +105,29 @@ def predicted(gpus: int, gpu: Gpu) -> Predicted:
         optimizer="adamw_foreach",
         max_grad_norm=1.0,
     )
+    nodes = gpus // NODE
+    layout = Parallel(gpus=gpus, strategy="fsdp2", nodes=nodes)
     cell = Cell(
         gpu=gpu.key,
         simulated=True,
         model=model.name,
         recipe=with_defaults(asked, model, gpu),
         seq_len=LENGTH,
-        parallel=Parallel(gpus=NODE, strategy="fsdp2"),
+        parallel=layout.on_network(NETWORK) if nodes > 1 else layout,
     )
-    layout = Parallel.model_construct(gpus=gpus, strategy="fsdp2", reshard_after_forward=None)
-    traceable = TraceableCell(cell.model_copy(update={"parallel": layout}), model, whole=True)
+    traceable = TraceableCell(cell, model, whole=True)
     traceable._is_checked = True
     step = traceable.trace(BATCH, _none)
-    steps = Steps(StepTrace((BATCH,), (step.recording,), step.held, step.copies), 1, layout)
+    steps = Steps(StepTrace((BATCH,), (step.recording,), step.held, step.copies), 1, cell.parallel)
     library = library_bytes(gpu)
     held = np.r_[library // 2, library // 2, steps.held.sizes]
     peaks = peaks_on_streams(steps.moves(BATCH), held, None, expandable_segments=False)
-    tokens = None
-    if gpus <= NODE:
-        time = step_time(steps.operators(BATCH), gpu, EfficiencyConstants())
-        tokens = BATCH * LENGTH / time.seconds
+    time = step_time(steps.operators(BATCH), gpu, EfficiencyConstants(), cell.parallel)
     return Predicted(
         gpus=gpus,
         allocated_gib=peaks.peak_allocated_bytes / GIB,
         reserved_gib=peaks.peak_reserved_bytes / GIB,
-        tokens=tokens,
+        tokens=BATCH * LENGTH / time.seconds,
     )
 
 
@@ -145,19 +141,17 @@ def predictions() -> Iterator[Predicted]:
     gpu = catalogued.model_copy(update={"memory_bandwidth_gb_per_second": 2400.0})
     build._checkpoint = checkpoint
     fake_rank.shard = shard
-    fake_rank.MOST_GPUS = max(PUBLISHED)
     for gpus in PUBLISHED:
         yield predicted(gpus, gpu)
 
 
 def _row(one: Predicted) -> tuple[object, ...]:
     gib, tokens = PUBLISHED[one.gpus]
-    memory = (f"{one.reserved_gib:.1f}", gib, f"{one.reserved_gib / gib - 1:+.1%}")
-    if one.tokens is None:
-        return (one.gpus, *memory, "not simulated", f"{tokens:,}", "")
     return (
         one.gpus,
-        *memory,
+        f"{one.reserved_gib:.1f}",
+        gib,
+        f"{one.reserved_gib / gib - 1:+.1%}",
         f"{one.tokens:,.0f}",
         f"{tokens:,}",
         f"{one.tokens / tokens - 1:+.1%}",

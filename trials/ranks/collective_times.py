@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 import torch.distributed as dist
 
-from gpu_catalog.links import CollectiveName
+from gpu_catalog.links.within_nodes import CollectiveName
 from trials.ranks.rank import Rank
 from trials.records.observation import CollectiveTime
 

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trials.devices.storages import StorageWatch
-from trials.ranks.sharding import shard, unseen_propagation, watched_resizes
+from trials.ranks.sharding import MESH_NAMES, shard, unseen_propagation, watched_resizes
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
@@ -66,6 +66,7 @@ class Rank:
         dist.init_process_group(
             backend, store=store, rank=number, world_size=parallel.gpus, timeout=PATIENCE
         )
+        self._groups = [dist.distributed_c10d._get_default_group()]  # noqa: SLF001 - no public name
 
     @property
     def backend(self) -> str:
@@ -75,12 +76,12 @@ class Rank:
     @property
     def is_sharded(self) -> bool:
         """Whether each rank holds a shard of the weights, not all of them."""
-        return self.parallel.strategy == "fsdp2"
+        return self.parallel.is_sharded
 
     @property
     def shards(self) -> int:
         """Parts that the weights are divided into."""
-        return self.parallel.gpus if self.is_sharded else 1
+        return self.parallel.shards
 
     @property
     def build_device(self) -> torch.device:
@@ -99,11 +100,9 @@ class Rank:
         dist.all_reduce(torch.zeros(1, device=self.device))
 
     def collectives(self) -> int:
-        """Number of collectives that this rank has begun."""
-        group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - no public name
-        backend: Any = group._get_backend(self.device)  # noqa: SLF001 - as above
-        number: int = backend._get_sequence_number_for_group()  # noqa: SLF001 - as above
-        return number
+        """Number of collectives that this rank has begun, in all groups that it is part of."""
+        backends: list[Any] = [group._get_backend(self.device) for group in self._groups]  # noqa: SLF001 - no public name
+        return sum(backend._get_sequence_number_for_group() for backend in backends)  # noqa: SLF001 - as above
 
     def largest(self, value: float) -> float:
         """Largest value of all ranks; each calls it with its own."""
@@ -127,10 +126,16 @@ class Rank:
 
     def shard(self, model: nn.Module, recipe: Recipe) -> None:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
-        if self.is_sharded:
-            group = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - no public name
-            mesh = DeviceMesh.from_group(group, self.device.type)
-            shard(model, self.parallel, recipe, mesh)
+        if not self.is_sharded:
+            return
+        kind, replicas = self.device.type, self.parallel.replicas
+        if replicas is None:
+            mesh = DeviceMesh.from_group(self._groups[0], kind)
+        else:
+            sizes = (replicas, self.shards)
+            mesh = init_device_mesh(kind, sizes, mesh_dim_names=MESH_NAMES)
+            self._groups += mesh.get_all_groups()
+        shard(model, self.parallel, recipe, mesh)
 
     @contextlib.contextmanager
     def observed(self, watch: StorageWatch) -> Iterator[None]:

@@ -19,6 +19,9 @@ from trials.models.weight_placement import DTYPES, decoder_layers
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
+MESH_NAMES = ("replicate", "shard")
+"""Dimensions of a mesh of several copies of a model, each in shards."""
+
 
 def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh) -> None:
     """Divide the weights of a model among the ranks of a mesh, in place.
@@ -28,10 +31,10 @@ def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh
 
     Args:
         model: model under its recipe, with all weights on this rank.
-        parallel: layout of strategy ``fsdp2``.
+        parallel: layout of strategy ``fsdp2`` or ``hsdp``.
         recipe: recipe of the model, whose autocast dtype is that of gathered weights and of reduced
             gradients.
-        mesh: ranks, in one dimension.
+        mesh: ranks, in one dimension, or in the two of ``MESH_NAMES``.
     """
     dtype = None if recipe.autocast is None else DTYPES[recipe.autocast]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
@@ -87,8 +90,9 @@ def watched_resizes(watch: StorageWatch) -> Iterator[None]:
 def unseen_propagation() -> Iterator[None]:
     """Hide the tensors of global size on which DTensor works out the shapes of a result.
 
-    On the way, DTensor looks for strided shards among all tensors of a list, for each of them. A
-    mesh of one dimension has none, so the search is left out: it takes most of a trace.
+    On the way, DTensor looks for strided shards among all tensors of a list, for each of them.
+    Shards along one dimension of a mesh have none, so the search is left out: it takes most of a
+    trace.
     """
     kind: Any = ShardingPropagator
     name = "_propagate_tensor_meta_non_cached"

@@ -1,67 +1,160 @@
 """Layouts of several GPUs that train one model."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from gpu_catalog.gpu import Positive
+from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
 from trials.recipes.recipe import Recipe
 
-Strategy = Literal["ddp", "fsdp2"]
+Strategy = Literal["ddp", "fsdp2", "hsdp"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-MOST_GPUS = 64
+MOST_GPUS = 512
 """Most GPUs of a layout. The fake process group of a trace has as many ranks."""
 
 
 class Parallel(Record):
-    """GPUs of one node that train a model together, each on its own part of every batch.
+    """GPUs that train a model together, each on its own part of every batch.
+
+    GPUs are numbered node by node, so that neighbours are on one node.
 
     Attributes:
-        gpus: number of GPUs, which is that of the ranks.
+        gpus: number of GPUs of all nodes, which is that of the ranks.
         strategy: ``ddp`` for a copy of the model on each GPU (torch's DistributedDataParallel);
             ``fsdp2`` for weights, gradients and optimizer state in shards (torch's
-            ``fully_shard``).
-        reshard_after_forward: whether ``fsdp2`` frees gathered weights between a layer's forward
-            and backward pass (true is ZeRO-3, false is about ZeRO-2); absent for ``ddp``.
+            ``fully_shard``); ``hsdp`` for copies of the model, each in shards among GPUs of its own
+            (``fully_shard`` on a mesh of two dimensions).
+        reshard_after_forward: whether gathered weights are freed between a layer's forward and
+            backward pass (true is ZeRO-3, false is about ZeRO-2); absent for ``ddp``.
+        replicas: number of copies of the model; for ``hsdp`` alone.
+        nodes: number of nodes, with as many GPUs each.
+        node_network_gbps: network of a node to the others, in 10^9 bits per second and direction;
+            absent for one node, or where unknown.
+        rdma: whether that network reaches memory without the host: InfiniBand, RoCE or EFA.
     """
 
     gpus: Annotated[int, Field(ge=2, le=MOST_GPUS)]
     strategy: Strategy
     reshard_after_forward: bool | None = None
+    # Records of one node stay as they were before there were several.
+    replicas: Annotated[int | None, Field(ge=2, exclude_if=lambda n: n is None)] = None
+    nodes: Annotated[int, Field(ge=1, exclude_if=lambda n: n == 1)] = 1
+    node_network_gbps: Annotated[Positive | None, Field(exclude_if=lambda n: n is None)] = None
+    rdma: Annotated[bool | None, Field(exclude_if=lambda yes: yes is None)] = None
 
     @model_validator(mode="after")
-    def _reshards_shards(self) -> Self:
-        if self.strategy == "ddp" and self.reshard_after_forward is not None:
-            raise ValueError("reshard_after_forward is a choice of strategy fsdp2: leave it out")
+    def _is_possible(self) -> Self:
+        problem = next(self._problems(), None)
+        if problem is not None:
+            raise ValueError(problem)
         return self
+
+    def _problems(self) -> Iterator[str]:
+        if self.strategy == "ddp" and self.reshard_after_forward is not None:
+            yield "reshard_after_forward is a choice of fsdp2 and hsdp: leave it out"
+        if self.strategy != "hsdp" and self.replicas is not None:
+            yield f"replicas is a choice of hsdp, not of {self.strategy}: leave it out"
+        if self.strategy == "hsdp" and self.replicas is None:
+            yield "hsdp needs replicas, the number of copies of the model: add it"
+        if self.gpus % (self.replicas or 1) or self.gpus < 2 * (self.replicas or 1):
+            yield (
+                f"{self.gpus} GPUs cannot be divided into {self.replicas} replicas of at least 2: "
+                "use a multiple"
+            )
+        if self.gpus % self.nodes:
+            yield f"{self.gpus} GPUs cannot be divided among {self.nodes} nodes: use a multiple"
+        if (
+            self.is_sharded
+            and self.shards % self.gpus_per_node
+            and self.gpus_per_node % self.shards
+        ):
+            yield (
+                f"replicas of {self.shards} GPUs do not fill whole nodes of {self.gpus_per_node}: "
+                f"use as many replicas as nodes, {self.nodes}"
+            )
+        if (self.node_network_gbps is None) != (self.rdma is None):
+            yield "node_network_gbps and rdma are given together or not at all"
+        if self.nodes == 1 and self.rdma is not None:
+            yield "node_network_gbps and rdma are those of several nodes: add nodes, or leave them"
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each GPU holds a shard of the weights, not all of them."""
+        return self.strategy != "ddp"
+
+    @property
+    def shards(self) -> int:
+        """Parts that the weights are divided into."""
+        return self.gpus // (self.replicas or 1) if self.is_sharded else 1
 
     @property
     def reshards(self) -> bool:
-        """Whether gathered weights are freed between the passes: fsdp2's default."""
-        return self.strategy == "fsdp2" and self.reshard_after_forward is not False
+        """Whether gathered weights are freed between the passes, as by default."""
+        return self.is_sharded and self.reshard_after_forward is not False
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each node."""
+        return self.gpus // self.nodes
+
+    @property
+    def network(self) -> NodeNetwork | None:
+        """Network of a node; None for one node, or where unknown."""
+        if self.node_network_gbps is None or self.rdma is None:
+            return None
+        return NodeNetwork(self.node_network_gbps, self.rdma)
+
+    def on_network(self, network: NodeNetwork | None) -> Self:
+        """The same GPUs on nodes with this network."""
+        fields = (None, None) if network is None else (network.gbps, network.rdma)
+        names = ("node_network_gbps", "rdma")
+        return self.model_copy(update=dict(zip(names, fields, strict=True)))
+
+    def on_networks(self, networks: Iterable[NodeNetwork | None]) -> list[Self]:
+        """The same on each network; itself on one node, or with a network of its own."""
+        if self.nodes == 1 or self.network is not None:
+            return [self]
+        return [self.on_network(network) for network in networks] or [self]
+
+    @property
+    def on_one_node(self) -> Self:
+        """The same ranks wherever they are: memory and operators do not depend on nodes."""
+        return self.on_network(None).model_copy(update={"nodes": 1})
 
     @property
     def key(self) -> str:
-        """A stable short name, for example ``8xfsdp2``."""
-        kept = "" if self.reshards or self.strategy == "ddp" else "-unresharded"
-        return f"{self.gpus}x{self.strategy}{kept}"
+        """A stable short name, for example ``8xfsdp2`` or ``16xhsdp-2replicas-2nodes``."""
+        parts = {
+            f"{self.gpus}x{self.strategy}": True,
+            f"{self.replicas}replicas": self.replicas is not None,
+            "unresharded": self.is_sharded and not self.reshards,
+            f"{self.nodes}nodes": self.nodes > 1,
+            f"{self.node_network_gbps:g}gbps" if self.node_network_gbps else "": self.rdma
+            is not None,
+            "rdma": bool(self.rdma),
+        }
+        return "-".join(part for part, is_there in parts.items() if is_there)
 
 
 def unsupported(recipe: Recipe, parallel: Parallel) -> str | None:
     """Reason why a recipe is not simulated on several GPUs, with an alternative; None if it is."""
     if recipe.activation_offloading:
         return "activation_offloading is not simulated on several GPUs: leave it out"
-    if parallel.strategy == "ddp":
+    if not parallel.is_sharded:
         return None
+    name = parallel.strategy
     is_plain = recipe.optimizer.startswith(("adamw", "sgd")) and "8bit" not in recipe.optimizer
     problems = {
-        f"optimizer {recipe.optimizer} is not simulated with fsdp2: use adamw": not is_plain,
-        "quantisation int8 is not simulated with fsdp2: use nf4": recipe.quantisation == "int8",
-        "reference separate is not simulated with fsdp2: use precomputed or adapter-off": (
+        f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": not is_plain,
+        f"quantisation int8 is not simulated with {name}: use nf4": recipe.quantisation == "int8",
+        f"reference separate is not simulated with {name}: use precomputed or adapter-off": (
             recipe.reference == "separate"
         ),
-        "dora is not simulated with fsdp2: leave it out": recipe.dora,
-        "precision fp16 is not simulated with fsdp2: use bf16-mixed, or strategy ddp": (
+        f"dora is not simulated with {name}: leave it out": recipe.dora,
+        f"precision fp16 is not simulated with {name}: use bf16-mixed, or strategy ddp": (
             recipe.precision == "fp16"
         ),
     }
@@ -76,8 +169,11 @@ def unmeasured(recipe: Recipe, parallel: Parallel) -> str | None:
         ),
         "offload_optimizer is not measured on several GPUs: leave it out": recipe.offload_optimizer,
         f"task {recipe.task} is not measured on several GPUs: use sft": recipe.task != "sft",
-        "method qlora is not measured with fsdp2: use lora, or strategy ddp": (
-            recipe.method == "qlora" and parallel.strategy == "fsdp2"
+        f"method qlora is not measured with {parallel.strategy}: use lora, or strategy ddp": (
+            recipe.method == "qlora" and parallel.is_sharded
+        ),
+        f"{parallel.nodes} nodes are not measured: use one, or simulate (simulated_on)": (
+            parallel.nodes > 1
         ),
     }
     reason = next((text for text, applies in problems.items() if applies), None)

@@ -74,6 +74,11 @@ class Cell(Record):
         return 1 if self.parallel is None else self.parallel.gpus
 
     @property
+    def nodes(self) -> int:
+        """Nodes that these GPUs are on."""
+        return 1 if self.parallel is None else self.parallel.nodes
+
+    @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
         return self.recipe.of_rank(self.ranks)
@@ -99,7 +104,10 @@ class Cell(Record):
     def gpus(self) -> str:
         """GPU in question, or how many of them train together and how, in a table."""
         layout = self.parallel
-        return self.gpu if layout is None else f"{layout.gpus}x{self.gpu} {layout.strategy}"
+        if layout is None:
+            return self.gpu
+        nodes = f", {layout.nodes} nodes" if layout.nodes > 1 else ""
+        return f"{layout.gpus}x{self.gpu} {layout.strategy}{nodes}"
 
     @property
     def key(self) -> str:

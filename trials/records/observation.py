@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gpu_catalog.links import CollectiveName
+from gpu_catalog.links.within_nodes import CollectiveName
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
 from trials.records.built import Built

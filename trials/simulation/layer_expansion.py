@@ -132,6 +132,7 @@ class _SegmentEvents:
         ordinals: (events,) index of the storage among those that this segment made; 0 for RUN.
         copies: (events,) copy of the second turn that it belongs to; 0 for the traced one, RUN.
         gradients: (events,) whether the storage holds a gradient.
+        outlive: (events,) whether it is a gradient that lives on after it was added.
     """
 
     kinds: IntArray
@@ -141,6 +142,7 @@ class _SegmentEvents:
     ordinals: IntArray
     copies: IntArray
     gradients: BoolArray
+    outlive: BoolArray
 
     @cached_property
     def moves(self) -> IntArray:
@@ -160,17 +162,23 @@ class _SegmentEvents:
     def where(self, chosen: BoolArray | IntArray) -> "_SegmentEvents":
         return _SegmentEvents(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
+    def of_first_micro_batch(self) -> "_SegmentEvents":
+        """Events of the first micro-batch, whose gradients stay."""
+        return self.where((self.kinds != Kind.ACCUMULATED) & (self.kinds != Kind.DROPPED))
+
     def added_to_gradients(self) -> "_SegmentEvents":
         """Events of a later micro-batch: each gradient is added to the first one's and freed."""
-        times = np.where(self.kinds == Kind.ACCUMULATED, 2, 1)
+        is_added = self.kinds == Kind.ACCUMULATED
+        # Each such event becomes two, the sum and the free, but where the free comes later.
+        times = np.where(is_added & ~self.outlive, 2, 1)
         at = np.repeat(np.arange(len(times)), times)
         events = self.where(at)
-        added = np.flatnonzero(self.kinds == Kind.ACCUMULATED)
-        # Each such event becomes two: the sum and the free.
-        run = added + np.arange(len(added))
-        kinds = events.kinds.copy()
+        run = (np.cumsum(times) - times)[is_added]
+        kinds = np.where(
+            np.isin(events.kinds, (Kind.ACCUMULATED, Kind.DROPPED)), Kind.FREED, events.kinds
+        )
         names = events.names.copy()
-        kinds[run], kinds[run + 1] = Kind.RUN, Kind.FREED
+        kinds[run] = Kind.RUN
         names[run] = 4 * OperatorClass.MEMORY + Rate.BF16
         return replace(events, kinds=kinds, names=names)
 
@@ -195,7 +203,7 @@ class _Layout:
         parts = {s: _part(recording, s, owner, ordinal, copy, copies) for s in segments}
         # Of the first micro-batch, and of a later one.
         self._parts = (
-            {s: part.where(part.kinds != Kind.ACCUMULATED) for s, part in parts.items()},
+            {s: part.of_first_micro_batch() for s, part in parts.items()},
             {s: part.added_to_gradients() for s, part in parts.items()},
         )
         self._sharing: dict[tuple[Segment, bool], _SegmentEvents] = {}
@@ -320,7 +328,7 @@ def _ownership(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
     return owner, ordinal, copy
 
 
-NAMING = (Kind.MADE, Kind.FREED, Kind.ACCUMULATED)
+NAMING = (Kind.MADE, Kind.FREED, Kind.ACCUMULATED, Kind.DROPPED)
 """Kinds of events that name a storage."""
 
 
@@ -342,14 +350,17 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
     copied = np.where(moves, copy[storages], 0)
     ordinals = np.where(moves, ordinal[storages], 0)
     gradients = moves & np.isin(storages, np.r_[recording.gradients, recording.ghosts[:, 0]])
+    dropped = recording.names[recording.kinds == Kind.DROPPED]
+    outlive = moves & np.isin(storages, dropped)
     if segment not in TURN and segment not in UPDATES:
         # A storage of the second turn that is freed outside all turns (autocast's copies of
         # weights) is freed in every copy. The gradients freed after a step have events of their
         # own, by way of the untraced parameters.
         turns = np.array([TURN.get(s, 0) for s in Segment])
         times = np.where(moves & (turns[owners] == 2), 1 + copies, 1)
-        events, names, owners, ordinals, gradients = (
-            np.repeat(column, times) for column in (events, names, owners, ordinals, gradients)
+        events, names, owners, ordinals, gradients, outlive = (
+            np.repeat(column, times)
+            for column in (events, names, owners, ordinals, gradients, outlive)
         )
         ends = np.cumsum(times)
         copied = np.arange(len(events)) - np.repeat(ends - times, times)
@@ -361,6 +372,7 @@ def _part(  # noqa: PLR0913, PLR0917 - the columns of one recording
         ordinals=ordinals,
         copies=copied,
         gradients=gradients,
+        outlive=outlive,
     )
 
 

@@ -32,6 +32,9 @@ class Kind(IntEnum):
     """A gradient was handed to its parameter: later micro-batches add it to the first one's."""
     STREAM = 5
     """A stream was marked or waited for the other one; ``Wait`` is the name."""
+    DROPPED = 6
+    """Something that held a gradient beside its parameter let it go: a later micro-batch's, which
+    is otherwise freed as it is added, is freed here."""
 
 
 class Wait(IntEnum):
@@ -152,7 +155,8 @@ class Collective(IntEnum):
     """Kind of a collective.
 
     ``Column.BYTES`` has the bytes of the whole buffer (the output of an all-gather, the input of a
-    reduce-scatter), ``Column.PRODUCTS`` the ranks.
+    reduce-scatter), ``Column.PRODUCTS`` the ranks of the group, and ``Column.COLUMNS`` the distance
+    between the numbers of two neighbours.
     """
 
     ALL_GATHER = 0

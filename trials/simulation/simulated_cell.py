@@ -70,7 +70,7 @@ class SimulatedCell:
         expandable_segments: bool = False,
     ) -> None:
         self.expandable_segments = expandable_segments
-        self.recipe, self._parallel = cell.rank_recipe, cell.parallel
+        self.recipe, self._layout = cell.rank_recipe, cell.parallel
         self.request = TraceRequest(cell=cell, model=model, routing=routing or Routing())
         self.traces = traces
         self._stored = StoredPeaks(traces.folder)
@@ -202,7 +202,7 @@ class SimulatedCell:
         key = (batch_size, gpu.key, constants)
         if key not in self._step_times:
             self._step_times[key] = _step_time(
-                lambda count: step_time(self.operators(batch_size, count), gpu, constants),
+                lambda n: step_time(self.operators(batch_size, n), gpu, constants, self._layout),
                 self.recipe.micro_batches(batch_size),
             )
         return self._step_times[key]
@@ -226,7 +226,7 @@ class SimulatedCell:
         request, micro_batches = self.request_of(batch_size), self._micro_batches(batch_size)
         key = (request.batch_size, micro_batches)
         if key not in self._steps:
-            self._steps[key] = Steps(self.traces.get(request), micro_batches, self._parallel)
+            self._steps[key] = Steps(self.traces.get(request), micro_batches, self._layout)
         return self._steps[key]
 
     def _micro_batches(self, batch_size: int) -> int:
@@ -235,7 +235,7 @@ class SimulatedCell:
 
     def _replayed(self, batch_size: int, library: int, limit: int | None) -> AllocatorPeaks:
         trace, expandable = self.traces.get(self.request_of(batch_size)), self.expandable_segments
-        micro_batches = self._micro_batches(batch_size)
+        count = self._micro_batches(batch_size)
 
         def replayed() -> tuple[AllocatorPeaks]:
             steps = self._steps_of(batch_size)
@@ -243,7 +243,7 @@ class SimulatedCell:
             moves = steps.moves(batch_size)
             return (peaks_on_streams(moves, held, limit, expandable_segments=expandable),)
 
-        step = (trace.digest, repr(self._parallel), micro_batches, batch_size)
+        step = (trace.digest, repr(self._layout and self._layout.on_one_node), count, batch_size)
         content = ("steps", *step, library, limit, expandable)
         return self._stored.get(content, replayed)[0]
 

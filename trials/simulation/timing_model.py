@@ -5,7 +5,6 @@ GPU is free. Where the host waits for a result, the two synchronise: a loop over
 eight times a layer, so the host determines its time where each expert has little work.
 """
 
-from collections import deque
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Self
 
@@ -15,7 +14,9 @@ from pydantic import Field
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from gpu_catalog.record import Record
+from trials.recipes.parallel import Parallel
 from trials.simulation.clock.attention import BACKWARD, FP32_FORWARD, attention_seconds
+from trials.simulation.clock.copies import two_stream_seconds
 from trials.simulation.clock.moving import (
     clocks_per_second,
     moving_constants,
@@ -28,7 +29,7 @@ from trials.simulation.clock.products import (
     product_seconds,
     reached_by,
 )
-from trials.simulation.ranks.rank_timeline import collective_seconds, rank_seconds
+from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
 from trials.simulation.recording import (
     Column,
@@ -38,7 +39,6 @@ from trials.simulation.recording import (
     OperatorClass,
     Operators,
     Rate,
-    Wait,
 )
 
 # Major compute capabilities of GPUs with a kernel for grouped products in bf16.
@@ -140,6 +140,7 @@ class HostDeviceTimeline:
         waits: (waits,) indices of the events at which the host waits for the GPU.
         overlapped: whether the host continues while the GPU works between waits.
         streams: (events,) ``Wait`` of each event, 0 for none; absent where one stream does all.
+        links: (events,) link of each collective, 0 for other events; absent without any.
     """
 
     work: IntArray
@@ -148,6 +149,7 @@ class HostDeviceTimeline:
     waits: IntArray
     overlapped: bool
     streams: IntArray | None = None
+    links: IntArray | None = None
 
     @property
     def has_ranks(self) -> bool:
@@ -159,8 +161,8 @@ class HostDeviceTimeline:
         host = self.host * host_factor
         if self.overlapped and self.streams is not None:
             if self.has_ranks:
-                moves = self.work == OperatorClass.COLLECTIVE
-                return rank_seconds(host, self.device, moves, self.streams, self.waits)
+                assert self.links is not None
+                return rank_seconds(host, self.device, self.links, self.streams, self.waits)
             is_copy = self.work == OperatorClass.HOST_COPY
             return two_stream_seconds(host, self.device, is_copy, self.streams, self.waits)
         if self.overlapped:
@@ -172,13 +174,24 @@ class HostDeviceTimeline:
         return replace(self, device=self.device * (self.work != OperatorClass.COLLECTIVE))
 
 
-def step_time(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) -> SimulatedStepTime:
+def step_time(
+    operators: Operators,
+    gpu: Gpu,
+    constants: EfficiencyConstants,
+    layout: Parallel | None = None,
+) -> SimulatedStepTime:
     """Simulate the duration of a step.
+
+    Args:
+        operators: operators of the step.
+        gpu: GPU, or that of every rank.
+        constants: constants of the model.
+        layout: layout of the ranks; without it all are on one node.
 
     Raises:
         NoSpeedError: the catalog lacks a rate or the memory bandwidth of the GPU.
     """
-    timeline = timeline_of(operators, gpu, constants)
+    timeline = timeline_of(operators, gpu, constants, layout)
     busy = np.bincount(timeline.work, weights=timeline.device, minlength=len(OperatorClass))
     seconds = timeline.seconds()
     exposed = seconds - timeline.without_collectives().seconds() if timeline.has_ranks else 0.0
@@ -186,7 +199,10 @@ def step_time(operators: Operators, gpu: Gpu, constants: EfficiencyConstants) ->
 
 
 def timeline_of(
-    operators: Operators, gpu: Gpu, constants: EfficiencyConstants
+    operators: Operators,
+    gpu: Gpu,
+    constants: EfficiencyConstants,
+    layout: Parallel | None = None,
 ) -> HostDeviceTimeline:
     """Durations of a step's events; arguments and errors are those of ``step_time``."""
     operators = _with_grouped_fallback(operators, gpu)
@@ -198,6 +214,13 @@ def timeline_of(
     device[kernels] = _device_seconds(
         work[kernels], operators.names[kernels] % 4, numbers[kernels], gpu, constants
     )
+    moves = work == OperatorClass.COLLECTIVE
+    names = operators.names[moves] % 4
+    device[moves] = np.maximum(
+        device[moves], collective_seconds(names, numbers[moves], gpu, layout)
+    )
+    links = np.zeros(len(work), np.int64)
+    links[moves] = links_of(names, numbers[moves], layout)
     streams = np.where(kinds == Kind.STREAM, operators.names, 0)
     return HostDeviceTimeline(
         work=work,
@@ -206,6 +229,7 @@ def timeline_of(
         waits=np.flatnonzero(kinds == Kind.WAITED),
         overlapped=constants.overlapped,
         streams=streams if streams.any() else None,
+        links=links if moves.any() else None,
     )
 
 
@@ -257,8 +281,7 @@ def _device_seconds(
     transfer = moving_seconds(work, numbers, moving_rates(gpu), moving_constants(gpu))
     transfer /= constants.memory_speed
     copied = work == OperatorClass.HOST_COPY
-    moves = work == OperatorClass.COLLECTIVE
-    transfer[moves] = collective_seconds(rate[moves], numbers[moves], gpu)
+    transfer[work == OperatorClass.COLLECTIVE] = 0.0  # timeline_of knows their links
     transfer[copied] = numbers[copied, Column.BYTES] / _host_link_bytes_per_second(gpu)
     floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
     seconds = np.maximum(np.maximum(computing, transfer), floor)
@@ -343,51 +366,3 @@ def overlapped_seconds(host: FloatArray, device: FloatArray, waits: IntArray) ->
             now = max(now, free) + float(host[end])
         start = end + 1
     return max(now, free)
-
-
-def two_stream_seconds(
-    host: FloatArray,
-    device: FloatArray,
-    is_copy: np.ndarray,
-    streams: IntArray,
-    waits: IntArray,
-) -> float:
-    """Time in seconds at which the host and both streams have finished.
-
-    Args:
-        host: (events,) seconds on the host.
-        device: (events,) seconds on the GPU; 0 for events that launch nothing.
-        is_copy: (events,) whether the stream of copies runs the event.
-        streams: (events,) ``Wait`` of the streams, 0 for none.
-        waits: indices of the events at which the host waits for the stream of the computation.
-    """
-    host_waits = np.zeros(len(host), np.bool_)
-    host_waits[waits] = True
-    now = 0.0
-    free = [0.0, 0.0]  # times at which the computation and the copies are done
-    marks: tuple[deque[float], deque[float]] = (deque(), deque())
-    columns = (host, device, is_copy.astype(np.int64), streams, host_waits)
-    for spent, busy, stream, wait, is_wait in zip(*(c.tolist() for c in columns), strict=True):
-        if is_wait:
-            now = max(now, free[0])
-        now += spent
-        if wait:
-            _synchronise(Wait(wait), free, marks)
-        elif busy:
-            free[stream] = max(free[stream], now) + busy
-    return max(now, *free)
-
-
-def _synchronise(wait: Wait, free: list[float], marks: tuple[deque[float], deque[float]]) -> None:
-    match wait:
-        case Wait.COMPUTE_MARKED | Wait.COPIES_MARKED:
-            stream = int(wait is Wait.COPIES_MARKED)
-            marks[stream].append(free[stream])
-        case Wait.COMPUTE_FOR_MARK | Wait.COPIES_FOR_MARK:
-            stream = int(wait is Wait.COPIES_FOR_MARK)
-            others = marks[1 - stream]
-            if others:
-                free[stream] = max(free[stream], others.popleft())
-        case _:
-            stream = int(wait is Wait.COPIES_FOR_COMPUTE)
-            free[stream] = max(free)

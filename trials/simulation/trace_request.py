@@ -13,13 +13,14 @@ from typing import Literal
 from gpu_catalog import kernel_rates
 from gpu_catalog.catalog import shipped_text
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links import link_notes
+from gpu_catalog.links import between_nodes, within_nodes
 from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import AMPERE
 from trials.records.model import Model
+from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.tracing_child import key_start
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")
@@ -121,7 +122,7 @@ class TraceRequest(Record):
     def sharded(self) -> Parallel | None:
         """Layout of shards, if any: only these change what a rank runs between two reductions."""
         layout = self.cell.parallel
-        return layout if layout is not None and layout.strategy == "fsdp2" else None
+        return layout.on_one_node if layout is not None and layout.is_sharded else None
 
     @property
     def _traced_recipe(self) -> Recipe:
@@ -238,18 +239,19 @@ def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
     layout = cell.parallel
     if layout is None:
         return []
-    if layout.strategy == "ddp":
-        return link_notes(gpu, layout.gpus, ("all-reduce",))
-    notes = link_notes(gpu, layout.gpus, ("all-gather", "reduce-scatter"))
+    notes = layout_notes(gpu, layout)
+    if not layout.is_sharded:
+        return notes
+    name = layout.strategy
     if cell.recipe.quantisation in {"nf4", "fp4"}:
         notes.append(
             "4-bit weights are stored in the compute dtype (bnb_4bit_quant_storage), without which "
-            "fsdp2 does not shard them"
+            f"{name} does not shard them"
         )
     return [
         *notes,
         (
-            "fsdp2 reduces gradients after every micro-batch (accelerate's sync_each_batch); "
+            f"{name} reduces gradients after every micro-batch (accelerate's sync_each_batch); "
             "without it, accumulated gradients stay whole on every GPU"
         ),
     ]
@@ -278,8 +280,10 @@ def simulation_code() -> str:
     digest = hashlib.sha256(_code().encode())
     for path in replay_sources(Path(__file__).parent.parent):
         digest.update(path.read_bytes())
-    digest.update(Path(kernel_rates.__file__).read_bytes())
-    digest.update(shipped_text(kernel_rates.FILE).encode())
+    for file in (kernel_rates.__file__, within_nodes.__file__, between_nodes.__file__):
+        digest.update(Path(file).read_bytes())
+    for name in (kernel_rates.FILE, within_nodes.FILE, between_nodes.LINKS):
+        digest.update(shipped_text(name).encode())
     return digest.hexdigest()[:8]
 
 

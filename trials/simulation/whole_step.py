@@ -120,7 +120,8 @@ class Steps:
         works, last = self._works, self._last
         at = np.arange(len(numbers))
         more = [at[self._repeated]] * ((micro_batches or self._micro_batches) - self._micro_batches)
-        at = np.concatenate([at[: last.stop], *more, at[last.stop :]])
+        # Before the last one, with which ddp's collectives begin.
+        at = np.concatenate([at[: last.start], *more, at[last.start :]])
         return Operators(works.kinds[at], works.names[at], numbers[at], works.segments[at])
 
     def peak_bytes(self, batch_size: int) -> int:

@@ -39,13 +39,15 @@ GPUS = f"""
 --usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
 """
 STRATEGY = """
---strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, or auto for the better one
-                         that fits (default: auto)
+--strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, hsdp (a copy of the model
+                         on each node, in shards there), or auto for the best one that fits
+                         (default: auto)
+--nodes NODES            nodes that the GPUs are on, as many on each (default: 1)
 """
 SEVERAL = """
---gpus N[,N...]          GPUs of one node that train together; several numbers are compared. --gpu
+--gpus N[,N...]          GPUs that train together, on all nodes; several numbers are compared. --gpu
                          8xH100-SXM states it for one GPU (default: 1 with --gpu; without, of each
-                         GPU the best of 1, 2, 4 and 8 that an instance has)
+                         GPU the best of 1, 2, 4 and 8 that an instance has; 8 a node with --nodes)
 """
 CONFIG = """
 --explain-config         print what each key of the configuration comes to, and estimate nothing
@@ -79,7 +81,8 @@ RESULTS = """
                          format of --export
 """
 CHECK = """
---gpus N                 GPUs of one node that train together, as in --gpu 8xH100-SXM (default: 1)
+--gpus N                 GPUs that train together, as in --gpu 8xH100-SXM (default: 1; 8 a node
+                         with --nodes)
 --strict                 exit with 2 where the 90 % interval of the memory includes the GPU's limit
 """
 CALIBRATE = """
@@ -185,7 +188,7 @@ def add_estimate(commands: Any) -> None:
         "Nothing is measured.",
     )
     _add_training(estimate)
-    add_table(estimate, SEVERAL + STRATEGY, gpus=positives, strategy=strategy)
+    add_table(estimate, SEVERAL + STRATEGY, gpus=positives, strategy=strategy, nodes=positive)
     add_table(estimate, CONFIG + RESULTS, routing_draws=positive)
     estimate.set_defaults(gpu="all")
     check = commands.add_parser(
@@ -198,7 +201,7 @@ def add_estimate(commands: Any) -> None:
         "it does, and 2 where the verdict is unknown, as after a mistake. Nothing is measured.",
     )
     _add_training(check, required=["--model", "--gpu"])
-    add_table(check, STRATEGY + CHECK, gpus=positive, strategy=strategy)
+    add_table(check, STRATEGY + CHECK, gpus=positive, strategy=strategy, nodes=positive)
     calibrate = commands.add_parser(
         "calibrate",
         run="fit.run_calibrate",

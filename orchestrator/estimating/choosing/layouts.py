@@ -6,19 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from gpu_catalog.catalog import Catalog
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.links.between_nodes import networks_of
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import counted
+from orchestrator.pricing.offer_constraints import Constraints
 from trials.recipes.parallel import MOST_GPUS, Parallel, Strategy
 from trials.recipes.recipe import Recipe
 
-StrategyOption = Literal["auto", "ddp", "fsdp2"]
+StrategyOption = Literal["auto", "ddp", "fsdp2", "hsdp"]
 STRATEGIES: Mapping[StrategyOption, tuple[Strategy, ...]] = {
-    "auto": ("fsdp2", "ddp"),
+    "auto": ("fsdp2", "hsdp", "ddp"),
     "ddp": ("ddp",),
     "fsdp2": ("fsdp2",),
+    "hsdp": ("hsdp",),
 }
 
 
@@ -38,7 +43,7 @@ def names_by_count(names: Sequence[str], counts: Sequence[int]) -> dict[int, tup
         for count in counts if own is None else (own,):
             if not 1 <= count <= MOST_GPUS:
                 raise EstimateError(
-                    f"{count} GPUs: a layout of one node has 1 to {MOST_GPUS}: give fewer"
+                    f"{count} GPUs: at most {MOST_GPUS} are simulated: give 1 to {MOST_GPUS}"
                 )
             groups[count].append(alone)
     if not groups:
@@ -46,11 +51,46 @@ def names_by_count(names: Sequence[str], counts: Sequence[int]) -> dict[int, tup
     return {count: tuple(group) for count, group in groups.items()}
 
 
-def layouts(count: int, strategy: StrategyOption) -> tuple[Parallel | None, ...]:
-    """Layouts of so many GPUs; None for one."""
+def layouts(count: int, strategy: StrategyOption, nodes: int) -> tuple[Parallel | None, ...]:
+    """Layouts of so many GPUs of all nodes; None for one GPU.
+
+    ``hsdp`` has a copy of the model on each node, in shards among the GPUs there.
+
+    Raises:
+        EstimateError: the nodes cannot share the GPUs, or have too few for the strategy.
+    """
+    if count % nodes:
+        raise EstimateError(
+            f"--nodes {nodes}: {count} GPUs cannot be divided among them: give a multiple"
+        )
     if count == 1:
         return (None,)
-    return tuple(Parallel(gpus=count, strategy=one) for one in STRATEGIES[strategy])
+    if strategy == "hsdp" and nodes in {1, count}:
+        raise EstimateError(
+            f"--strategy hsdp: {count} GPUs on {nodes} {'node' if nodes == 1 else 'nodes'}: it "
+            "copies the model to each of several nodes, in shards among its GPUs: give --nodes and "
+            "more --gpus, or fsdp2"
+        )
+    copies = {"hsdp": nodes} if nodes > 1 and count > nodes else {}
+    return tuple(
+        Parallel(gpus=count, strategy=one, nodes=nodes, replicas=copies.get(one))
+        for one in STRATEGIES[strategy]
+        if one != "hsdp" or copies
+    )
+
+
+def placed_layouts(
+    layout: Parallel | None, gpus: Sequence[Gpu], catalog: Catalog, constraints: Constraints
+) -> list[tuple[Parallel | None, list[Gpu]]]:
+    """A layout on each network between instances of the GPUs, with those that have it."""
+    if layout is None:
+        return [(layout, list(gpus))]
+    placed: dict[Parallel | None, list[Gpu]] = defaultdict(list)
+    for gpu in gpus:
+        offers = filter(constraints.allows, catalog.offers(gpu.key))
+        for one in layout.on_networks(networks_of(offers, layout.gpus_per_node)):
+            placed[one].append(gpu)
+    return list(placed.items())
 
 
 def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Question:

@@ -150,7 +150,12 @@ def job_title(cell: Cell) -> str:
 def offer_text(row: RankedOffer) -> str:
     """Provider, instance and market of an offer, for a table."""
     gpus = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
-    return f"{row.provider} {row.instance}{gpus} {row.market}"
+    return f"{_number(row)}{row.provider} {row.instance}{gpus} {row.market}"
+
+
+def _number(row: RankedOffer | Price) -> str:
+    """Number of instances that are rented, before their name; empty for one."""
+    return f"{row.instances} x " if row.instances > 1 else ""
 
 
 def rent_text(gpu: str, row: RankedOffer | Price) -> str:
@@ -167,7 +172,7 @@ def provider_text(row: RankedOffer | Price) -> str:
     gpus = f", {row.gpus_per_instance} GPUs" if row.gpus_per_instance > 1 else ""
     if row.provider == OWN:
         return f"on your own machine ({row.instance}{gpus})"
-    return f"from {row.provider} ({row.instance}{gpus}, {row.market})"
+    return f"from {row.provider} ({_number(row)}{row.instance}{gpus}, {row.market})"
 
 
 def odds_text(odds: float) -> str:

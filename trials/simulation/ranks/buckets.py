@@ -99,10 +99,11 @@ def with_buckets(stream: Stream, ranks: int) -> Stream:
         add(last, Kind.RUN, copied, 2.0 * size)
     numbers = np.zeros((len(at), stream.numbers.shape[1]))
     numbers[:, Column.BYTES] = moved
-    numbers[:, Column.LAUNCHES] = np.array(kinds) == Kind.RUN
-    numbers[:, Column.PRODUCTS] = np.where(
-        np.array(names) // 4 == OperatorClass.COLLECTIVE, float(ranks), 0.0
-    ) * (np.array(kinds) == Kind.RUN)
+    is_run = np.array(kinds) == Kind.RUN
+    is_collective = is_run & (np.array(names) // 4 == OperatorClass.COLLECTIVE)
+    numbers[is_run, Column.LAUNCHES] = 1.0
+    numbers[is_collective, Column.PRODUCTS] = ranks
+    numbers[is_collective, Column.COLUMNS] = 1.0
     return replace(
         stream,
         kinds=np.insert(stream.kinds, at, kinds),

@@ -1,11 +1,14 @@
 """Time of one rank's step: host, computation and collectives, each on its own."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links import CollectiveName, link_speed
+from gpu_catalog.links.within_nodes import CollectiveName, moved_share
+from trials.recipes.parallel import Parallel
+from trials.simulation.ranks.rank_links import Group, collective_speed
 from trials.simulation.ranks.stream_events import FIRST, Action, StreamEvent
 from trials.simulation.recording import (
     COMPUTE_STREAM,
@@ -22,21 +25,26 @@ NAMES: dict[Collective, CollectiveName] = {
 }
 
 
+WITHIN, BETWEEN = 1, 2
+"""Link of a collective: that within a node, or the network between nodes."""
+
+
 def rank_seconds(
     host: FloatArray,
     device: FloatArray,
-    is_collective: np.ndarray,
+    links: IntArray,
     streams: IntArray,
     waits: IntArray,
 ) -> float:
     """Time in seconds at which the host and all streams of a rank have finished.
 
-    Collectives run one after another, whatever their streams: NCCL has one stream for a group.
+    Collectives on one link run one after another, whatever their streams: NCCL has one stream for a
+    group, and groups share the link.
 
     Args:
         host: (events,) seconds on the host.
         device: (events,) seconds on the GPU; 0 for events that launch nothing.
-        is_collective: (events,) whether the event is a collective.
+        links: (events,) ``WITHIN`` or ``BETWEEN`` for collectives, 0 for other events.
         streams: (events,) ``StreamEvent.number`` of each event, 0 for none.
         waits: indices of the events at which the host waits for the stream of the computation.
     """
@@ -45,10 +53,10 @@ def rank_seconds(
     events = {int(n): StreamEvent.of(int(n)) for n in np.unique(streams) if n >= FIRST}
     free: dict[int, float] = defaultdict(float)
     marks: dict[int, list[float]] = defaultdict(list)
-    now = network = 0.0
+    now, busy_until = 0.0, [0.0, 0.0, 0.0]
     stream = COMPUTE_STREAM
-    columns = (host, device, is_collective, streams, host_waits)
-    for spent, busy, moves, number, is_wait in zip(*(c.tolist() for c in columns), strict=True):
+    columns = (host, device, links, streams, host_waits)
+    for spent, busy, link, number, is_wait in zip(*(c.tolist() for c in columns), strict=True):
         if is_wait:
             now = max(now, free[COMPUTE_STREAM])
         now += spent
@@ -61,27 +69,49 @@ def rank_seconds(
             elif len(marks[event.other]) > event.back:
                 marked = marks[event.other][-1 - event.back]
                 free[event.stream] = max(free[event.stream], marked)
-        elif moves:
-            network = free[stream] = max(free[stream], network, now) + busy
+        elif link:
+            busy_until[link] = free[stream] = max(free[stream], busy_until[link], now) + busy
         elif busy:
             free[stream] = max(free[stream], now) + busy
     return max(now, *free.values())
 
 
-def collective_seconds(kinds: IntArray, numbers: FloatArray, gpu: Gpu) -> FloatArray:
-    """Seconds of each collective, (collectives,): ``gpu_catalog.links`` has the equation.
+def collective_seconds(
+    kinds: IntArray, numbers: FloatArray, gpu: Gpu, layout: Parallel | None
+) -> FloatArray:
+    """Seconds of each collective, (collectives,), by the equation of ``within_nodes``.
 
     Args:
         kinds: (collectives,) ``Collective``.
         numbers: (collectives, columns) numbers of each by ``Column``.
         gpu: GPU of every rank.
+        layout: layout of the ranks; None for one node.
     """
     seconds = np.zeros(len(kinds))
-    ranks = np.rint(numbers[:, Column.PRODUCTS]).astype(np.int64)
-    for kind, number in {(int(k), int(n)) for k, n in zip(kinds, ranks, strict=True)}:
-        which = (kinds == kind) & (ranks == number)
-        speed = link_speed(gpu.interconnect, number, NAMES[Collective(kind)])
-        parts = 2 if kind == Collective.ALL_REDUCE else 1
-        moved = parts * (number - 1) / number * numbers[which, Column.BYTES]
+    network = None if layout is None else layout.network
+    for kind, group, which in _alike(kinds, numbers, layout):
+        name = NAMES[Collective(kind)]
+        speed = collective_speed(group, name, gpu.interconnect, network)
+        moved = moved_share(name, group.ranks) * numbers[which, Column.BYTES]
         seconds[which] = speed.alpha_seconds + moved / speed.bytes_per_second
     return seconds
+
+
+def links_of(kinds: IntArray, numbers: FloatArray, layout: Parallel | None) -> IntArray:
+    """Link of each collective, (collectives,); arguments are those of ``collective_seconds``."""
+    links = np.full(len(kinds), WITHIN)
+    for _, group, which in _alike(kinds, numbers, layout):
+        links[which] = WITHIN if group.nodes == 1 else BETWEEN
+    return links
+
+
+def _alike(
+    kinds: IntArray, numbers: FloatArray, layout: Parallel | None
+) -> Iterator[tuple[int, Group, np.ndarray]]:
+    """Collectives of one kind and group, each with (collectives,) whether it is one of them."""
+    per_node = None if layout is None else layout.gpus_per_node
+    groups = np.rint(numbers[:, [Column.PRODUCTS, Column.COLUMNS]]).astype(np.int64)
+    keys = np.c_[kinds, groups]
+    for key in np.unique(keys, axis=0):
+        kind, ranks, distance = key.tolist()
+        yield kind, Group(ranks, distance, per_node), (keys == key).all(axis=1)

@@ -107,7 +107,7 @@ class TraceableCell:
         if recipe.liger_kernels:
             give_liger_layers(self._model)
         self.rank: FakeRank | None = None
-        if cell.parallel is not None and cell.parallel.strategy == "fsdp2":
+        if cell.parallel is not None and cell.parallel.is_sharded:
             self.rank = FakeRank(self._model, cell.parallel, recipe, self._mode)
         self.link = HostLink()
         self.offloading = simulated_offloading(self._model, recipe, self.link)

@@ -14,28 +14,36 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trials.models.weight_placement import DTYPES, format_of
-from trials.ranks.sharding import shard, unseen_propagation, watched_resizes
+from trials.ranks.sharding import MESH_NAMES, shard, unseen_propagation, watched_resizes
 from trials.recipes.parallel import MOST_GPUS, Parallel
 from trials.recipes.recipe import Recipe
+from trials.simulation.recording import BACKWARD, Segment
 from trials.simulation.tracing.fake_model import Params4bit
 from trials.simulation.tracing.ranks.rank_streams import RankStreams
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
 
 
 @cache
-def fake_mesh(ranks: int) -> DeviceMesh:
-    """Mesh of so many ranks, of which this process is the first."""
+def fake_mesh(ranks: int, replicas: int | None) -> DeviceMesh:
+    """Mesh of so many ranks, of which this process is the first; of two dimensions for replicas."""
     if not dist.is_initialized():
         dist.init_process_group("fake", rank=0, world_size=MOST_GPUS, store=FakeStore())
-    group = dist.new_group(list(range(ranks)))
-    return DeviceMesh.from_group(group, "cpu")
+    shards = ranks // (replicas or 1)
+    of_shards = dist.new_group(list(range(shards)))
+    if replicas is None:
+        return DeviceMesh.from_group(of_shards, "cpu")
+    of_replicas = dist.new_group(list(range(0, ranks, shards)))
+    every = torch.arange(ranks).view(replicas, shards)
+    groups = [of_replicas, of_shards]
+    return DeviceMesh.from_group(groups, "cpu", every, mesh_dim_names=MESH_NAMES)
 
 
 class FakeRank:
-    """First rank of a layout with the strategy ``fsdp2``.
+    """First rank of a layout whose weights are in shards.
 
     Args:
         model: fake model, whose weights are replaced by shards.
@@ -47,9 +55,8 @@ class FakeRank:
     def __init__(
         self, model: nn.Module, parallel: Parallel, recipe: Recipe, mode: FakeTensorMode
     ) -> None:
-        self._ranks = parallel.gpus
         self._streams = RankStreams()
-        mesh = fake_mesh(parallel.gpus)
+        mesh = fake_mesh(parallel.gpus, parallel.replicas)
         with mode, self._streams.in_place():
             states = dict(_in_floats(model, recipe))
             shard(model, parallel, recipe, mesh)
@@ -64,13 +71,39 @@ class FakeRank:
     @contextlib.contextmanager
     def traced_by(self, tracer: RankTracer) -> Iterator[None]:
         """Report collectives, streams and gathered weights to a tracer."""
-        tracer.ranks = self._ranks
         self._streams.tracer = tracer
         try:
-            with self._streams.in_place(), watched_resizes(tracer), unseen_propagation():
+            with (
+                self._streams.in_place(),
+                watched_resizes(tracer),
+                unseen_propagation(),
+                _watched_ends(tracer),
+            ):
                 yield
         finally:
             self._streams.tracer = None
+
+
+@contextlib.contextmanager
+def _watched_ends(tracer: RankTracer) -> Iterator[None]:
+    """Report what copies of shards were reduced in, which lives until a backward pass has ended."""
+    kind: Any = FSDPParamGroup
+    own = kind.finalize_backward
+
+    def finalize(group: Any) -> None:
+        state = group._all_reduce_state  # noqa: SLF001 - no public name
+        if state is not None:
+            if tracer.segment in BACKWARD:  # the last turn has ended
+                tracer.segment = Segment.AFTER
+            tracer.dropped(state.all_reduce_input)
+        del state
+        own(group)
+
+    kind.finalize_backward = finalize
+    try:
+        yield
+    finally:
+        kind.finalize_backward = own
 
 
 def _in_floats(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Module, dict[str, Any]]]:

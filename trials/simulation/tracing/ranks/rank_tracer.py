@@ -1,9 +1,11 @@
 """Recorder of one rank's step: collectives, and operators on its own shards."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from trials.devices.storages import is_distributed, local_tensor
 from trials.simulation.recording import Collective, Kind, Numbers, OperatorClass, Rate
@@ -20,13 +22,11 @@ COLLECTIVES = {
 
 
 class RankTracer(Tracer):  # type: ignore[no-untyped-call]
-    """Records the events of one rank's step.
+    """Records the events of one rank's step."""
 
-    Attributes:
-        ranks: ranks of the group.
-    """
-
-    ranks = 1
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._accumulated: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -42,7 +42,8 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
         if name in COLLECTIVES:
             kind, buffer = COLLECTIVES[name]
             whole = sum(t.numel() * t.element_size() for t in tensors_in((args[buffer],)))
-            self.event(Kind.RUN, 4 * OperatorClass.COLLECTIVE + kind, self._numbers(whole))
+            numbers = _numbers(whole, _group_of(args))
+            self.event(Kind.RUN, 4 * OperatorClass.COLLECTIVE + kind, numbers)
         if func.namespace == "c10d":
             return func(*args, **(kwargs or {}))
         if func.namespace == "fsdp":  # copies between parameters and the buffer of a collective
@@ -64,6 +65,7 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
         name = self.name_of(grad)
         if name is None:
             return
+        self._accumulated.add(name)
         moved = 3.0 * grad.numel() * grad.element_size()
         for index in range(len(self._events) - 1, -1, -1):
             kind, other, segment, numbers = self._events[index]
@@ -75,5 +77,25 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
                 break
         self.event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
 
-    def _numbers(self, whole_bytes: int) -> Numbers:
-        return (float(whole_bytes), 0.0, 0.0, 0.0, 0.0, float(self.ranks), 1.0)
+    def dropped(self, tensor: torch.Tensor) -> None:
+        """Record that what a gradient was reduced in is let go, where it is the gradient itself."""
+        name = self.name_of(tensor)
+        if name in self._accumulated:
+            self.event(Kind.DROPPED, name, NO_NUMBERS)
+
+
+def _group_of(args: Sequence[Any]) -> list[int]:
+    """Numbers of the ranks of a collective, by its operator's arguments."""
+    for one in args:
+        if isinstance(one, torch.ScriptObject):
+            with contextlib.suppress(RuntimeError):  # the reduction is an object, too
+                return dist.get_process_group_ranks(dist.ProcessGroup.unbox(one))
+    *_, name = args
+    groups: Any = dist.distributed_c10d
+    return dist.get_process_group_ranks(groups._resolve_process_group(name))  # noqa: SLF001 - no public name
+
+
+def _numbers(whole_bytes: int, group: Sequence[int]) -> Numbers:
+    """Numbers of a collective (``Collective``) of ranks at equal distances."""
+    distance = group[1] - group[0]
+    return (float(whole_bytes), 0.0, 0.0, 0.0, float(distance), float(len(group)), 1.0)

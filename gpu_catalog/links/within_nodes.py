@@ -59,9 +59,14 @@ class LinkSpeed(Record):
 
     def seconds(self, collective: CollectiveName, gpus: int, buffer_bytes: float) -> float:
         """Seconds of a collective, by the equation above."""
-        passes = 2 if collective == "all-reduce" else 1
-        moved = passes * (gpus - 1) / gpus * buffer_bytes
+        moved = moved_share(collective, gpus) * buffer_bytes
         return self.alpha_seconds + moved / self.bytes_per_second
+
+
+def moved_share(collective: CollectiveName, gpus: int) -> float:
+    """Bytes that a collective moves over a link, over those of its buffer: f in the equation."""
+    passes = 2 if collective == "all-reduce" else 1
+    return passes * (gpus - 1) / gpus
 
 
 @cache

@@ -1,0 +1,1 @@
+"""Speed of collectives: between the GPUs of a node, and between nodes."""

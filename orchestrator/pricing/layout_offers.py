@@ -1,0 +1,25 @@
+"""Offers of instances that hold a layout of several GPUs."""
+
+from collections.abc import Iterable
+
+from gpu_catalog.links.between_nodes import network_of
+from gpu_catalog.offer import Offer
+from trials.recipes.parallel import Parallel
+
+
+def layout_offers(offers: Iterable[Offer], layout: Parallel | None) -> list[Offer]:
+    """Offers of instances with as many GPUs as a node of a layout has, at the price of all nodes.
+
+    Instances are rented whole, so further GPUs are idle. Of several nodes, those with the layout's
+    network count: its step time is that of no other.
+    """
+    if layout is None:
+        return list(offers)
+    enough = (offer for offer in offers if offer.gpus_per_instance >= layout.gpus_per_node)
+    if layout.nodes == 1:
+        return list(enough)
+    return [
+        offer.model_copy(update={"usd_per_hour": layout.nodes * offer.usd_per_hour})
+        for offer in enough
+        if network_of(offer) == layout.network
+    ]
