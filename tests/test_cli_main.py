@@ -327,7 +327,10 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], tmp_path: 
         (["swep"], "invalid choice: 'swep'"),
         (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
         (["profile", "--model=m", "--seq-len=8", "--method=qlor"], "; qlor: did you mean 'qlora'?"),
-        (["estimate", "--modle=m"], "required: --model; --modle: did you mean '--model'?"),
+        (
+            ["estimate", "--modle=m"],
+            "required: --model; --modle: did you mean '--model' or '--nodes'?",
+        ),
         (["catalog", "price"], "; price: did you mean 'prices'?"),
     ],
 )

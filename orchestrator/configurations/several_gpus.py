@@ -93,7 +93,7 @@ def read_axolotl(config: Config, reading: Reading) -> None:
     read_shards(reading, key=key, value=config[key], settings=settings, version=version)
     read_number(reading, "dp_shard_size", shards, "fsdp2")
     if replicas not in IDLE_COUNTS:
-        text = "replicas of shards are not read: set 1, and give --nodes with --strategy hsdp"
+        text = "replicas of shards on several GPUs are not read: set 1, and give --nodes"
         reading.refuse("dp_replicate_size", replicas, text)
 
 
