@@ -229,7 +229,9 @@ class Measurement(Record):
     shorter_step_seconds: Shorter = ()
     # As of ``Environment.backend``.
     ranks: Annotated[tuple[RankReading, ...], Field(exclude_if=lambda ranks: not ranks)] = ()
-    collectives: Annotated[tuple[CollectiveTime, ...], Field(exclude_if=lambda of: not of)] = ()
+    collectives: Annotated[
+        tuple[CollectiveTime, ...], Field(exclude_if=lambda times: not times)
+    ] = ()
 
 
 class Observation(Record):
