@@ -49,7 +49,7 @@ def test_nodes_are_rented_whole_and_their_gpus_share_the_batch() -> None:
     text = as_table([row], row.question)
     assert "2 x aws p5.48xlarge (8 GPUs, 6 idle)" in text
     assert "(2 x p5.48xlarge, 8 GPUs, " in text
-    with pytest.raises(ExportError, match=r"would divide the model \(hsdp\)"):
+    with pytest.raises(ExportError, match=r"4xhsdp-2replicas-2nodes\S*: no task file"):
         estimated_training(result, request_of(EstimateRequest, TINY))
 
 

@@ -13,6 +13,7 @@ from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_tokens import job_of, steps
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.compatibility import with_defaults
 from trials.records.observation import Basis, Outcome
@@ -25,8 +26,8 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
     """Training of the best estimate, and the offers of all GPUs that its micro-batch fits.
 
     Raises:
-        ExportError: no estimate has a price, several lengths were given, or the best estimate
-            takes several nodes.
+        ExportError: no estimate has a price, several lengths were given, or no task file starts the
+            best layout.
     """
     if isinstance(request.seq_len, tuple):
         raise ExportError("--export is of one job: give --seq-len one length, or max")
@@ -35,11 +36,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         raise ExportError("--export: no offer has a price for this job: see the table above")
     best = priced[0]
     question, size = best.question, best.estimate.batch_size
-    if question.nodes > 1:
-        raise ExportError(
-            f"--export: {best.estimate.gpu} would train on {question.nodes} nodes, which no task "
-            "file starts: leave --nodes out"
-        )
+    _check_layout(question.parallel)
     recipe = _recipe(best)
     alike = [
         row
@@ -124,11 +121,7 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         raise ExportError(_several(first))
     (best,) = first
     parallel = best.cell.parallel
-    if parallel is not None and not parallel.reshards and parallel.strategy == "fsdp2":
-        raise ExportError(
-            f"{parallel.key}: no task file keeps gathered weights: rank a run without "
-            "reshard_after_forward: false"
-        )
+    _check_layout(parallel)
     gpus = 1 if parallel is None else parallel.gpus
     catalog, facts = spec.merged_catalog(), spec.model(best.cell.model)
     recipe = with_defaults(best.cell.recipe, facts, catalog.gpu(best.cell.gpu))
@@ -156,6 +149,26 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         gpus=gpus,
         strategy=None if parallel is None else parallel.strategy,
     )
+
+
+def _check_layout(parallel: Parallel | None) -> None:
+    """Refuse a layout that no task file starts."""
+    if parallel is None:
+        return
+    if parallel.nodes > 1:
+        raise ExportError(
+            f"{parallel.key}: no task file starts a training on several nodes: choose a layout of "
+            "one node"
+        )
+    if parallel.strategy == "hsdp":
+        raise ExportError(
+            f"{parallel.key}: no task file starts replicas of shards: choose fsdp2 or ddp"
+        )
+    if parallel.is_sharded and not parallel.reshards:
+        raise ExportError(
+            f"{parallel.key}: no task file keeps gathered weights: choose a layout without "
+            "reshard_after_forward: false"
+        )
 
 
 def _ranked(row: RankedOffer) -> ChosenOffer:
