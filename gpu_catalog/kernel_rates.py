@@ -94,7 +94,8 @@ def nearest_rate(rows: tuple[KernelRate, ...], quantity: str, key: str, group: s
         return sum(row.value for row in own if row.gpu == key)
     kind = group.rpartition(" ")[2]
     for like in (
-        [row for row in own if row.gpu in {key, SHARED}],
+        [row for row in own if row.gpu == key],
+        [row for row in own if row.gpu == SHARED],
         [row for row in own if row.group == group],
         [row for row in own if row.group.endswith(kind)],
     ):

@@ -5,7 +5,14 @@ import math
 import pytest
 
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.kernel_rates import KernelRate, group_of, kernel_rates, nearest_rate, rates_of
+from gpu_catalog.kernel_rates import (
+    SHARED,
+    KernelRate,
+    group_of,
+    kernel_rates,
+    nearest_rate,
+    rates_of,
+)
 
 CATALOG = load_catalog()
 
@@ -24,6 +31,13 @@ def test_a_gpu_without_measurements_gets_its_siblings() -> None:
     assert nearest_rate(rows, "q", "x", "12.0 half") == pytest.approx(1.0)
     assert nearest_rate(rows, "q", "x", "7.5 full") == pytest.approx(0.6)
     assert nearest_rate(rows[:2], "q", "x", "12.0 half") == pytest.approx(0.6)
+
+
+def test_a_number_of_its_own_counts_before_the_shared_one() -> None:
+    """Siblings keep the shared one: a launch that is fitted to one GPU holds for it alone."""
+    rows = (rate(SHARED, SHARED, 2.7), rate("a", "8.9 full", 1.0))
+    assert nearest_rate(rows, "q", "a", "8.9 full") == pytest.approx(1.0)
+    assert nearest_rate(rows, "q", "b", "8.9 full") == pytest.approx(2.7)
 
 
 def test_a_gpu_with_another_memory_keeps_its_rates() -> None:
