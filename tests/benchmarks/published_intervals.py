@@ -70,7 +70,7 @@ def error_interval(
         (one for one in pools if len(_by_source(one[1])) >= FEWEST_SOURCES), pools[-1]
     )
     by_source = _by_source(pool)
-    low, high = _ends(list(by_source.values()))
+    low, high = ends_of_interval(list(by_source.values()))
     return MemoryError90(
         method=method,
         lengths=lengths,
@@ -89,7 +89,7 @@ def _by_source(errors: Iterable[PublishedError]) -> dict[str, list[float]]:
     return by_source
 
 
-def _ends(errors: Sequence[Sequence[float]]) -> tuple[float, float]:
+def ends_of_interval(errors: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Ends of the interval of a run of a further source, for the errors of each source."""
     sources, runs = len(errors), sum(map(len, errors))
     means = np.array([np.mean(one) for one in errors])
