@@ -104,6 +104,10 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
     ("config", "reason"),
     [
         ({"model_type": "llama"}, "its configuration has no vocab_size"),
+        (
+            {"model_type": "qwen2_5_vl", "vision_config": {}, "text_config": {"vocab_size": 8}},
+            r"a qwen2_5_vl reads more than text \(vision_config\), which is not estimated",
+        ),
         ({"vocab_size": 8}, "its configuration has no model_type"),
         (
             {"model_type": "x", "vocab_size": 8, "n_routed_experts": 4},

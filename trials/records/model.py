@@ -26,6 +26,8 @@ EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 LAYERS_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
+OTHER_SENSES = ("vision_config", "audio_config", "vision_encoder")
+"""Keys of the parts that read images or sound."""
 HUB_TIMEOUT_SECONDS = 5.0  # for one request to the hub
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
 MOST_LAYERS = 1_000
@@ -90,6 +92,13 @@ class Model(Record):
 
     @model_validator(mode="after")
     def _is_a_language_model(self) -> "Model":
+        other = next((key for key in OTHER_SENSES if key in self.config), None)
+        if other is not None:
+            raise ValueError(
+                f"a {self.config.get('model_type')} reads more than text ({other}), which is not "
+                "estimated. For its language part alone give its text_config as a config.json of "
+                "its own, and count the tokens of images in --seq-len"
+            )
         for key in ("model_type", "vocab_size"):
             if self.config.get(key) is None:
                 raise ValueError(
