@@ -1,6 +1,6 @@
 """Kills at random moments while sweeps run: `make chaos`, for `MINUTES=` from `SEED=`.
 
-A sweep of twenty cells runs on a Ray of its own: into a folder, into a bucket that refuses a third
+A sweep of ten cells runs on a Ray of its own: into a folder, into a bucket that refuses a third
 of the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
 driver are killed, and children are stopped. A driver that ends early is started again until the
 sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model.
@@ -32,22 +32,22 @@ from fakes.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.records.observation import Observation
 
-LENGTHS = list(range(24, 24 + 8 * 20, 8))
+LENGTHS = list(range(24, 24 + 8 * 10, 8))
 CELLS = len(LENGTHS)
 # A child that was stopped holds its trial until the probe's time is over.
 CHAOS = SPEC.replace("[24, 32, 40]", str(LENGTHS)) + "probe_timeout_seconds: 20\n"
 TARGETS = ("child", "stopped child", "worker", "raylet", "gcs_server", "driver")
 # After the last three, Ray or the sweep starts anew, which takes as long as a dozen other kills.
 WEIGHTS = (12, 2, 8, 1, 1, 2)
-STARTING = 0.02  # share of the kills that are kept while no trial runs: sweeps are to get further
+STARTING = 0.004  # share of the kills that are kept while no trial runs: sweeps are to get further
 PAUSE_SECONDS = (0.05, 1.0)
-ROUND_KILLS = 40  # of a sweep; then it may end
+ROUND_KILLS = 30  # of a sweep; then it may end
 OUTLIVE_SECONDS = 60.0
 KEPT_BY_OTHERS = (
     "ray",
     "torchinductor_",
 )  # among temporary files: Ray and PyTorch never remove theirs
-ROUND_SECONDS = 600.0
+ROUND_SECONDS = 1800.0
 DISK = ("-t", "tmpfs", "-o", "size=192k")
 WHERES = ("folder", "bucket", "full disk") if os.geteuid() == 0 else ("folder", "bucket")
 

@@ -58,3 +58,24 @@ def test_a_driver_that_ends_itself_leaves_them(driver: "subprocess.Popen[str]") 
     assert all(process.is_running() for process in processes)
     for process in processes:
         process.kill()
+
+
+RAY_DRIVER = """
+import os, signal, psutil
+from orchestrator.ray_backend import orphans
+from orchestrator.ray_backend.cluster import connected_cluster
+with connected_cluster(ask_for_packages=True):
+    for process in orphans.marked(os.environ[orphans.MARK]):
+        print(process.pid, process.name(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_with_a_title_of_rays_carry_the_mark() -> None:
+    """A title would overwrite the variables of its process; all of them end with the driver."""
+    words = [sys.executable, "-c", RAY_DRIVER]
+    killed = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = dict(line.split(maxsplit=1) for line in killed.stdout.splitlines())
+    assert {"raylet", "gcs_server", "ray::DashboardAgent"} <= {*found.values()}, killed.stderr
+    pids = [int(pid) for pid in found if psutil.pid_exists(int(pid))]
+    assert psutil.wait_procs([psutil.Process(pid) for pid in pids], timeout=60)[1] == []

@@ -16,6 +16,8 @@ import psutil
 
 MARK = "FINETUNE_COST_DRIVER"
 """Variable that every process of a driver inherits, with a value of that driver."""
+KEPT = "SPT_NOENV"
+"""Variable that keeps Ray's titles of processes from overwriting the variables, and the mark."""
 NONE_LEFT_SECONDS = 2.0  # without a marked process: none of them starts another any more
 POLL_SECONDS = 0.1
 
@@ -32,11 +34,11 @@ def ending_with_this_process() -> Iterator[None]:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,  # Ctrl-C is for the driver
     )
-    os.environ[MARK] = mark
+    os.environ |= {MARK: mark, KEPT: "1"}
     try:
         yield
     finally:
-        del os.environ[MARK]
+        del os.environ[MARK], os.environ[KEPT]
         with contextlib.suppress(BrokenPipeError):
             helper.communicate(b"ended")
 
