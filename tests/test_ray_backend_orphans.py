@@ -75,7 +75,7 @@ def test_processes_with_a_title_of_rays_carry_the_mark() -> None:
     """A title would overwrite the variables of its process; all of them end with the driver."""
     words = [sys.executable, "-c", RAY_DRIVER]
     killed = subprocess.run(words, capture_output=True, text=True, check=False)
-    found = dict(line.split(maxsplit=1) for line in killed.stdout.splitlines())
-    assert {"raylet", "gcs_server", "ray::DashboardAgent"} <= {*found.values()}, killed.stderr
-    pids = [int(pid) for pid in found if psutil.pid_exists(int(pid))]
+    marked = dict(line.split(maxsplit=1) for line in killed.stdout.splitlines())
+    assert {"raylet", "gcs_server", "ray::DashboardAgent"} <= {*marked.values()}, killed.stderr
+    pids = [int(pid) for pid in marked if psutil.pid_exists(int(pid))]
     assert psutil.wait_procs([psutil.Process(pid) for pid in pids], timeout=60)[1] == []

@@ -1,6 +1,6 @@
 """Ray labels of a node that SkyPilot rented, by which its sweep is priced.
 
-SkyPilot tells a task the cloud and the region it runs in, not which of the task's offers that is.
+SkyPilot names a task's cloud and region in a variable, but not which of its offers was rented.
 The task of ``deploy`` runs this module, with its offers in ``OFFERS``.
 """
 

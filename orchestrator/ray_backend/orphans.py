@@ -45,12 +45,12 @@ def ending_with_this_process() -> Iterator[None]:
 
 def marked(mark: str) -> list[psutil.Process]:
     """Processes of the driver with this mark."""
-    found = []
+    running = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
+                running.append(process)
+    return running
 
 
 def _kill(mark: str) -> None:
