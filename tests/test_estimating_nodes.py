@@ -80,7 +80,7 @@ def test_further_micro_batches_do_not_hide_the_last_ones_reduction() -> None:
 def test_a_model_that_is_not_divided_is_not_exported_to_several_nodes_either() -> None:
     """No task file starts them."""
     result = estimated(strategy="ddp", providers="aws")
-    with pytest.raises(ExportError, match="would train on 2 nodes, which no task file starts"):
+    with pytest.raises(ExportError, match="no task file starts a training on several nodes"):
         estimated_training(result, request_of(EstimateRequest, TINY))
 
 

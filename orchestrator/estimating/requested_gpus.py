@@ -56,8 +56,7 @@ def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Cata
     # A catalog's GPU with other memory gets another key, so that no offer is its own.
     key = f"{gpu.key}-{memory_gib:g}GiB" if gpu in catalog.gpus else gpu.key
     usable = round(memory_gib * 2**30)
-    changes = {"key": key, "device_names": (key,), "usable_memory_bytes": usable}
-    return [gpu.model_copy(update=changes)]
+    return [gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})]
 
 
 def rented_names(names: Sequence[str]) -> tuple[str, ...]:

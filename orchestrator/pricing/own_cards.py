@@ -64,8 +64,13 @@ def with_own_cards(
         )
     no_rent = {gpu.key for gpu in own} - {gpu.key for gpu in rented}
     offers = [offer for offer in catalog.all_offers if offer.gpu not in no_rent]
-    gpus = [*catalog.gpus, *(gpu for gpu in own if gpu not in catalog.gpus)]
-    return Catalog(gpus, [*offers, *(_electricity(gpu, usd_per_kwh, today) for gpu in own)])
+    # A card with other memory than the catalog's: device names are unique in a catalog.
+    added = [
+        gpu.model_copy(update={"device_names": (gpu.key,)})
+        for gpu in own
+        if gpu not in catalog.gpus
+    ]
+    return Catalog([*catalog.gpus, *added], [*offers, *(_electricity(gpu, usd_per_kwh, today) for gpu in own)])
 
 
 def _electricity(gpu: Gpu, usd_per_kwh: float, today: dt.date) -> Offer:
