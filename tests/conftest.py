@@ -42,9 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep traces in a cache that starts empty and that all tests of a process share."""
+    """Keep traces in a cache that starts empty and that all tests share."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder is in that of the run
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patched.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield
 
 

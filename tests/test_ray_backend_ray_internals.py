@@ -66,6 +66,28 @@ def test_tune_still_hands_keys_of_aws_to_workers() -> None:
     assert "AWS_SECRET_ACCESS_KEY" in names
 
 
+def test_ray_still_prints_that_a_worker_died_whatever_its_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints nothing once it is silenced."""
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)  # restored later
+    messages = iter([{"job_id": None, "error_message": "A worker died."}] * 2)
+    stopped = iter([False, True] * 2)
+    driver: Any = SimpleNamespace(
+        current_job_id=ray.JobID.nil(),
+        gcs_error_subscriber=SimpleNamespace(
+            subscribe=lambda: None, poll=lambda: (None, next(messages))
+        ),
+    )
+    until: Any = SimpleNamespace(is_set=lambda: next(stopped))
+    worker.listen_error_messages(driver, until)
+    assert "A worker died." in capsys.readouterr().out
+    ray_internals.silence_error_messages()
+    worker.listen_error_messages(driver, until)
+    assert capsys.readouterr().out == ""
+    assert next(messages, None) is None
+
+
 @pytest.mark.parametrize("name", TUNE_VARIABLES)
 def test_tune_still_reads_its_settings_from_the_environment(name: str) -> None:
     """One that it does not read any more does nothing."""

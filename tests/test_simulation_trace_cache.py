@@ -18,11 +18,11 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
-from trials.simulation import trace_cache as traces_module
+from trials.simulation import tracing_child
 from trials.simulation.recording import Column, Kind
 from trials.simulation.trace_cache import StepTrace, TraceError, Traces, read_trace
 from trials.simulation.trace_request import TraceRequest, approximations, not_simulated
-from trials.simulation.tracing_child import started_ahead
+from trials.simulation.tracing_child import CHILDREN, TracingChildren, start_ahead
 
 LORA = recipe("lora", precision="bf16")
 
@@ -64,7 +64,7 @@ def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("nothing is to be traced")
 
     with monkeypatch.context() as patched:
-        patched.setattr(traces_module, "TracingChild", no_more)
+        patched.setattr(TracingChildren, "one", no_more)
         assert same(Traces(tmp_path).get(LLAMA), made)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:1000])
@@ -115,21 +115,34 @@ def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
 def test_a_process_is_started_ahead_where_there_is_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first request uses it; without a request it ends with the command."""
+    """It serves request after request."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    with started_ahead("llama-tiny", 16) as ahead:
-        (child,) = ahead
-        with monkeypatch.context() as patched:
-            patched.setattr(traces_module, "TracingChild", None)  # there is no other
-            made = Traces(ahead=ahead).get(LLAMA)
-        assert made.batch_sizes == (2, 4)
-    with started_ahead("llama-tiny", 16) as ahead:
-        assert ahead == []
-    with started_ahead("llama-tiny", 17) as (child,):
+    CHILDREN.end()
+    start_ahead("llama-tiny", 16)
+    with CHILDREN.one() as child:
         pass
-    with pytest.raises(ValueError, match="after starting communication"):
-        child.answer(["too late"], ("", False, 1.0), 1.0, print)
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing_child, "TracingChild", None)  # there is no other
+        assert Traces().get(LLAMA).batch_sizes == (2, 4)
+        longer = request_for(find_model("llama-tiny"), seq_len=17)
+        assert Traces().get(longer).batch_sizes == (2, 4)
+        start_ahead("llama-tiny", 16)
+    CHILDREN.end()
+    assert not child.is_alive
+
+
+def test_a_process_that_ended_while_idle_is_replaced(tmp_path: Path) -> None:
+    """One ends after a minute without requests; another may be killed for its memory."""
+    children = TracingChildren()
+    children.start_ahead()
+    with children.one() as child:
+        pass
+    (process,) = (p for p in psutil.Process().children() if p.pid == child.pid)
+    process.kill()
+    psutil.wait_procs([process])
+    assert Traces(tmp_path, children=children).get(LLAMA).batch_sizes == (2, 4)
+    children.end()
 
 
 def test_autocast_frees_its_casts_in_any_order(tmp_path: Path) -> None:

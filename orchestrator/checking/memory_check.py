@@ -14,7 +14,6 @@ from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import requested_gpus
 from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis
-from trials.simulation.tracing_child import TracingChild
 
 
 class MemoryCheck(Record):
@@ -55,15 +54,12 @@ class MemoryCheck(Record):
     basis: Basis = Basis.SIMULATED
 
 
-def memory_check(
-    request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
-) -> MemoryCheck:
+def memory_check(request: EstimateRequest, today: dt.date) -> MemoryCheck:
     """Simulate a training on its GPUs, and look for a change where it does not fit.
 
     Args:
         request: the training; its GPU must be of one kind and number, and its length one.
         today: day that the change's price has moved until.
-        ahead: child processes that have started already.
 
     Raises:
         UserError: options, data, model or prices are wrong, or the training cannot be simulated.
@@ -83,7 +79,7 @@ def memory_check(
             f"--gpu {','.join(request.gpu)}: a check is of one GPU, or of one number of them: give "
             f"one, {', '.join(keys)}"
         )
-    estimates = estimate_job(request, today, ahead)
+    estimates = estimate_job(request, today)
     if not estimates.estimated:
         raise EstimateError("\n".join(estimates.skipped))
     row = estimates.estimated[0]

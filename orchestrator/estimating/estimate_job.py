@@ -45,22 +45,17 @@ from trials.simulation.length_traces import LengthTraces, TraceSource
 from trials.simulation.memory.streams import load_replay
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import TraceError, Traces
-from trials.simulation.tracing_child import TracingChild
 
 log = logging.getLogger(__name__)
 
 
-def estimate_job(
-    request: EstimateRequest, today: dt.date, ahead: list[TracingChild] | None = None
-) -> Estimates:
+def estimate_job(request: EstimateRequest, today: dt.date) -> Estimates:
     """Simulate a job on GPUs of the catalog, at prices that have moved until ``today``.
-
-    ``ahead`` are child processes that have started already; see ``Traces``.
 
     Raises:
         UserError: options, data, model or prices are wrong, or the model cannot be traced.
     """
-    traces = Traces(ahead=ahead, report=log.info, meanwhile=load_replay)
+    traces = Traces(report=log.info, meanwhile=load_replay)
     if not isinstance(request.seq_len, tuple):
         return _estimates(request, today, traces)
     shared = LengthTraces(traces, lengths_among(request.seq_len))

@@ -70,7 +70,9 @@ def with_own_cards(
         for gpu in own
         if gpu not in catalog.gpus
     ]
-    return Catalog([*catalog.gpus, *added], [*offers, *(_electricity(gpu, usd_per_kwh, today) for gpu in own)])
+    return Catalog(
+        [*catalog.gpus, *added], [*offers, *(_electricity(gpu, usd_per_kwh, today) for gpu in own)]
+    )
 
 
 def _electricity(gpu: Gpu, usd_per_kwh: float, today: dt.date) -> Offer:

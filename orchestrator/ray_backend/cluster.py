@@ -60,6 +60,9 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
+    from orchestrator.ray_backend.ray_internals import silence_error_messages  # noqa: PLC0415
+
+    silence_error_messages()
     with ending_with_this_process() if address is None else contextlib.nullcontext():
         _connect(address)
         try:

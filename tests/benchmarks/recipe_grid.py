@@ -5,8 +5,8 @@
 ``--recipe auto`` tries checkpointing alone and takes one loss, one attention kernel and one
 optimizer for the best. The grid tries every other one of each, with and without checkpointing, and
 leaves out what ``auto`` does not recommend either: a recipe whose only batch may not fit, by the
-error of the memory. A regret of 0 % means that no recipe of the grid is cheaper; a negative one, that the grid's best
-is more expensive.
+error of the memory. A regret of 0 % means that no recipe of the grid is cheaper; a negative one,
+that the grid's best is more expensive.
 """
 
 import contextlib

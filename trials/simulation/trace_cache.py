@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import tempfile
 import zlib
 from collections import defaultdict
@@ -21,7 +20,7 @@ import numpy as np
 from gpu_catalog.errors import UserError
 from trials.simulation.recording import TURN, Held, Recording, StructureError, with_updates_of
 from trials.simulation.trace_request import TraceRequest
-from trials.simulation.tracing_child import TracingChild, cache_folder
+from trials.simulation.tracing_child import CHILDREN, TracingChildren, cache_folder
 
 LIMIT_SECONDS = 180.0
 """Longest time of a trace. Most take seconds."""
@@ -181,14 +180,14 @@ class Traces:
         folder: Path | None = None,
         *,
         workers: int | None = None,
-        ahead: list[TracingChild] | None = None,
+        children: TracingChildren = CHILDREN,
         report: Callable[[str], None] = _ignore,
         limit_seconds: float = LIMIT_SECONDS,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self.folder: Path = cache_folder() if folder is None else folder
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
-        self._ahead = [] if ahead is None else ahead
+        self._children = children
         self._report = report
         self._reported: set[str] = set()
         self._limit_seconds = limit_seconds
@@ -244,7 +243,7 @@ class Traces:
             apart = Traces(
                 Path(folder),
                 workers=self._workers,
-                ahead=self._ahead,
+                children=self._children,
                 report=self._report_once,
                 limit_seconds=self._limit_seconds,
             )
@@ -284,12 +283,9 @@ class Traces:
         settings = (str(self.folder), apart, self._limit_seconds)
         longest = STARTING_SECONDS + self._limit_seconds * (1 + len(requests))
         try:
-            child = self._ahead.pop()
-        except IndexError:
-            child = TracingChild()
-        try:
-            replies, printed = child.answer(lines, settings, longest, self._report_once)
-        except subprocess.TimeoutExpired:
+            with self._children.one() as child:
+                replies, printed = child.answer(lines, settings, longest, self._report_once)
+        except TimeoutError:
             # The child enforces its own limit, unless it hangs inside PyTorch.
             return {
                 r.key: f"{r.model.name} cannot be traced: no answer in {longest:g} s"

@@ -1,15 +1,18 @@
-"""Parent's side of the tracing process. It imports next to nothing.
+"""Parent's side of the tracing processes. It imports next to nothing.
 
-Importing PyTorch and transformers takes the child longer than its traces, so that it can be started
-before its requests are known.
+Importing PyTorch and transformers takes a process longer than most traces. So it can be started
+before its requests are known, and forks a child for each group of requests.
 """
 
+import atexit
 import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
@@ -37,26 +40,35 @@ def key_start(model_name: str, seq_len: int) -> str:
 
 
 class TracingChild:
-    """A tracing process, started at once.
+    """A tracing process, started at once. It ends when idle for a minute, or with its parent.
 
     Args:
-        command: command that starts it.
+        command: command that starts it; the number of its socket is the last argument.
     """
 
     def __init__(self, command: Sequence[str] = CHILD) -> None:
-        pipe = subprocess.PIPE
-        self._progress, progress_end = os.pipe()
-        self._process = subprocess.Popen(
-            command,
-            env=child_environment(),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            pass_fds=(progress_end,),
-        )
-        self._progress_end = progress_end
-        os.close(progress_end)
+        self._parent = os.getpid()
+        self._socket, theirs = socket.socketpair()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=self._printed,
+                stderr=self._printed,
+                pass_fds=(theirs.fileno(),),
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this process started it, and it has not ended."""
+        return self._parent == os.getpid() and self._process.poll() is None
 
     def answer(
         self,
@@ -65,7 +77,7 @@ class TracingChild:
         timeout_seconds: float,
         report: Callable[[str], None],
     ) -> tuple[str, str]:
-        """Send all requests, and return the replies and the printed text; the process ends then.
+        """Send requests, and return the replies and the printed text.
 
         Args:
             requests: a line for each trace.
@@ -74,40 +86,99 @@ class TracingChild:
             report: called with a line on each trace that takes long, while it does.
 
         Raises:
-            TimeoutExpired: the process took longer, and was killed.
+            TimeoutError: the process took longer.
         """
-        first = json.dumps([*settings, self._progress_end]) + "\n"
-        listener = Thread(target=self._listen, args=(report,), daemon=True)
+        start = os.fstat(self._printed.fileno()).st_size
+        progress, progress_end = os.pipe()
+        listener = Thread(target=_listen, args=(progress, report), daemon=True)
         listener.start()
-        try:
-            return self._process.communicate(first + "".join(requests), timeout=timeout_seconds)
-        finally:
-            self.end()
-            listener.join(1.0)  # for lines written before the end
-
-    def _listen(self, report: Callable[[str], None]) -> None:
-        with open(self._progress, encoding="utf-8") as lines:  # noqa: PTH123 - a pipe has no path
-            for line in lines:
-                report(line.rstrip("\n"))
+        with tempfile.TemporaryFile() as asking, tempfile.TemporaryFile() as replies:
+            asking.write("".join([json.dumps(settings) + "\n", *requests]).encode())
+            asking.seek(0)
+            files = (asking.fileno(), replies.fileno(), progress_end)
+            try:
+                with contextlib.suppress(ConnectionError):  # it has ended, which the reply shows
+                    socket.send_fds(self._socket, [b"?"], files)
+                os.close(progress_end)
+                self._socket.settimeout(timeout_seconds)
+                with contextlib.suppress(ConnectionError):
+                    self._socket.recv(1)
+            finally:
+                listener.join(1.0)  # for lines written before the end
+            # pread: the process shares these files' positions.
+            return _text(replies.fileno(), 0), _text(self._printed.fileno(), start)
 
     def end(self) -> None:
         """Kill the process, unless it has ended."""
-        self._process.kill()
-        with contextlib.suppress(ValueError):  # the pipes are closed already
-            self._process.communicate()
+        if self._parent == os.getpid():
+            self._process.kill()
+            self._process.wait()
+        self._socket.close()
+        self._printed.close()
 
 
-@contextlib.contextmanager
-def started_ahead(model_name: str, seq_len: int) -> Iterator[list[TracingChild]]:
-    """Start a tracing process that will probably be needed.
+class TracingChildren:
+    """Tracing processes that wait for requests, to be used again.
 
-    None is started where the cell has traces, or where it would take the only core.
+    Args:
+        command: command that starts one.
+    """
+
+    def __init__(self, command: Sequence[str] = CHILD) -> None:
+        self._command = command
+        self._idle: list[TracingChild] = []
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[TracingChild]:
+        """A tracing process for this context alone; it is killed if the context raises."""
+        child = self._taken() or TracingChild(self._command)
+        try:
+            yield child
+        except BaseException:
+            child.end()
+            raise
+        self._idle.append(child)
+
+    def start_ahead(self) -> None:
+        """Start a tracing process that will probably be needed, unless one is idle."""
+        self._idle.append(self._taken() or TracingChild(self._command))
+
+    def end(self) -> None:
+        """Kill the idle processes."""
+        while (child := self._taken()) is not None:
+            child.end()
+
+    def _taken(self) -> TracingChild | None:
+        """An idle process that is alive; None without one."""
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread took the last
+                child = self._idle.pop()
+                if child.is_alive:
+                    return child
+                child.end()
+        return None
+
+
+CHILDREN = TracingChildren()
+"""Tracing processes of this process."""
+atexit.register(CHILDREN.end)
+
+
+def start_ahead(model_name: str, seq_len: int) -> None:
+    """Start a tracing process for a cell that has no traces.
+
+    None is started where it would take the only core.
     """
     is_traced = any(cache_folder().glob(f"{key_start(model_name, seq_len)}*"))
-    ahead = [] if is_traced or len(os.sched_getaffinity(0)) == 1 else [TracingChild()]
-    started = list(ahead)
-    try:
-        yield ahead
-    finally:
-        for child in started:
-            child.end()
+    if not is_traced and len(os.sched_getaffinity(0)) > 1:
+        CHILDREN.start_ahead()
+
+
+def _listen(progress: int, report: Callable[[str], None]) -> None:
+    with open(progress, encoding="utf-8") as lines:
+        for line in lines:
+            report(line.rstrip("\n"))
+
+
+def _text(file: int, start: int) -> str:
+    return os.pread(file, os.fstat(file).st_size - start, start).decode(errors="replace")

@@ -1,10 +1,9 @@
 """Commands ``estimate`` and ``check``."""
 
 import argparse
-import contextlib
 import json
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu_catalog.errors import UserError
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from orchestrator.configurations.configuration import Configuration
     from orchestrator.estimating.estimate_records import Estimates
     from orchestrator.estimating.estimate_request import EstimateRequest
-    from trials.simulation.tracing_child import TracingChild
 
 UNKNOWN = 2
 """Exit code of ``check`` where the verdict is unknown, as for a wrong command line."""
@@ -30,13 +28,13 @@ def run_estimate(options: argparse.Namespace) -> int:
 
         print_result(with_local_data(read_configuration(options.config)).explanation())
         return 0
-    with _request_ahead(options) as (request, ahead):
-        from orchestrator.estimating.assumed_lengths import with_assumed_lengths
-        from orchestrator.estimating.estimate_job import estimate_job
+    request = _request(options)
+    from orchestrator.estimating.assumed_lengths import with_assumed_lengths
+    from orchestrator.estimating.estimate_job import estimate_job
 
-        estimates = estimate_job(request, today(), ahead)
-        if not request.chooses_number:  # an answer for all GPUs takes long enough
-            estimates = with_assumed_lengths(estimates)
+    estimates = estimate_job(request, today())
+    if not request.chooses_number:  # an answer for all GPUs takes long enough
+        estimates = with_assumed_lengths(estimates)
     _print_estimates(options, estimates)
     if options.export is not None:
         from orchestrator.exporting.chosen_offers import estimated_training
@@ -59,10 +57,10 @@ def run_check(options: argparse.Namespace) -> int:
         0 where it fits, 1 where it does not, 2 where the verdict is unknown.
     """
     try:
-        with _request_ahead(options) as (request, ahead):
-            from orchestrator.checking.memory_check import check_text, memory_check
+        request = _request(options)
+        from orchestrator.checking.memory_check import check_text, memory_check
 
-            check = memory_check(request, today(), ahead)
+        check = memory_check(request, today())
     except UserError as error:
         remark(str(error))
         if options.json:
@@ -83,13 +81,10 @@ def _exports_one_gpu(options: argparse.Namespace) -> bool:
     return options.export is not None and is_alone
 
 
-@contextlib.contextmanager
-def _request_ahead(
-    options: argparse.Namespace,
-) -> "Iterator[tuple[EstimateRequest, list[TracingChild] | None]]":
-    """The request of the options, and a child that already starts to trace it.
+def _request(options: argparse.Namespace) -> "EstimateRequest":
+    """The request of the options. Starts a process that will trace it.
 
-    The child imports torch while this process imports the rest.
+    That process imports torch while this one imports the rest.
 
     Raises:
         UserError: the options or the configuration are wrong.
@@ -98,38 +93,36 @@ def _request_ahead(
     given: Mapping[str, Any] = vars(options)
     if options.config is not None:
         configuration, given = _with_config(options)
-    with contextlib.ExitStack() as stack:
-        ahead = None
-        if options.is_alone and isinstance(given["seq_len"], int):
-            from trials.simulation.tracing_child import started_ahead
+    if options.is_alone and isinstance(given["seq_len"], int):
+        from trials.simulation.tracing_child import start_ahead
 
-            ahead = stack.enter_context(started_ahead(given["model"], given["seq_len"]))
-        from orchestrator.estimating.choosing.layouts import names_by_count
-        from orchestrator.estimating.estimate_request import (
-            EstimateRequest,
-            checks_of,
-            without_electricity,
-        )
-        from orchestrator.model_names import shape_text
-        from orchestrator.request import request_of
+        start_ahead(given["model"], given["seq_len"])
+    from orchestrator.estimating.choosing.layouts import names_by_count
+    from orchestrator.estimating.estimate_request import (
+        EstimateRequest,
+        checks_of,
+        without_electricity,
+    )
+    from orchestrator.model_names import shape_text
+    from orchestrator.request import request_of
 
-        if options.command == "estimate" and _exports_one_gpu(options) and not given["gpus"]:
-            given = {**given, "gpus": 1}
+    if options.command == "estimate" and _exports_one_gpu(options) and not given["gpus"]:
+        given = {**given, "gpus": 1}
+    request = request_of(EstimateRequest, given)
+    if configuration is not None:
+        from orchestrator.configurations.several_gpus import on_several_gpus
+
+        counts = names_by_count(request.gpu, request.counts)
+        given = on_several_gpus(configuration, given, vars(options), counts)
         request = request_of(EstimateRequest, given)
-        if configuration is not None:
-            from orchestrator.configurations.several_gpus import on_several_gpus
-
-            counts = names_by_count(request.gpu, request.counts)
-            given = on_several_gpus(configuration, given, vars(options), counts)
-            request = request_of(EstimateRequest, given)
-        if options.command == "estimate":
-            check_export(options)
-        if options.refuse is not None:
-            needed = without_electricity(request) if options.command == "check" else request
-            options.refuse(checks_of(needed).lines)
-        if text := shape_text(request.model):
-            remark(text)
-        yield request, ahead
+    if options.command == "estimate":
+        check_export(options)
+    if options.refuse is not None:
+        needed = without_electricity(request) if options.command == "check" else request
+        options.refuse(checks_of(needed).lines)
+    if text := shape_text(request.model):
+        remark(text)
+    return request
 
 
 def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> None:

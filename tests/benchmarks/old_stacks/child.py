@@ -175,5 +175,5 @@ def qwen(wheels: Path) -> None:
 STACKS = {"litgpt": litgpt, "litgpt-4bit": litgpt_4bit, "qwen": qwen}
 
 if __name__ == "__main__":
-    STACKS[sys.argv[1]](Path(sys.argv[2]))
+    STACKS[sys.argv.pop(1)](Path(sys.argv.pop(1)))
     tracing_worker.main()

@@ -36,25 +36,13 @@ Qwen's model has one product for them. Neither is simulated.
 import hashlib
 import sys
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 from trials.simulation.trace_cache import Traces
-from trials.simulation.tracing_child import TracingChild, cache_folder
+from trials.simulation.tracing_child import TracingChildren, cache_folder
 
 OldStack = Literal["litgpt", "litgpt-4bit", "qwen"]
 CHILD = Path(__file__).with_name("child.py")
-
-
-class _Children(list[TracingChild]):
-    """Tracing processes of an old stack, as many as are asked for."""
-
-    def __init__(self, command: tuple[str, ...]) -> None:
-        super().__init__()
-        self._command = command
-
-    def pop(self, index: SupportsIndex = -1) -> TracingChild:
-        del index
-        return TracingChild(self._command)
 
 
 def traces_of(stack: OldStack, wheels: Path) -> Traces:
@@ -68,5 +56,5 @@ def traces_of(stack: OldStack, wheels: Path) -> Traces:
     return Traces(
         cache_folder().with_name("old-stacks") / f"{stack}-{code}",
         workers=1,
-        ahead=_Children((sys.executable, str(CHILD), stack, str(wheels))),
+        children=TracingChildren((sys.executable, str(CHILD), stack, str(wheels))),
     )

@@ -3,13 +3,11 @@
 import contextlib
 import ctypes
 import importlib
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
 from trials.child_process.bootstrap import hide
-from trials.child_process.parent_death import die_with_parent
 
 LIBRARIES = ("libtorch_cpu.so", "libtorch_python.so")
 # Optional to transformers and accelerate; importing them takes half a second.
@@ -18,7 +16,6 @@ NEEDLESS = ("boto3", "scipy")
 
 def main() -> None:
     """Import the libraries, then answer requests."""
-    die_with_parent(os.getppid())  # a trace may take minutes
     loading = Thread(target=_load_libraries)
     loading.start()
     hide(*NEEDLESS)

@@ -1,21 +1,26 @@
-"""Child process that traces: requests on stdin, a line of JSON on stdout for each.
+"""Process that traces: ``python -m trials.simulation.tracing.bootstrap SOCKET``.
 
-The first line is ``[folder, apart, limit_seconds, progress]``: the folder for traces, whether to
-make them at the same time, the longest time of each, and the file descriptor for lines on progress.
-Every further line is a key and a request. The reply ``[key, null]`` confirms a trace under its key;
-``[key, "reason"]`` is a refusal.
+It forks a child for each group of requests, so that all share the imports and none depends on
+those before. A message on the socket brings three files: one with the requests, one for the
+replies, and a pipe for lines on progress; it is sent back when they are answered.
+
+The first line of the requests is ``[folder, apart, limit_seconds]``: the folder for traces, whether
+to make them at the same time, and the longest time of each. Every further line is a key and a
+request. The reply ``[key, null]`` confirms a trace under its key; ``[key, "reason"]`` is a refusal.
 """
 
 import contextlib
 import importlib
 import json
 import os
+import select
+import socket
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -43,6 +48,8 @@ REFUSALS = (
 )
 LONGEST = 300
 """Most characters of a library's message in a refusal."""
+IDLE_SECONDS = 60.0
+"""Time after which a process without requests ends; it takes hundreds of MiB."""
 FEW_LAYERS = 8
 """Most layers of a model that is traced whole without a report."""
 
@@ -228,16 +235,46 @@ def _answer(line: str, tracing: Tracing, folder: Path, limit_seconds: float) -> 
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Fork a child for each group of requests, until the parent ends or asks for nothing."""
     _import_without_compiler()
-    first = sys.stdin.readline()
-    if not first:
-        return  # started ahead, but not needed
-    folder_name, apart, limit_seconds, progress = json.loads(first)
-    folder = Path(folder_name)
-    replies = sys.stdout
-    sys.stdout = sys.stderr  # libraries print to stdout
     torch.set_num_threads(1)
+    sys.stdout = sys.stderr  # libraries print to stdout
+    with socket.socket(fileno=int(sys.argv[1])) as parent:
+        while select.select([parent], [], [], IDLE_SECONDS)[0]:
+            message, files, *_ = socket.recv_fds(parent, 1, 3)
+            if not message:
+                break
+            server = os.getpid()
+            child = os.fork()
+            if child == 0:
+                parent.close()
+                die_with_parent(server)
+                _answer_all(*files)
+            for file in files:
+                os.close(file)
+            if not _has_ended(child, parent):
+                break  # and the child with it
+            parent.send(message)
+    os._exit(0)
+
+
+def _has_ended(child: int, parent: socket.socket) -> bool:
+    """Wait for the end of a child; False if the parent ends before."""
+    if sys.platform == "linux":
+        process = os.pidfd_open(child)
+        ready, _, _ = select.select([process, parent.fileno()], [], [])
+        os.close(process)
+        if process not in ready:
+            return False
+    os.waitpid(child, 0)
+    return True
+
+
+def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoReturn:
+    """Answer the requests of a file, and end the process."""
+    with os.fdopen(requests_file) as file:
+        first, *lines = file
+    folder_name, apart, limit_seconds = json.loads(first)
 
     def report(text: str) -> None:
         with contextlib.suppress(OSError):  # the parent has closed its end
@@ -246,29 +283,27 @@ def main() -> None:
     tracing = Tracing(report)
 
     def answer(line: str) -> None:
-        refusal_text = _answer(line, tracing, folder, limit_seconds)
-        replies.write(json.dumps([line.partition(" ")[0], refusal_text]) + "\n")
-        replies.flush()
+        refusal_text = _answer(line, tracing, Path(folder_name), limit_seconds)
+        reply = json.dumps([line.partition(" ")[0], refusal_text]) + "\n"
+        os.write(replies_file, reply.encode())
 
     if apart:
-        lines = list(sys.stdin)
         request = TraceRequest.model_validate_json(lines[0].partition(" ")[2])
         with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
             tracing.cell(request)  # its trace reports errors
-        # Forked children share imports and model. No thread runs yet that a fork would lose.
-        server = os.getpid()
+        # Forked children share the model. No thread runs yet that a fork would lose.
+        tracer = os.getpid()
         child_line = next((line for line in lines[1:] if os.fork() == 0), None)
         if child_line is not None:
-            die_with_parent(server)
+            die_with_parent(tracer)
         answer(child_line or lines[0])
         if child_line is None:
             for _ in lines[1:]:
                 os.wait()
     else:
-        for line in sys.stdin:
+        for line in lines:
             answer(line)
     sys.stderr.flush()
-    replies.flush()
     os._exit(0)  # freeing a fake model object by object takes long and serves nothing
 
 
