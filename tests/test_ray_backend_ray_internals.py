@@ -35,6 +35,7 @@ from orchestrator.ray_backend.ray_internals import (
 
 BACKEND = Path(ray_internals.__file__).parent
 RAY = Path(ray.__file__).parent
+RAYS_PRINTING = worker.print_to_stdstream
 
 
 def test_no_other_module_touches_what_is_private_in_ray() -> None:
@@ -70,7 +71,7 @@ def test_ray_still_prints_that_a_worker_died_whatever_its_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It prints nothing once it is silenced."""
-    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)  # restored later
+    monkeypatch.setattr(worker, "print_to_stdstream", RAYS_PRINTING)  # a driver silenced it
     messages = iter([{"job_id": None, "error_message": "A worker died."}] * 2)
     stopped = iter([False, True] * 2)
     driver: Any = SimpleNamespace(
