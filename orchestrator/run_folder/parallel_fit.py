@@ -92,6 +92,7 @@ def _process_pool(count: int) -> Iterator[Map]:
         chunk = min(max(len(listed) // SHARES, 1), MOST_AT_ONCE)
         return pool.map(function, listed, chunksize=chunk)
 
+    others = multiprocessing.active_children()
     try:
         # A terminal sends Ctrl-C to all its processes. The children inherit a mask that blocks it:
         # this process alone reports it, in one line, and ends them.
@@ -102,5 +103,10 @@ def _process_pool(count: int) -> Iterator[Map]:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield map_
+    except BrokenPipeError:
+        # One was killed while it started: the pool leaves the others, which wait for ever.
+        for child in {*multiprocessing.active_children()}.difference(others):
+            child.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)

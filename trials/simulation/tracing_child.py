@@ -128,6 +128,10 @@ class TracingChildren:
         self._command = command
         self._idle: list[TracingChild] = []
 
+    def __reduce__(self) -> tuple[type["TracingChildren"], tuple[Sequence[str]]]:
+        """Another process gets processes of its own."""
+        return TracingChildren, (self._command,)
+
     @contextlib.contextmanager
     def one(self) -> Iterator[TracingChild]:
         """A tracing process for this context alone; it is killed if the context raises."""
