@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from builders.trainings import NOWHERE, SECURE, SPOT, training_of
+from builders.trainings import NOWHERE, OF_HUGGING_FACE, SECURE, SPOT, training_of
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.clouds.skypilot import skypilot_instance
-from orchestrator.exporting.names import DSTACK_GPUS, HF_FLAVORS
+from orchestrator.exporting.names import DSTACK_GPUS
 from orchestrator.exporting.task_file import TARGETS, Target, task_file, write_task
 from orchestrator.exporting.training import ExportError
 from trials.records.model import find_model
@@ -34,7 +34,7 @@ def scripts(target: Target, text: str) -> list[str]:
 @pytest.mark.parametrize("fields", [{}, {"loss": "full-logits"}])
 def test_bash_accepts_every_script(target: Target, fields: dict[str, Any]) -> None:
     """The command of the training is in each file, with its variables."""
-    text = task_file(training_of(fields), target).text
+    text = task_file(training_of(fields, placements=(SPOT, OF_HUGGING_FACE)), target).text
     parts = scripts(target, text)
     for script in parts:
         checked = subprocess.run(
@@ -91,7 +91,7 @@ def test_a_format_without_any_of_the_offers_is_refused() -> None:
     """The lines name the offers and the reason."""
     with pytest.raises(ExportError, match="hyperstack"):
         task_file(training_of(placements=(NOWHERE,)), "skypilot")
-    with pytest.raises(ExportError, match="A40"):
+    with pytest.raises(ExportError, match="its jobs run on its own hardware"):
         task_file(training_of(placements=(SECURE,)), "hf-jobs")
 
 
@@ -146,7 +146,7 @@ def test_slurm_asks_for_the_gpu_and_is_requeued() -> None:
 
 
 def test_several_gpus_are_asked_for_together() -> None:
-    """Slurm and Ray give the job as many; a job of the hub has a flavor with one."""
+    """Slurm and Ray give the job as many; a job of the hub has hardware with as many."""
     training = training_of({"effective_batch": 16}, gpus=2, strategy="ddp")
     options = sbatch_options(task_file(training, "slurm").text)
     assert (options["gpus"], options["cpus-per-task"], options["mem"]) == ("a10g:2", "16", "128G")
@@ -154,8 +154,10 @@ def test_several_gpus_are_asked_for_together() -> None:
     assert "--entrypoint-num-gpus 2 " in text
     assert '{"A10G": 2}' in text
     assert "2 x 4 accumulated x 2 GPUs (ddp) = 16 examples" in text
-    with pytest.raises(ExportError, match="hf-jobs"):
-        task_file(training, "hf-jobs")
+    pair = replace(OF_HUGGING_FACE, instance="a10g-largex2", gpus_per_instance=2)
+    text = task_file(replace(training, placements=(SPOT, pair)), "hf-jobs").text
+    assert "--flavor a10g-largex2 " in text
+    assert "--num_processes 2 " in text
 
 
 def command_in(text: str, start: str) -> list[str]:
@@ -169,7 +171,9 @@ def test_hugging_faces_own_parser_reads_the_job() -> None:
     """Flavor, limit, variables and the bucket."""
     from huggingface_hub.cli.hf import app  # noqa: PLC0415 - only this needs it
 
-    text = task_file(training_of(), "hf-jobs").text
+    file = task_file(training_of(placements=(SPOT, OF_HUGGING_FACE)), "hf-jobs")
+    text = file.text
+    assert [place.provider for place in file.placements] == ["hf-jobs"]
     jobs: Any = app
     for name in ("jobs", "run"):
         jobs = jobs.get_command(jobs.make_context(name, [], resilient_parsing=True), name)
@@ -223,7 +227,6 @@ def test_every_gpu_that_is_named_is_in_the_catalog() -> None:
     """Each of them has a name in dstack, but for two that gpuhunt does not know."""
     keys = {gpu.key for gpu in load_catalog().gpus if gpu.kind == "cuda"}
     assert set(DSTACK_GPUS) == keys - {"RTX-4500-Ada", "RTX-5000-Ada"}
-    assert set(HF_FLAVORS) <= keys
 
 
 def test_a_name_is_one_that_all_formats_accept() -> None:

@@ -56,16 +56,6 @@ DSTACK_GPUS = {
 }
 """Names and gigabytes of GPUs in dstack, which are gpuhunt's; it does not tell PCIe from SXM."""
 
-HF_FLAVORS = {
-    "A100-80GB-SXM": "a100-large",
-    "A10G": "a10g-large",
-    "H200-SXM": "h200",
-    "L4": "l4x1",
-    "L40S": "l40sx1",
-    "T4": "t4-medium",
-}
-"""Flavors of Hugging Face Jobs with one GPU (huggingface_hub 2.4)."""
-
 SLURM_GPUS = {
     "A100-40GB-PCIe": "a100",
     "A100-40GB-SXM": "a100",

@@ -12,7 +12,6 @@ from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, skypilot_instance
 from orchestrator.exporting.names import (
     DSTACK_BACKENDS,
     DSTACK_GPUS,
-    HF_FLAVORS,
     SLURM_GPUS,
     Dstack,
 )
@@ -42,6 +41,8 @@ DEFAULT_FILES: Mapping[Target, str] = {
 }
 OWN_TARGETS: tuple[Target, ...] = ("ray", "slurm")
 """Formats that start a training on a machine of the user's own."""
+HF_JOBS = "hf-jobs"
+"""Hugging Face as a provider; its flavors are the catalog's instances."""
 SLACK = 2.0
 """Time limit of a job, as a multiple of its predicted hours."""
 
@@ -99,6 +100,10 @@ def _refused_by_dstack(place: ChosenOffer) -> str | None:
     return by_provider or _listed("GPU", DSTACK_GPUS)(place)
 
 
+def _refused_by_hugging_face(place: ChosenOffer) -> str | None:
+    return None if place.provider == HF_JOBS else "its jobs run on its own hardware"
+
+
 FORMATS: dict[Target, Format] = {
     "skypilot": Format(
         "sky jobs launch --secret HF_TOKEN FILE",
@@ -115,7 +120,7 @@ FORMATS: dict[Target, Format] = {
     "hf-jobs": Format(
         "bash FILE",
         ("YOUR_NAME/YOUR_BUCKET", "bucket of the hub for checkpoints and the result"),
-        _listed("GPU", HF_FLAVORS),
+        _refused_by_hugging_face,
     ),
     "ray": Format(
         "bash FILE",
@@ -137,10 +142,6 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         ExportError: TRL does not train by the recipe, or the format can name none of the offers.
     """
     form = FORMATS[target]
-    if training.gpus > 1 and target == "hf-jobs":
-        raise ExportError(
-            f"--to hf-jobs: a job is exported with one GPU, not {training.gpus}: give --gpus 1"
-        )
     chosen, left_out = _named(training.placements, form, target)
     training = replace(training, placements=chosen)
     mounts, links = _mounts(training, target)
@@ -160,7 +161,6 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         clouds=SKYPILOT_CLOUDS,
         instance=skypilot_instance,
         dstack=dstack_lists(chosen) if target == "dstack" else None,
-        flavor=HF_FLAVORS.get(chosen[0].gpu),
         slurm_gpu=SLURM_GPUS.get(chosen[0].gpu, chosen[0].gpu.lower()),
         limit_hours=math.ceil(max(SLACK * place.hours for place in chosen)),
     )

@@ -34,6 +34,15 @@ SECURE = replace(
     usd=4.0,
     checkpoint_minutes=60.0,
 )
+OF_HUGGING_FACE = replace(
+    SPOT,
+    provider="hf-jobs",
+    region="not stated",
+    instance="a10g-large",
+    market="on-demand",
+    usd_per_hour=1.5,
+    usd=15.0,
+)
 OF_EIGHT = replace(
     SPOT,
     gpu="A100-80GB-SXM",

@@ -75,12 +75,6 @@ def run_check(options: argparse.Namespace) -> int:
     return 0 if check.fits else 1
 
 
-def _exports_one_gpu(options: argparse.Namespace) -> bool:
-    """Whether the training is exported to a file that starts it on one GPU alone."""
-    is_alone = options.config is not None or options.to == "hf-jobs"
-    return options.export is not None and is_alone
-
-
 def _request(options: argparse.Namespace) -> "EstimateRequest":
     """The request of the options. Starts a process that will trace it.
 
@@ -106,7 +100,8 @@ def _request(options: argparse.Namespace) -> "EstimateRequest":
     from orchestrator.model_names import shape_text
     from orchestrator.request import request_of
 
-    if options.command == "estimate" and _exports_one_gpu(options) and not given["gpus"]:
+    is_exported = options.command == "estimate" and options.export is not None
+    if is_exported and options.config is not None and not given["gpus"]:
         given = {**given, "gpus": 1}
     request = request_of(EstimateRequest, given)
     if configuration is not None:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from orchestrator.exporting.training import TrainingJob
 
 
+LEFT_OUT = 3
+"""Cheaper offers that a task file cannot name, of which a line is printed each."""
+
+
 def run_export(options: argparse.Namespace) -> int:
     """Write a run's choice as a task file, or its observations in another project's columns."""
     from orchestrator.exporting.training import ExportError
@@ -92,8 +96,10 @@ def export(training: "TrainingJob", target: "Target", path: Path | None) -> str:
 
     file = task_file(training, target)
     path = path or Path(DEFAULT_FILES[target])
-    for line in file.left_out:
+    for line in file.left_out[:LEFT_OUT]:
         remark(line)
+    if len(file.left_out) > LEFT_OUT:
+        remark(f"{target} cannot use {len(file.left_out) - LEFT_OUT} further cheaper offers")
     text = write_task(file, path)
     if training.configuration is None:
         return text
