@@ -30,7 +30,7 @@ class SlowLink:
 
     @property
     def text(self) -> str:
-        """What is slow, by how much, and what to do, in a line."""
+        """A line on the link, its slowness and the remedy."""
         node = f" ({self.node_id[:8]})" if self.node_id else ""
         return (
             f"{self.host}{node}: {self.collective} on {self.gpus} {self.gpu} takes "
