@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.run_folder.run_folder import RunFolder
 
 LONGEST = (
-    *("test_sweep_on_", "test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
+    *("test_sweep_", "test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
     *("test_ray_backend_", "test_trainer_reference_", "test_tracing_"),
     *(
         "test_storage_s3",
