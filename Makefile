@@ -124,6 +124,7 @@ bench: setup  ## side by side with what a user would otherwise use
 	$(RUN) tests/benchmarks/adaptive_choice.py
 	$(RUN) tests/benchmarks/ranking.py
 	$(RUN) tests/benchmarks/simulated_gpu.py
+	$(RUN) tests/benchmarks/recipe_grid.py
 	$(RUN) tests/benchmarks/many_ranks.py
 	$(RUN) tests/benchmarks/torchtitan_runs.py
 	$(RUN) tests/benchmarks/placement.py

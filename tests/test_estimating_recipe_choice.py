@@ -24,6 +24,7 @@ from orchestrator.spec.spec_file import SpecError, parse_spec
 from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
 from trials.records.observation import Outcome
+from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 from trials.simulation.timing_model import EfficiencyConstants
 
 Record = Callable[[str, object], None]  # pytest's record_property
@@ -35,6 +36,28 @@ TODAY = dt.date(2026, 11, 23)
 def estimates(**options: Any) -> list[Estimate]:
     """Estimates of some options, the cheapest first."""
     return [row.estimate for row in orchestrator.estimate(**options)]
+
+
+def test_a_recipe_that_trl_lacks_is_named_where_it_saves_much() -> None:
+    """Its loss leaves room for a step without checkpointing, which TRL's may not."""
+    options: dict[str, Any] = {"model": "qwen2.5-0.5b", "seq_len": 1024, "method": "lora"}
+
+    def needed_gib(loss: str) -> float:
+        recipe = {"loss": loss, "gradient_checkpointing": "off", "batch_size": 1}
+        (row,) = estimates(**options, **recipe, gpu="A10")
+        assert row.peak_gib_interval is not None
+        return row.reserved_gib * row.peak_gib_interval.high / row.peak_gib
+
+    usable = (needed_gib("cce") + needed_gib("chunked")) / 2
+    (chosen,) = estimates(**options, gpu="A10", memory_gib=usable + CONTEXT_BYTES / GIB)
+    assert chosen.options == "--gradient-checkpointing on"
+    by_options = {recipe.options: recipe for recipe in chosen.alternatives}
+    doubtful = by_options.pop("--gradient-checkpointing off")
+    ((words, spared),) = by_options.items()
+    assert words == "--gradient-checkpointing off --loss cce"
+    assert (doubtful.surely_fits, spared.surely_fits) == (False, True)
+    (with_room,) = estimates(**options, gpu="A10")
+    assert not any("cce" in recipe.options for recipe in with_room.alternatives)
 
 
 @pytest.mark.parametrize(

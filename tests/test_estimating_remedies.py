@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any
 
 from gpu_catalog.catalog import load_catalog
+from orchestrator.estimating.choosing.memory_bound import cannot_fit
 from orchestrator.estimating.choosing.recipe_choice import fits
-from orchestrator.estimating.choosing.remedies import cannot_fit, some_settings
+from orchestrator.estimating.choosing.remedies import some_settings
 from orchestrator.estimating.estimate import estimates
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.estimate_request import (

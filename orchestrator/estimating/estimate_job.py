@@ -25,6 +25,7 @@ from orchestrator.estimating.choosing.recipe_choice import (
     for_comparison,
     jobs_on,
     recipes_to_try,
+    sparing_recipes,
 )
 from orchestrator.estimating.choosing.remedies import with_remedies
 from orchestrator.estimating.estimate import by_objective, estimates, simulations
@@ -268,7 +269,10 @@ def best_on(
     if question.finds_seq_len:
         simulation = simulation.at_lengths(lengths_up_to(question.seq_len))
         return simulation.estimates(at_longest(jobs, simulation.traces)), reasons
-    return best_recipes(jobs, simulation.of(question).estimates), reasons
+    varied = partial(varied_question, request, question)
+    sparing = sparing_recipes(request.recipe, varied) if request.chooses else []
+    can_run, _ = jobs_on(sparing, list({gpu.key: gpu for _, gpu in jobs}.values()))
+    return best_recipes(jobs, simulation.of(question).estimates, can_run), reasons
 
 
 def remedied(

@@ -48,6 +48,7 @@ class Alternative(Record):
     Attributes:
         options: options of the command line that differ from the given ones.
         learns_alike: whether training learns the same as with the recipe of the estimate.
+        surely_fits: whether a batch fits even by the error of the memory.
         usd: dollars of the job on the cheapest offer; None without an allowed one.
     """
 
@@ -55,6 +56,7 @@ class Alternative(Record):
     method: str
     recipe: str
     learns_alike: bool
+    surely_fits: bool
     batch_size: int
     micro_batches: int
     reserved_gib: float

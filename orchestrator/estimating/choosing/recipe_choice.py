@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from gpu_catalog.gpu import Gpu
+from orchestrator.estimating.choosing.memory_bound import cannot_fit
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Alternative, Estimated
 from orchestrator.estimating.question import EstimatedJob, Question, obstacle
@@ -18,6 +19,8 @@ from trials.records.observation import Outcome
 METHODS = ("lora", "qlora")
 """Methods that are tried where none is given. They do not learn the same."""
 
+WORTHWHILE = 0.05
+"""Least saving for which a recipe that TRL does not train by is named."""
 MOST_DRAWN = 3  # recipes of a GPU that are estimated with drawn lengths; seconds each
 
 Varied = Callable[[Mapping[str, Any]], Question | None]
@@ -29,24 +32,46 @@ Estimating = Callable[[Sequence[EstimatedJob]], list[Estimated]]
 def recipes_to_try(options: RecipeOptions, varied: Varied) -> list[list[Question]]:
     """Recipes that an estimate tries where it may choose.
 
-    Checkpointing saves memory and takes time, so both are tried. The other axes have a choice that
-    no equal one beats: fused AdamW, the chunked loss, and attention by a fused kernel, for packed
-    rows FlashAttention-2. Given fields stay.
+    Checkpointing saves memory and takes time, so both are tried. Each other axis has a choice than
+    which no other that TRL trains by is more than 2 % cheaper
+    (``tests/benchmarks/recipe_grid.py``): fused AdamW, the chunked loss, and attention by a fused
+    kernel, for packed rows FlashAttention-2. Given fields stay.
 
     Returns:
         For each method with and without checkpointing, recipes in order of preference: the first
         that a GPU can run counts there.
     """
+    # TRL's default is the chunked loss.
+    is_plain = options.defaults == "plain" and options.given().get("task", "sft") == "sft"
+    loss = "chunked" if is_plain else None
+    return _combined(options, varied, (True, False), loss)
+
+
+def sparing_recipes(options: RecipeOptions, varied: Varied) -> list[list[Question]]:
+    """Recipes without checkpointing and with the loss that needs the least memory.
+
+    TRL does not train by that loss, and axolotl does.
+
+    Returns:
+        For each method, recipes in order of preference; none where a given field excludes them.
+    """
+    given = options.given()
+    if {"loss", "gradient_checkpointing"} & given.keys() or given.get("task", "sft") != "sft":
+        return []
+    return _combined(options, varied, (False,), "cce")
+
+
+def _combined(
+    options: RecipeOptions, varied: Varied, checkpointing: tuple[bool, ...], loss: str | None
+) -> list[list[Question]]:
     given = options.given()
     kernels: tuple[str | None, ...] = (None, "eager")
     if given.get("packing"):
         kernels = ("flash_attention_2", *kernels)
-    # TRL's default is the chunked loss.
-    is_plain = options.defaults == "plain" and given.get("task", "sft") == "sft"
     axes: dict[str, tuple[Any, ...]] = {
         "method": METHODS,
-        "gradient_checkpointing": (True, False),
-        "loss": ("chunked",) if is_plain else (None,),
+        "gradient_checkpointing": checkpointing,
+        "loss": (loss,),
         "attention": kernels,
     }
     free = {name: values for name, values in axes.items() if name not in given}
@@ -93,8 +118,15 @@ def jobs_on(
     return jobs, reasons
 
 
-def best_recipes(jobs: Sequence[EstimatedJob], estimated_jobs: Estimating) -> list[Estimated]:
+def best_recipes(
+    jobs: Sequence[EstimatedJob],
+    estimated_jobs: Estimating,
+    sparing: Sequence[EstimatedJob] = (),
+) -> list[Estimated]:
     """Estimate of the best recipe of each GPU, with the others that fit as its alternatives.
+
+    ``sparing`` are alternatives that matter only where the best recipe is checkpointed for want of
+    memory: those that are at least ``WORTHWHILE`` cheaper.
 
     Where lengths vary, the best by ``compared_recipes`` is estimated with runs of drawn lengths,
     and the next one where that does not fit, or costs more than the next one seemed to: in all
@@ -104,8 +136,16 @@ def best_recipes(jobs: Sequence[EstimatedJob], estimated_jobs: Estimating) -> li
         TraceError: the model cannot be traced under a recipe.
     """
     ranked = compared_recipes(jobs, estimated_jobs)
+    spare = [(question, gpu) for question, gpu in sparing if _may_fit(question, ranked[gpu.key])]
+    spared = {
+        gpu: [row for row in rows if _is_cheaper(row, ranked[gpu][0])]
+        for gpu, rows in compared_recipes(spare, estimated_jobs).items()
+    }
     if all(for_comparison(question) is question for question, _ in jobs):
-        return [_with_runners_up(rows) for rows in ranked.values()]
+        return [
+            _with_runners_up([best, *sorted([*others, *spared.get(gpu, ())], key=_order)])
+            for gpu, (best, *others) in ranked.items()
+        ]
     whole = {(gpu.key, question.options_text()): (question, gpu) for question, gpu in jobs}
     drawn: dict[str, list[Estimated]] = {gpu: [] for gpu in ranked}
     undecided = list(ranked)
@@ -121,9 +161,40 @@ def best_recipes(jobs: Sequence[EstimatedJob], estimated_jobs: Estimating) -> li
             and _order(drawn[gpu][0]) > _order(ranked[gpu][0])
         ]
     return [
-        _with_runners_up([best, *sorted([*others, *ranked[gpu]], key=_order)])
+        _with_runners_up([best, *sorted([*others, *ranked[gpu], *spared.get(gpu, ())], key=_order)])
         for gpu, (best, *others) in drawn.items()
     ]
+
+
+def _may_fit(question: Question, rows: Sequence[Estimated]) -> bool:
+    """Whether a recipe without checkpointing may fit where it may not with another loss.
+
+    Args:
+        question: the recipe, with another loss than those of the rows.
+        rows: estimates of the GPU, the best first.
+    """
+    best = rows[0]
+    return (
+        fits(best)
+        and best.question.recipe.gradient_checkpointing
+        and best.question.recipe.method == question.recipe.method
+        and any(
+            not row.question.recipe.gradient_checkpointing
+            and row.question.recipe.method == question.recipe.method
+            and not _surely_fits(row)
+            and not cannot_fit(question, row)
+            for row in rows
+        )
+    )
+
+
+def _is_cheaper(row: Estimated, best: Estimated) -> bool:
+    """Whether a recipe surely fits and saves as much as makes it worthwhile."""
+    if not _surely_fits(row):
+        return False
+    *length, cost, _ = by_objective(row)
+    *best_length, best_cost, _ = by_objective(best)
+    return length == best_length and cost < best_cost - WORTHWHILE * abs(best_cost)
 
 
 def _taken(rows: list[Estimated], drawn: Sequence[Estimated]) -> Estimated:
@@ -164,9 +235,13 @@ def _order(row: Estimated) -> tuple[float, ...]:
     A recipe whose only batch may not fit, by the error of the memory, comes after the others.
     """
     if fits(row):
-        is_doubtful = row.estimate.max_batch_size_interval.low < 1
-        return (0, is_doubtful, *by_objective(row))
+        return (0, not _surely_fits(row), *by_objective(row))
     return (1, row.estimate.reserved_gib)
+
+
+def _surely_fits(row: Estimated) -> bool:
+    """Whether a batch fits even by the error of the memory."""
+    return fits(row) and row.estimate.max_batch_size_interval.low >= 1
 
 
 def _with_runners_up(rows: Sequence[Estimated]) -> Estimated:
@@ -200,6 +275,7 @@ def _alternative(row: Estimated, other: Estimated) -> Alternative:
     return Alternative(
         **other.estimate.model_dump(include=set(fields)),
         options=other.question.options_text(),
+        surely_fits=_surely_fits(other),
         learns_alike=all(before.get(n) == after.get(n) for n in {*before, *after} & ALTERING),
         usd=None if other.estimate.price is None else other.estimate.price.usd,
     )

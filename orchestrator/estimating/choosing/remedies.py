@@ -6,6 +6,7 @@ from itertools import combinations
 from operator import or_
 from typing import Any
 
+from orchestrator.estimating.choosing.memory_bound import cannot_fit
 from orchestrator.estimating.choosing.recipe_choice import (
     Estimating,
     Varied,
@@ -21,8 +22,6 @@ from orchestrator.estimating.question import EstimatedJob, Question, obstacle
 from trials.recipes.fields import Method
 from trials.records.compatibility import EAGER_FAMILIES
 from trials.records.optional_packages import importable_extras
-from trials.simulation.recording import Purpose
-from trials.simulation.simulated_cell import GIB
 
 SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
     "full": ("lora", "qlora"),
@@ -31,10 +30,6 @@ SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
 }
 WIDE = ("fp32", "fp32-mixed-load")
 """Precisions that hold frozen weights in fp32."""
-OUTSIDE_LAYERS = ("loss", "gradient_accumulation", "effective_batch")
-"""Fields of a recipe that do not change what its layers keep for the backward pass."""
-OF_ONE = 0.9
-"""Least part of its share of a batch that a batch of one keeps: some copies are views there."""
 Changes = dict[str, Any]
 
 
@@ -86,24 +81,6 @@ def with_remedies(
         for other in filter(fits, best_recipes(jobs, estimating)):
             remedied[other.gpu.key] = with_alternatives(remedied[other.gpu.key], [other])
     return list(remedied.values())
-
-
-def cannot_fit(question: Question, row: Estimated) -> bool:
-    """Whether a row with the same layers shows, without a trace, that a question does not fit.
-
-    The layers keep the same tensors for the backward pass under any loss, accumulation and setting
-    of the allocator, so the model and these tensors are a lower bound of the memory. Those of one
-    example are at least their share of a traced batch, but for operators of a batch of one.
-    """
-    own, other = question.recipe, row.question.recipe
-    unlike = own.model_copy(update={name: getattr(other, name) for name in OUTSIDE_LAYERS}) != other
-    if unlike or question.seq_len != row.question.seq_len or other.has_square_mask:
-        return False
-    traced = row.cell.request.batch_sizes[0]
-    kept_gib = row.cell.at_peak(traced, row.gpu).get(Purpose.CHECKPOINT, 0) / traced / GIB
-    if isinstance(question.batch, int):
-        kept_gib *= question.batch
-    return row.weights_gib + OF_ONE * kept_gib > row.estimate.usable_gib
 
 
 def _jobs(

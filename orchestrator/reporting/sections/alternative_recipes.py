@@ -12,6 +12,8 @@ from orchestrator.spec.recipe_options import ChosenRecipe, OpenCell
 from trials.records.optional_packages import EXTRAS
 
 ALTERS = "which alters training"
+CCE = "--loss cce"
+NOT_BY_TRL = " (by cut-cross-entropy, as axolotl trains, and TRL does not)"
 
 
 def recipe_words(row: Estimated) -> str:
@@ -125,7 +127,12 @@ def _worth(change: Alternative) -> tuple[bool, bool, float]:
 
 
 def _runner_up(recipe: Alternative) -> str:
-    return f"{recipe.options}, {_costs(recipe)}{'' if recipe.learns_alike else f', {ALTERS}'}"
+    remarks = (
+        "" if recipe.learns_alike else f", {ALTERS}",
+        "" if recipe.surely_fits else ", which may not fit",
+        NOT_BY_TRL if CCE in recipe.options else "",
+    )
+    return f"{recipe.options}, {_costs(recipe)}{''.join(remarks)}"
 
 
 def _costs(recipe: Estimate | Alternative) -> str:
