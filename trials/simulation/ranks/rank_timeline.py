@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -50,13 +51,21 @@ def rank_seconds(
     """
     host_waits = np.zeros(len(host), np.bool_)
     host_waits[waits] = True
+    is_stop = (streams >= FIRST) | (links > 0) | host_waits
+    stops = np.flatnonzero(is_stop)
+    runs = _runs(host, np.where(is_stop, 0.0, device), stops)
+    columns = (host[stops], device[stops], links[stops], streams[stops], host_waits[stops])
+    at_stops = zip(*map(_listed, columns), strict=True)
     events = {int(n): StreamEvent.of(int(n)) for n in np.unique(streams) if n >= FIRST}
     free: dict[int, float] = defaultdict(float)
     marks: dict[int, list[float]] = defaultdict(list)
     now, busy_until = 0.0, [0.0, 0.0, 0.0]
     stream = COMPUTE_STREAM
-    columns = (host, device, links, streams, host_waits)
-    for spent, busy, link, number, is_wait in zip(*(c.tolist() for c in columns), strict=True):
+    *before, last = runs
+    for (run_spent, run_busy, latest), stop in zip(before, at_stops, strict=True):
+        free[stream] = max(free[stream] + run_busy, now + latest)
+        now += run_spent
+        spent, busy, link, number, is_wait = stop
         if is_wait:
             now = max(now, free[COMPUTE_STREAM])
         now += spent
@@ -73,7 +82,36 @@ def rank_seconds(
             busy_until[link] = free[stream] = max(free[stream], busy_until[link], now) + busy
         elif busy:
             free[stream] = max(free[stream], now) + busy
-    return max(now, *free.values())
+    run_spent, run_busy, latest = last
+    free[stream] = max(free[stream] + run_busy, now + latest)
+    return max(now + run_spent, *free.values())
+
+
+def _runs(
+    host: FloatArray, device: FloatArray, stops: IntArray
+) -> Iterator[tuple[float, float, float]]:
+    """Sums over the events before each stop, and after the last.
+
+    In a run without stops a kernel begins when the one before has ended and the host has launched
+    it, so the stream is free at the latest sum of a launch and of all kernels from it on.
+
+    Returns:
+        For each run the host's seconds, those of its kernels, and the latest end of its kernels
+        after the host's begin, on a stream that is free then; -inf without kernels.
+    """
+    launched = np.concatenate([[0.0], np.cumsum(host)])  # after as many events
+    done = np.concatenate([[0.0], np.cumsum(device)])
+    leads = np.append(np.where(device > 0, launched[1:] - done[:-1], -np.inf), -np.inf)
+    starts = np.concatenate([[0], stops + 1])
+    ends = np.append(stops, len(host))
+    latest = np.maximum.reduceat(leads, starts) + done[ends] - launched[starts]
+    columns = (launched[ends] - launched[starts], done[ends] - done[starts], latest)
+    return zip(*map(_listed, columns), strict=True)
+
+
+def _listed(column: np.ndarray) -> list[Any]:
+    """Values of a column; Python's own types are faster in loops."""
+    return list(column.tolist())
 
 
 def collective_seconds(
