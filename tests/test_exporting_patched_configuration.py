@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from builders.trainings import training_of
+from builders.trainings import OF_HUGGING_FACE, SPOT, training_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_exporting_task_file import scripts
@@ -47,6 +47,7 @@ TRAINERS = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
 MICRO = {"axolotl": "micro_batch_size"}
 EPOCHS = {"axolotl": "num_epochs"}
 BATCHES = "micro_batch_size: 2\ngradient_accumulation_steps: 4\nnum_epochs: 3\n"
+OFFERS = (SPOT, OF_HUGGING_FACE)
 
 
 def micro_key(trainer: str) -> str:
@@ -205,7 +206,7 @@ def test_each_task_starts_the_trainer_itself(tmp_path: Path, trainer: str, targe
     configuration = written(tmp_path, f"{TRAINERS[trainer]}{key}\n")
     same = training(configuration, configuration.options["batch_size"])
     own = patched(configuration, same, 256)
-    text = task_file(replace(training_of(), configuration=own), target).text
+    text = task_file(replace(training_of(placements=OFFERS), configuration=own), target).text
     parts = scripts(target, text)
     for script in parts:
         checked = subprocess.run(
@@ -233,7 +234,7 @@ def test_a_model_folder_of_this_machine_travels_or_is_listed(
     same = training(configuration, configuration.options["batch_size"])
     own = patched(configuration, same, 256)
     assert own.files == {"./weights": tmp_path / "weights"}
-    text = task_file(replace(training_of(), configuration=own), target).text
+    text = task_file(replace(training_of(placements=OFFERS), configuration=own), target).text
     if target in ("skypilot", "dstack"):
         assert str(tmp_path / "weights") in text
         assert "ln -sfn /data/0/weights ./weights" in text

@@ -10,6 +10,12 @@ import yaml
 from gpu_catalog.user_file import text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import as_recipe
+from orchestrator.configurations.keys_of_changes import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    MICRO_BATCH_OF_TRANSFORMERS,
+    micro_batch_key,
+)
 from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
 from orchestrator.configurations.several_gpus import is_cast_up
@@ -18,9 +24,6 @@ from orchestrator.spec.recipe_options import plain
 from orchestrator.spec.yaml_lines import read_yaml
 from trials.recipes.recipe import Recipe
 
-MICRO_BATCH = {"axolotl": "micro_batch_size"}
-MICRO_BATCH_OF_TRANSFORMERS = "per_device_train_batch_size"
-ACCUMULATION = "gradient_accumulation_steps"
 WHOLE_BATCH = "batch_size"
 """Key of axolotl in place of the micro-batch or of the accumulation, which it then divides."""
 DELIMITERS = frozenset({"CONFIGURATION", "JOB"})
@@ -83,7 +86,7 @@ def _changes(configuration: Configuration, training: TrainingJob) -> dict[str, i
     if training.micro_batch == micro_batch:
         return {}
     trainer = configuration.trainer.rpartition(" ")[0]
-    changes = {MICRO_BATCH.get(trainer, MICRO_BATCH_OF_TRANSFORMERS): training.micro_batch}
+    changes = {micro_batch_key(trainer): training.micro_batch}
     if training.accumulation != effective_batch // micro_batch:
         changes[ACCUMULATION] = training.accumulation
     return changes

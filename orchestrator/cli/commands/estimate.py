@@ -28,7 +28,7 @@ def run_estimate(options: argparse.Namespace) -> int:
 
         print_result(with_local_data(read_configuration(options.config)).explanation())
         return 0
-    request = _request(options)
+    request, _ = _request(options)
     from orchestrator.estimating.assumed_lengths import with_assumed_lengths
     from orchestrator.estimating.estimate_job import estimate_job
 
@@ -57,7 +57,7 @@ def run_check(options: argparse.Namespace) -> int:
         0 where it fits, 1 where it does not, 2 where the verdict is unknown.
     """
     try:
-        request = _request(options)
+        request, configuration = _request(options)
         from orchestrator.checking.memory_check import check_text, memory_check
 
         check = memory_check(request, today())
@@ -70,13 +70,19 @@ def run_check(options: argparse.Namespace) -> int:
         traceback.print_exc()
         return UNKNOWN
     print_result(check.model_dump_json(indent=2) if options.json else check_text(check))
+    if configuration is not None and check.change is not None and not options.json:
+        from orchestrator.configurations.keys_of_changes import keys_text
+
+        trainer, change = configuration.trainer.rpartition(" ")[0], check.change
+        batches = change.batch_size, change.micro_batches
+        print_result(keys_text(configuration.file, trainer, change.options, *batches))
     if options.strict and not check.certain:
         return UNKNOWN
     return 0 if check.fits else 1
 
 
-def _request(options: argparse.Namespace) -> "EstimateRequest":
-    """The request of the options. Starts a process that will trace it.
+def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configuration | None]":
+    """The request of the options, and a trainer's. Starts a process that will trace it.
 
     That process imports torch while this one imports the rest.
 
@@ -117,7 +123,7 @@ def _request(options: argparse.Namespace) -> "EstimateRequest":
         options.refuse(checks_of(needed).lines)
     if text := shape_text(request.model):
         remark(text)
-    return request
+    return request, configuration
 
 
 def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> None:

@@ -1,0 +1,86 @@
+"""Keys of a trainer's configuration that make the changes of an estimate."""
+
+import json
+import shlex
+from collections.abc import Mapping
+
+MICRO_BATCH = {"axolotl": "micro_batch_size"}
+MICRO_BATCH_OF_TRANSFORMERS = "per_device_train_batch_size"
+ACCUMULATION = "gradient_accumulation_steps"
+LENGTH = {"axolotl": "sequence_len", "LLaMA-Factory": "cutoff_len", "TRL": "max_length"}
+OF_BATCHES = ("--batch-size", "--gradient-accumulation", "--effective-batch")
+OF_LENGTH = ("--seq-len", "--cutoff")
+OF_EXPANDABLE_SEGMENTS = ("--expandable-segments", "on")
+EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
+
+Keys = Mapping[str, object]
+SHARED: Mapping[tuple[str, str], Keys] = {
+    ("--gradient-checkpointing", "on"): {"gradient_checkpointing": True},
+    ("--gradient-checkpointing", "off"): {"gradient_checkpointing": False},
+    ("--optimizer", "adamw_8bit"): {"optim": "adamw_8bit"},
+}
+KEYS: Mapping[str, Mapping[tuple[str, str], Keys]] = {
+    "axolotl": {
+        **SHARED,
+        ("--method", "lora"): {"adapter": "lora"},
+        ("--method", "qlora"): {"adapter": "qlora", "load_in_4bit": True},
+        ("--optimizer", "adamw_8bit"): {"optimizer": "adamw_8bit"},
+        ("--attention", "sdpa"): {"attn_implementation": "sdpa"},
+        ("--attention", "flash_attention_2"): {"attn_implementation": "flash_attention_2"},
+        ("--activation-offloading", "on"): {"activation_offloading": True},
+    },
+    "LLaMA-Factory": {
+        **SHARED,
+        ("--gradient-checkpointing", "on"): {"disable_gradient_checkpointing": False},
+        ("--gradient-checkpointing", "off"): {"disable_gradient_checkpointing": True},
+        ("--method", "lora"): {"finetuning_type": "lora"},
+        ("--method", "qlora"): {"finetuning_type": "lora", "quantization_bit": 4},
+        ("--attention", "sdpa"): {"flash_attn": "sdpa"},
+        ("--attention", "flash_attention_2"): {"flash_attn": "fa2"},
+    },
+    "TRL": {
+        **SHARED,
+        ("--method", "lora"): {"use_peft": True},
+        ("--method", "qlora"): {"use_peft": True, "load_in_4bit": True},
+        ("--attention", "sdpa"): {"attn_implementation": "sdpa"},
+        ("--attention", "flash_attention_2"): {"attn_implementation": "flash_attention_2"},
+        ("--activation-offloading", "on"): {"activation_offloading": True},
+    },
+}
+"""Keys by trainer for an option and its value."""
+
+
+def micro_batch_key(trainer: str) -> str:
+    """Key of the micro-batch."""
+    return MICRO_BATCH.get(trainer, MICRO_BATCH_OF_TRANSFORMERS)
+
+
+def keys_text(file: str, trainer: str, options: str, batch_size: int, micro_batches: int) -> str:
+    """The keys that make a change in a configuration, in a line.
+
+    Args:
+        file: name of the configuration.
+        trainer: name of the trainer.
+        options: options of an estimate that state the change.
+        batch_size: examples of a micro-batch.
+        micro_batches: micro-batches of a step.
+    """
+    keys: dict[str, object] = {}
+    beside, lacking = [], []
+    words = shlex.split(options)
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        if option in OF_BATCHES:
+            continue
+        if option in OF_LENGTH:
+            keys[LENGTH[trainer]] = int(value)
+        elif (option, value) == OF_EXPANDABLE_SEGMENTS:
+            beside.append(EXPANDABLE_SEGMENTS)
+        elif (option, value) in KEYS[trainer]:
+            keys.update(KEYS[trainer][option, value])
+        else:
+            lacking.append(f"{option} {value}")
+    keys[micro_batch_key(trainer)] = batch_size
+    keys[ACCUMULATION] = micro_batches
+    shown = [f"{name}: {json.dumps(value).strip(chr(34))}" for name, value in keys.items()]
+    text = f"In {file}: {', '.join([*shown, *beside])}."
+    return f"{text} {trainer} has no key for {', '.join(lacking)}." if lacking else text
