@@ -57,6 +57,7 @@ def with_configuration(
     options = _of_method(options, stated)
     options |= _lengths(configuration, options | stated, given)
     options["recipe_source"] = f"{configuration.file} ({configuration.trainer})"
+    options["trainer"] = configuration.trainer.rpartition(" ")[0]
     remarks += _assumptions(configuration)
     if options.get("cutoff") is None and isinstance(options["seq_len"], int):
         remarks.append(

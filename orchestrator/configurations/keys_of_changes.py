@@ -13,6 +13,8 @@ OF_LENGTH = ("--seq-len", "--cutoff")
 OF_EXPANDABLE_SEGMENTS = ("--expandable-segments", "on")
 EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
 
+CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+
 Keys = Mapping[str, object]
 SHARED: Mapping[tuple[str, str], Keys] = {
     ("--gradient-checkpointing", "on"): {"gradient_checkpointing": True},
@@ -28,11 +30,14 @@ KEYS: Mapping[str, Mapping[tuple[str, str], Keys]] = {
         ("--attention", "sdpa"): {"attn_implementation": "sdpa"},
         ("--attention", "flash_attention_2"): {"attn_implementation": "flash_attention_2"},
         ("--activation-offloading", "on"): {"activation_offloading": True},
+        ("--loss", "cce"): {"plugins": [CUT_CROSS_ENTROPY]},
     },
     "LLaMA-Factory": {
         **SHARED,
         ("--gradient-checkpointing", "on"): {"disable_gradient_checkpointing": False},
         ("--gradient-checkpointing", "off"): {"disable_gradient_checkpointing": True},
+        ("--loss", "liger"): {"enable_liger_kernel": True},
+        ("--liger-kernels", "on"): {"enable_liger_kernel": True},
         ("--method", "lora"): {"finetuning_type": "lora"},
         ("--method", "qlora"): {"finetuning_type": "lora", "quantization_bit": 4},
         ("--attention", "sdpa"): {"flash_attn": "sdpa"},

@@ -300,4 +300,11 @@ def remedied(
     varied = partial(varied_question, request, question)
     estimated_jobs = simulation.of(question).estimates
     shorter_jobs = simulation.at_lengths(lengths_up_to(question.seq_len // 2)).estimates
-    return with_remedies(rows, varied, estimated_jobs, shorter_jobs, offloads=offloads)
+    return with_remedies(
+        rows,
+        varied,
+        estimated_jobs,
+        shorter_jobs,
+        offloads=offloads,
+        trainer=request.recipe.trainer,
+    )

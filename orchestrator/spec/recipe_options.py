@@ -37,11 +37,13 @@ class RecipeOptions(_RecipeFields):  # type: ignore[misc]
             choose the fields that are not given.
         defaults: source of absent fields; by default TRL. Not for a named recipe.
         recipe_source: configuration of a trainer that states the fields, in words.
+        trainer: name of that trainer; TRL without one.
     """
 
     recipe: str | None = None
     defaults: RecipeDefaults | None = None
     recipe_source: str | None = None
+    trainer: str = "TRL"
 
     @property
     def is_automatic(self) -> bool:

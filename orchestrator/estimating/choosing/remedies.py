@@ -1,7 +1,7 @@
 """Changes that make a job fit where it does not: the cheapest on each GPU."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import combinations
 from operator import or_
 from typing import Any
@@ -31,15 +31,22 @@ SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
 WIDE = ("fp32", "fp32-mixed-load")
 """Precisions that hold frozen weights in fp32."""
 Changes = dict[str, Any]
+SPARING_LOSS: Mapping[str, Changes] = {
+    "axolotl": {"loss": "cce"},
+    "LLaMA-Factory": {"loss": "liger", "liger_kernels": True},
+    "TRL": {"loss": "chunked"},
+}
+"""Loss by which each trainer computes only a part of the logits at once."""
 
 
-def with_remedies(
+def with_remedies(  # noqa: PLR0913 - settings with defaults
     rows: Sequence[Estimated],
     varied: Varied,
     estimated_jobs: Estimating,
     shorter_jobs: Estimating,
     *,
     offloads: bool = True,
+    trainer: str = "TRL",
 ) -> list[Estimated]:
     """Add the cheapest change that fits to each estimate that does not fit.
 
@@ -52,6 +59,7 @@ def with_remedies(
         estimated_jobs: estimates questions with examples as long as they are.
         shorter_jobs: estimates questions with shorter examples.
         offloads: whether to try activations on the host, for which all layers are traced.
+        trainer: name of the trainer, which decides on the loss to try.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
@@ -66,13 +74,14 @@ def with_remedies(
         if altered not in {_altered, _altered_twice}:  # the others keep the weights
             misfits = [r for r in misfits if weights[r.gpu.key] < r.estimate.usable_gib]
         jobs: list[EstimatedJob] = []
-        most = _jobs(misfits, altered, _all_settings, varied)
+        most = _jobs(misfits, altered, partial(_all_settings, trainer=trainer), varied)
         for key, others in compared_recipes(most, estimating).items():
             weights[key] = min(weights[key], *(row.weights_gib for row in others))
             # What does not fit with all settings does not fit with some of them.
             if fits(others[0]):
                 tokens = others[0].estimate.seq_len
-                some = _jobs([remedied[key]], altered, some_settings, varied)
+                selections = partial(some_settings, trainer=trainer)
+                some = _jobs([remedied[key]], altered, selections, varied)
                 jobs += [
                     (question, gpu)
                     for question, gpu in some
@@ -109,13 +118,13 @@ def _possible(row: Estimated, changes: Changes, varied: Varied) -> Question | No
     return None
 
 
-def _settings(question: Question) -> Iterator[Changes]:
+def _settings(question: Question, trainer: str) -> Iterator[Changes]:
     """Settings that save memory for some time, and under which training learns the same."""
     recipe = question.recipe
     if not recipe.gradient_checkpointing:
         yield {"gradient_checkpointing": True}
     if recipe.loss == "full-logits" and recipe.task == "sft":
-        yield {"loss": "chunked"}
+        yield SPARING_LOSS[trainer]
     if isinstance(question.batch, int) and question.batch > 1:
         yield {"batch_size": "fastest"} | _same_effective_batch(question, question.batch)
     if not question.expandable_segments:
@@ -141,20 +150,20 @@ def _same_effective_batch(question: Question, batch_size: int) -> Changes:
     return {}
 
 
-def _all_settings(question: Question) -> Iterator[Changes]:
+def _all_settings(question: Question, trainer: str) -> Iterator[Changes]:
     """All settings together, with and without expandable segments.
 
     Those divide memory into larger pages, of which a small step may waste more than it saves.
     """
-    together = reduce(or_, _settings(question), _kernel(question))
+    together = reduce(or_, _settings(question, trainer), _kernel(question))
     yield {name: value for name, value in together.items() if name != "expandable_segments"}
     if "expandable_segments" in together:
         yield together
 
 
-def some_settings(question: Question) -> Iterator[Changes]:
+def some_settings(question: Question, trainer: str) -> Iterator[Changes]:
     """Every selection of the settings, the smallest first."""
-    settings = list(_settings(question))
+    settings = list(_settings(question, trainer))
     for count in range(len(settings) + 1):
         yield from (reduce(or_, some, _kernel(question)) for some in combinations(settings, count))
 
