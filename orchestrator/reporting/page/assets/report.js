@@ -53,7 +53,7 @@ const NUMBERS = [
     () => PROBES),
 ];
 
-new Table(at("spending-table"), {
+if (rowsOf("spending").length) new Table(at("spending-table"), {
   caption: "Cost of the sweep", most: 50, columns: [
     { label: "GPU", of: (row) => row.gpu, head: true }, numeric("probes", "probes"), numeric("probe hours", "probe_hours"),
     numeric("hours lost in failed trials", "lost_hours"), numeric("nodes", "nodes"),
