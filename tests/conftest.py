@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
     from orchestrator.run_folder.run_folder import RunFolder
 
+ON_RAY = ("test_sweep_on_", "test_sweep_gang_on_ray", "test_ray_backend_")
 LONGEST = (
-    *("test_sweep_", "test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
-    *("test_ray_backend_", "test_trainer_reference_", "test_tracing_"),
+    *ON_RAY,
+    *("test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
+    *("test_trainer_reference_", "test_tracing_"),
     *(
         "test_storage_s3",
         "test_child_process_",
@@ -36,8 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first: no process is left with one when the others are done."""
+    """Start the longest files first: no process is left with one when the others are done.
+
+    Files that start Ray share a process: several clusters at once take longer than one by one.
+    """
     items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for item in items:
+            name = item.path.name
+            item.add_marker(pytest.mark.xdist_group("ray" if name.startswith(ON_RAY) else name))
 
 
 @pytest.fixture(scope="session", autouse=True)

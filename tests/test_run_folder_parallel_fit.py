@@ -80,11 +80,15 @@ def fit_result(run: RunFolder) -> str:
 
 def workers(parent: int) -> list[psutil.Process]:
     """Worker processes of a parent that read and fit."""
-    try:
-        every = psutil.Process(parent).children()
-        return [process for process in every if "spawn_main" in " ".join(process.cmdline())]
-    except psutil.NoSuchProcess:
-        return []
+
+    def is_worker(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            return "spawn_main" in " ".join(process.cmdline())
+        return False
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [*filter(is_worker, psutil.Process(parent).children())]
+    return []
 
 
 @pytest.mark.usefixtures("several")

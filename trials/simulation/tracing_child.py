@@ -59,6 +59,8 @@ class TracingChild:
                 stderr=self._printed,
                 pass_fds=(theirs.fileno(),),
             )
+        # It may end while nobody asks for it: a zombie would stay.
+        Thread(target=self._process.wait, daemon=True).start()
 
     @property
     def pid(self) -> int:
