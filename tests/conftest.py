@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 ON_RAY = ("test_sweep_on_", "test_sweep_gang_on_ray", "test_ray_backend_")
 LONGEST = (
-    *ON_RAY,
     *("test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
     *("test_trainer_reference_", "test_tracing_"),
     *(
@@ -42,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Files that start Ray share a process: several clusters at once take longer than one by one.
     """
-    items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
+    places = (ON_RAY, LONGEST)
+    items.sort(key=lambda item: [not item.path.name.startswith(names) for names in places])
     if "PYTEST_XDIST_WORKER" in os.environ:
         for item in items:
             name = item.path.name
