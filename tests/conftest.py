@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_DATA_HOME"] = str(config.rootpath / ".pytest_cache" / "no-data")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest files first: no process is left with one when the others are done.
 
