@@ -47,7 +47,7 @@ browser:  ## Chromium, which the tests open the report in (apt, where there is n
 
 # One process more than the two cores of a small machine: tests of Ray and of processes mostly wait.
 test: setup  ## all tests, a Ray cluster on this machine among them
-	$(RUN) -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder --durations 12
+	$(RUN) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 12
 
 test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick, at the moments of five seeds, as root
 	$(RUN) -m pytest -rs -m long

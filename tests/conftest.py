@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,18 +36,26 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_DATA_HOME"] = str(config.rootpath / ".pytest_cache" / "no-data")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first: no process is left with one when the others are done.
-
-    Files that start Ray share a process: several clusters at once take longer than one by one.
-    """
+    """Start the longest files first: no process is left with one when the others are done."""
     places = (ON_RAY, LONGEST)
     items.sort(key=lambda item: [not item.path.name.startswith(names) for names in places])
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        for item in items:
-            name = item.path.name
-            item.add_marker(pytest.mark.xdist_group("ray" if name.startswith(ON_RAY) else name))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, and all that start Ray to the same.
+
+    Several clusters at once take longer than one after another.
+    """
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - not on machines with a GPU
+
+    class Files(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "ray" if Path(file).name.startswith(ON_RAY) else file
+
+    return Files(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
