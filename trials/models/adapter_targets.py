@@ -7,7 +7,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from trials.models.experts import is_fused
-from trials.models.weight_placement import output_layer
+from trials.models.weight_placement import language_modules, output_layer
 from trials.recipes.fields import TARGET_GROUPS
 from trials.recipes.recipe import Recipe
 
@@ -95,14 +95,14 @@ def expert_parameters(model: nn.Module, recipe: Recipe) -> list[str]:
 def _adaptable(model: nn.Module) -> Iterator[tuple[str, bool]]:
     """Names of all linear layers and embeddings, and whether each is the head or an embedding."""
     head = output_layer(model)
-    for name, module in model.named_modules():
+    for name, module in language_modules(model):
         if isinstance(module, (nn.Linear, Conv1D, nn.Embedding)):
             yield name, module is head or isinstance(module, nn.Embedding)
 
 
 def saved_modules(model: nn.Module, recipe: Recipe) -> list[str]:
     """Names of the modules that a recipe trains in full beside adapters, by PEFT's matching."""
-    return [name for name, _ in model.named_modules() if name.endswith(recipe.copied_modules)]
+    return [name for name, _ in language_modules(model) if name.endswith(recipe.copied_modules)]
 
 
 def check_saved_modules(model: nn.Module, recipe: Recipe) -> None:

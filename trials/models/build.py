@@ -12,12 +12,19 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
 from transformers import __version__ as transformers_version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
@@ -30,6 +37,7 @@ from trials.models.weight_placement import (
     DTYPES,
     decoder_layers,
     freeze_layers,
+    freeze_vision,
     place,
     trained_layers,
 )
@@ -53,6 +61,8 @@ class FamilyError(ValueError):
 def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.Module:
     """Build the stock model of transformers on the meta device: shapes and dtypes, no weights.
 
+    Of a vision-language model all is frozen but the language part.
+
     Raises:
         FamilyError: transformers has no such model.
         ImportError: the attention kernel is not installed.
@@ -67,15 +77,18 @@ def stock_model(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
 
             config = model.config_with(active_experts)
             return blackmamba(config, experts_implementation=experts, dtype=dtype)  # type: ignore[no-any-return]
-        return _made(
+        stock = _made(
             model,
             recipe,
-            lambda: _auto_class(recipe).from_config(
+            lambda: _auto_class(model, recipe).from_config(
                 _task_config(model, recipe, active_experts),
                 dtype=dtype,
                 **_implementations(model, recipe, experts),
             ),
         )
+    if model.has_vision:
+        freeze_vision(stock)
+    return stock
 
 
 def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Module:
@@ -96,8 +109,10 @@ def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Mod
         ) from None
 
 
-def _auto_class(recipe: Recipe) -> Any:
-    return AutoModelForSequenceClassification if recipe.is_scored else AutoModelForCausalLM
+def _auto_class(model: Model, recipe: Recipe) -> Any:
+    if recipe.is_scored:
+        return AutoModelForSequenceClassification
+    return AutoModelForImageTextToText if model.has_vision else AutoModelForCausalLM
 
 
 def _task_config(model: Model, recipe: Recipe, active_experts: int | None) -> Any:
@@ -129,7 +144,8 @@ def _no_score(model: Model, lacking: str) -> FamilyError:
 
 def _other_kernels(model: Model) -> str:
     """Attention kernels that a model supports by transformers' declarations."""
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(auto_config(model, None))]
+    images, text = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    kind: Any = (images if model.has_vision else text)[type(auto_config(model, None))]
     flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
     only = getattr(kind, "_compatible_flash_implementations", None)
     others = [
@@ -142,18 +158,21 @@ def _other_kernels(model: Model) -> str:
 
 def _check_family(model: Model) -> None:
     """Check that transformers itself has the model; code shipped with a model is never run."""
-    family = model.family
-    if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    family, kind = model.family, "causal language model"
+    families: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if model.has_vision:
+        families, kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, "vision-language model"
+    if family in families:
         return
     here = f"transformers {transformers_version}"
     if family in CONFIG_MAPPING_NAMES:
-        raise FamilyError(f"{model.name}: {here} has no causal language model of {family!r}")
+        raise FamilyError(f"{model.name}: {here} has no {kind} of {family!r}")
     if model.config.get("auto_map"):
         raise FamilyError(
             f"{model.name}: model_type {family!r} is custom code (auto_map), which is not run, and "
             f"{here} has none of that type: use a model whose code is in transformers"
         )
-    near = did_you_mean(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or ": another version may"
+    near = did_you_mean(family, families) or ": another version may"
     raise FamilyError(f"{model.name}: {here} has no model_type {family!r}{near}")
 
 
@@ -233,7 +252,9 @@ def auto_config(model: Model, active_experts: int | None) -> Any:
     # A step asks for router logits where its recipe has their loss.
     fields = {k: v for k, v in config.items() if k not in {"model_type", "output_router_logits"}}
     try:
-        return AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
+        made = AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
+        made.get_text_config().use_cache = False
+        return made
     except (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError) as error:
         why = shorten(str(error), 300, placeholder=" …")
         raise FamilyError(
@@ -260,7 +281,7 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
     return _made(
         model,
         recipe,
-        lambda: _auto_class(recipe).from_pretrained(
+        lambda: _auto_class(model, recipe).from_pretrained(
             model.weights,
             config=_task_config(model, recipe, active_experts),
             dtype=DTYPES[recipe.base_dtype],

@@ -4,7 +4,7 @@ They follow from shapes alone, independently of the code that converts, quantise
 trial compares the built model with them, so that a recipe that did not take hold is an error.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -18,7 +18,7 @@ from trials.models.adapter_targets import (
 )
 from trials.models.adapters import value_parameters
 from trials.models.experts import is_router
-from trials.models.weight_placement import output_layer, trained_layers
+from trials.models.weight_placement import language_modules, output_layer, trained_layers
 from trials.recipes.recipe import Recipe
 from trials.records.built import ParameterCounts
 
@@ -83,8 +83,9 @@ def _own_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
         trained = [stock] if recipe.trained_layers is None else trained_layers(stock, recipe)
         trainable = sum(p.numel() for part in trained for p in part.parameters() if p.requires_grad)
         return ParameterCounts(total=total, trainable=trainable, four_bit=0)
-    matrices = list(_matrices(stock, recipe))
-    adapters = sum(m.adapter_parameters(recipe) for m in matrices if m.is_adapted(recipe))
+    adaptable = _matrices(stock, recipe, language_modules(stock))
+    adapters = sum(m.adapter_parameters(recipe) for m in adaptable if m.is_adapted(recipe))
+    matrices = _matrices(stock, recipe, stock.named_modules())
     quantised = sum(m.inputs * m.outputs * m.count for m in matrices if m.quantised)
     copies = sum(
         parameter.numel()
@@ -99,9 +100,11 @@ def _own_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
     )
 
 
-def _matrices(stock: nn.Module, recipe: Recipe) -> Iterator[_Matrices]:
+def _matrices(
+    stock: nn.Module, recipe: Recipe, modules: Iterable[tuple[str, nn.Module]]
+) -> Iterator[_Matrices]:
     head = output_layer(stock)
-    for name, module in stock.named_modules():
+    for name, module in modules:
         if is_router(module):
             outputs, inputs = module.weight.shape
             name = f"{name}.{ROUTER_LINEAR}"  # noqa: PLW2901 - as a recipe names it

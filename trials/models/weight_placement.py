@@ -18,6 +18,8 @@ from trials.recipes.recipe import Recipe
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Inputs from which on LLM.int8 multiplies a column in 16 bits (BitsAndBytesConfig's default).
 OUTLIER_THRESHOLD = 6.0
+READS_IMAGES = "_reads_images"
+"""Attribute of the modules of a vision-language model that its language part does not have."""
 QuantisedValues = Callable[[torch.Tensor, Recipe], tuple[torch.Tensor, Any]]
 """Quantised values of a weight under a recipe, and bitsandbytes' constants of them."""
 
@@ -94,8 +96,29 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Decoder layers in order: those that gradient checkpointing recomputes."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    """Decoder layers of the language part in order: those that gradient checkpointing recomputes."""
+    kind = GradientCheckpointingLayer
+    return [module for _, module in language_modules(model) if isinstance(module, kind)]
+
+
+def language_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Names and modules of a model, without the vision tower and the projector of its images."""
+    frozen = [module for module in model.modules() if getattr(module, READS_IMAGES, False)]
+    within = {id(module) for part in frozen for module in part.modules()}
+    return ((name, module) for name, module in model.named_modules() if id(module) not in within)
+
+
+def freeze_vision(model: nn.Module) -> None:
+    """Freeze all of a vision-language model but its language part, in place."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
+    kept = [decoder, *([] if (head := output_layer(model)) is None else [head])]
+    language = {id(module) for part in kept for module in part.modules()}
+    above = {id(m) for m in model.modules() if any(part in set(m.modules()) for part in kept)}
+    for parent in [module for module in model.modules() if id(module) in above - language]:
+        for child in parent.children():
+            if id(child) not in above | language:
+                setattr(child, READS_IMAGES, True)
+                child.requires_grad_(False)  # noqa: FBT003 - torch's own signature
 
 
 def trained_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:

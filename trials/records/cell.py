@@ -31,6 +31,7 @@ class Cell(Record):
         active_experts: experts each token is routed to; absent for a model without experts.
         seq_len: tokens per example; every example is this long, and so is each sequence of a pair.
         parallel: layout of several GPUs; absent for one GPU.
+        image_tokens: tokens of each example that come from images; absent for text alone.
     """
 
     gpu: str
@@ -44,6 +45,7 @@ class Cell(Record):
     seq_len: PositiveInt
     # Records of one GPU stay as they were before there were layouts.
     parallel: Annotated[Parallel | None, Field(exclude_if=lambda layout: layout is None)] = None
+    image_tokens: Annotated[PositiveInt | None, Field(exclude_if=lambda n: n is None)] = None
 
     @model_validator(mode="after")
     def _active_experts_exist(self) -> Self:
@@ -56,6 +58,15 @@ class Cell(Record):
                     f"active_experts {self.active_experts} exceeds the {self.experts} experts "
                     f"of {self.model}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _some_tokens_are_text(self) -> Self:
+        if self.image_tokens is not None and self.image_tokens >= self.seq_len:
+            raise ValueError(
+                f"image_tokens {self.image_tokens} leave no text in the {self.seq_len} tokens of "
+                "an example: give fewer, or a longer seq_len"
+            )
         return self
 
     @model_validator(mode="after")
@@ -117,7 +128,8 @@ class Cell(Record):
         model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
         routing = "dense" if self.experts is None else f"{self.active_experts}of{self.experts}"
         layout = "" if self.parallel is None else f"/{self.parallel.key}"
-        return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}{layout}"
+        images = "" if self.image_tokens is None else f"/images{self.image_tokens}"
+        return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}{images}{layout}"
 
 
 class OfCell(Protocol):

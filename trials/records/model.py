@@ -26,8 +26,9 @@ EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 LAYERS_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
-OTHER_SENSES = ("vision_config", "audio_config", "vision_encoder")
-"""Keys of the parts that read images or sound."""
+VISION, TEXT = "vision_config", "text_config"
+OTHER_SENSES = ("audio_config", "vision_encoder")
+"""Keys of parts that read sound, or images in another way."""
 HUB_TIMEOUT_SECONDS = 5.0  # for one request to the hub
 STATE_SIZE_NAMES = ("state_size", "mamba_d_state", "ssm_state_size")
 MOST_LAYERS = 1_000
@@ -66,7 +67,7 @@ def _untagged(value: Any) -> Any:
 
 
 class Model(Record):
-    """A causal language model by its configuration.
+    """A causal language model by its configuration, or a vision-language model.
 
     Attributes:
         name: name in specifications and observations.
@@ -92,14 +93,18 @@ class Model(Record):
 
     @model_validator(mode="after")
     def _is_a_language_model(self) -> "Model":
-        other = next((key for key in OTHER_SENSES if key in self.config), None)
+        other = next((key for key in OTHER_SENSES if self.config.get(key) is not None), None)
         if other is not None:
             raise ValueError(
-                f"a {self.config.get('model_type')} reads more than text ({other}), which is not "
-                "estimated. For its language part alone give its text_config as a config.json of "
-                "its own, and count the tokens of images in --seq-len"
+                f"a {self.config.get('model_type')} reads more than text and images ({other}), "
+                "which is not estimated. For its language part alone give its text_config as a "
+                "config.json of its own, and count the other tokens in --seq-len"
             )
-        for key in ("model_type", "vocab_size"):
+        for key in (VISION, TEXT):
+            if not isinstance(self.config.get(key) or {}, dict):
+                raise ValueError(f"its {key} is {self.config[key]!r}: it must be a dictionary")
+        # transformers has a size of its own where that of a part is absent.
+        for key in ("model_type",) if self.has_vision else ("model_type", "vocab_size"):
             if self.config.get(key) is None:
                 raise ValueError(
                     f"its configuration has no {key}: give the config.json of a Hugging Face "
@@ -113,7 +118,8 @@ class Model(Record):
                 f"experts: it must be 1 to {self.experts}"
             )
         # The others are read where they are first needed, which is too late for a clear message.
-        _ = self.vocab_size, self.has_grouped_queries, self.window, self.positions
+        _ = self.has_grouped_queries, self.window, self.positions
+        _ = None if self.has_vision else self.vocab_size
         layers = self._first(LAYERS_NAMES)
         if layers is not None and self._whole(layers) > MOST_LAYERS:
             raise ValueError(f"{layers} is {self._whole(layers)}: at most {MOST_LAYERS} are read")
@@ -125,6 +131,17 @@ class Model(Record):
     def family(self) -> str:
         """``model_type`` of transformers."""
         return str(self.config["model_type"])
+
+    @property
+    def has_vision(self) -> bool:
+        """Whether it reads images beside text, by a vision tower."""
+        return self.config.get(VISION) is not None
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """Configuration of its language part, which some have beside that of the tower."""
+        part = self.config.get(TEXT) if self.has_vision else None
+        return part if isinstance(part, dict) else self.config
 
     @property
     def vocab_size(self) -> int:
@@ -148,14 +165,14 @@ class Model(Record):
 
     @property
     def has_attention(self) -> bool:
-        """Whether any layer attends."""
-        return self._first(ATTENTION_NAMES) is not None
+        """Whether any layer attends: all classes with vision do, stated or not."""
+        return self.has_vision or self._first(ATTENTION_NAMES) is not None
 
     @property
     def has_grouped_queries(self) -> bool:
         """Whether several query heads share one head of keys and values."""
         name, shared = self._first(ATTENTION_NAMES), "num_key_value_heads"
-        if name is None or self.config.get(shared) is None:
+        if name is None or self.text.get(shared) is None:
             return False
         return self._whole(shared) < self._whole(name)
 
@@ -163,8 +180,8 @@ class Model(Record):
     def window(self) -> int | None:
         """Sliding window of attention in tokens; None for attention to all earlier tokens."""
         name = "sliding_window"
-        off = self.config.get("use_sliding_window") is False
-        return None if self.config.get(name) is None or off else self._whole(name)
+        off = self.text.get("use_sliding_window") is False
+        return None if self.text.get(name) is None or off else self._whole(name)
 
     @property
     def has_mamba(self) -> bool:
@@ -182,14 +199,14 @@ class Model(Record):
         config: dict[str, Any] = _untagged(self.config)
         name = self._first(ACTIVE_EXPERTS_NAMES)
         if active_experts is not None and name is not None:
-            config[name] = active_experts
+            (config if self.text is self.config else config[TEXT])[name] = active_experts
         return config
 
     def _first(self, names: tuple[str, ...]) -> str | None:
-        return next((name for name in names if self.config.get(name) is not None), None)
+        return next((name for name in names if self.text.get(name) is not None), None)
 
     def _whole(self, name: str) -> int:
-        value = self.config[name]
+        value = self.text[name]
         if not isinstance(value, int) or value < 0:
             raise ValueError(f"{name} is {value!r}: it must be a whole number of 0 or more")
         return value

@@ -105,7 +105,8 @@ def cut(model: nn.Module, repeated: RepeatedLayers) -> None:
         for name, child in parent.named_children():
             if _holds(child, layers):
                 setattr(parent, name, nn.ModuleList([layers[index] for index in kept]))
-    config: Any = model.config
+    facts: Any = model.config
+    config = facts.get_text_config()
     for name, value in vars(config).items():
         if isinstance(value, list) and len(value) == len(layers):
             setattr(config, name, [value[index] for index in kept])

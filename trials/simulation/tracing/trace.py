@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trials.models.build import auto_config
 from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS
-from trials.models.weight_placement import DTYPES, decoder_layers
+from trials.models.weight_placement import DTYPES, decoder_layers, language_modules
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.simulation.recording import (
@@ -46,6 +46,7 @@ from trials.training.optimizers.construction import parameter_groups
 from trials.training.optimizers.stepper import DeviceStepper
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.grpo import alternating_advantages
+from trials.training.tasks.images import image_inputs, images_for
 from trials.training.tasks.losses import precomputed_log_probs, task_loss
 
 Target = Literal["cuda", "cpu"]
@@ -114,6 +115,10 @@ class TraceableCell:
         self.recipe = recipe
         self._is_checked = False
         self.is_padded = False
+        self._images = 0
+        if cell.image_tokens is not None:
+            with self._on_target(), self._mode:
+                self._images = images_for(self._model, cell.image_tokens)
         _check_positions(self._model, cell)
 
     def trace(
@@ -197,7 +202,12 @@ class TraceableCell:
         log_probs = precomputed_log_probs(self.recipe, rows, tokens.device)
         advantages = alternating_advantages(self.recipe, rows, tokens.device)
         mask = torch.ones_like(tokens) if self.is_padded else None
-        return TaskBatch(tokens, tokens, self.reference, log_probs, advantages, mask=mask)
+        images = None
+        if self._cell.image_tokens is not None:
+            images = image_inputs(self._model, tokens, self._cell.image_tokens, self._images)
+        return TaskBatch(
+            tokens, tokens, self.reference, log_probs, advantages, mask=mask, images=images
+        )
 
     @property
     def models(self) -> list[nn.Module]:
@@ -242,7 +252,7 @@ def _without_window(model: Model) -> Model:
 
 def _check_positions(model: nn.Module, cell: Cell) -> None:
     """Check that position tables are long enough, which fake tensors never look up."""
-    for name, module in model.named_modules():
+    for name, module in language_modules(model):
         is_table = name.endswith(POSITION_TABLES) and isinstance(module, nn.Embedding)
         if is_table and module.num_embeddings < cell.seq_len:
             raise UntraceableError(

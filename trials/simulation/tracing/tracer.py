@@ -72,6 +72,10 @@ UPDATING = {
 GROUPED = aten._grouped_mm.default  # noqa: SLF001 - the operator's name
 
 
+MASKS = "transformers.masking_utils"
+"""Decides on masks of padding or packed examples."""
+CHECKS = "transformers.utils.import_utils"
+"""Checks that images have as many features as the tokens name (``torch_compilable_check``)."""
 NO_VALUES = "the next operations depend on the values of a tensor, which an estimate does not have"
 
 
@@ -234,15 +238,16 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         """Value that the host reads from a tensor: 1, after a wait for the device.
 
         Exceptions: the overflow flag of loss scaling reads 0, and an optimizer's step counters are
-        on the host, without a wait.
+        on the host, without a wait. A model's check of its own inputs holds.
         """
-        if self.segment not in UPDATES and not _is_mask_check():
+        reader = None if self.segment in UPDATES else _reader()
+        if self.segment not in UPDATES and reader is None:
             raise UntraceableError(f"{READ_NAME}: {NO_VALUES}")
         if self.name_of(tensor) not in self._counters:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
             # Whether nothing is padded, or each row has one example.
-            return not (self._needs_mask and self.segment not in UPDATES)
+            return not (self._needs_mask and reader == MASKS)
         overflow = tensor.untyped_storage()._cdata == self._overflows  # noqa: SLF001 - as StorageWatch
         one = 0 if overflow else 1
         return float(one) if tensor.is_floating_point() else one
@@ -303,14 +308,15 @@ def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return type(result)(_fake(part, mode) for part in result)
 
 
-def _is_mask_check() -> bool:
-    """Whether transformers reads a number to decide on masks; of padding or packed examples."""
+def _reader() -> str | None:
+    """Module of transformers that reads a number where the host may: ``MASKS`` or ``CHECKS``."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the only way to find the caller
     while frame is not None:
-        if frame.f_globals.get("__name__") == "transformers.masking_utils":
-            return True
+        name = frame.f_globals.get("__name__")
+        if name in {MASKS, CHECKS}:
+            return str(name)
         frame = frame.f_back
-    return False
+    return None
 
 
 def _mode_of(args: tuple[Any, ...]) -> FakeTensorMode | None:

@@ -41,10 +41,11 @@ from trials.simulation.tracing.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracing.tracer import UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module, watchdog
 from trials.training.recipe_check import RecipeError
+from trials.training.tasks.images import ImagesError
 
 REFUSALS = (
     *(UntraceableError, FamilyError, KernelError, ExpertsError, TargetError, QuantisationError),
-    *(LayersError, RecipeError, StructureError, ImportError),
+    *(LayersError, RecipeError, StructureError, ImportError, ImagesError),
 )
 LONGEST = 300
 """Most characters of a library's message in a refusal."""
@@ -93,7 +94,7 @@ class Tracing:
         # A batch of one example, or a padded one, runs other operators, after which the names of
         # the storages differ.
         self._updates: dict[tuple[str, bool, bool], Recording] = {}
-        self._built: dict[tuple[str, str, int | None], TraceableCell] = {}
+        self._built: dict[tuple[str, str, int | None, int | None], TraceableCell] = {}
 
     def trace(self, request: TraceRequest) -> StepTrace:
         """Trace a request, with every layer where some cannot represent others.
@@ -143,13 +144,14 @@ class Tracing:
 
     def cell(self, request: TraceRequest) -> TraceableCell:
         """Traceable cell of a request, built once for all lengths."""
-        key = (request.updates, request.model.name, request.cell.active_experts)
+        cell = request.cell
+        key = (request.updates, request.model.name, cell.active_experts, cell.image_tokens)
         built = self._built.get(key)
         if built is not None:
             built.set_length(request.cell.seq_len, padded=request.padded)
             return built
         built = TraceableCell(
-            request.cell, request.model, target=request.target, whole=request.whole
+            cell, request.model, target=request.target, whole=request.whole
         )
         built.set_length(request.cell.seq_len, padded=request.padded)
         if not built.depends_on_past_lengths:

@@ -1,6 +1,6 @@
 """Batch of a step: token ids, and the reference that some tasks compare the model with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ class TaskBatch:
         sampled_log_probs: (sequences, length - 1) log-probabilities by the sampler of completions;
             absent for those of the model itself.
         mask: (sequences, length) 1 for tokens, 0 for padding; absent where no sequence is padded.
+        images: arguments of a vision-language model for the images of the batch, which is one
+            micro-batch then.
     """
 
     tokens: torch.Tensor
@@ -32,11 +34,13 @@ class TaskBatch:
     advantages: torch.Tensor | None = None
     sampled_log_probs: torch.Tensor | None = None
     mask: torch.Tensor | None = None
+    images: Mapping[str, torch.Tensor] | None = None
 
     @property
     def masked(self) -> dict[str, Any]:
-        """Arguments that hand the mask to a model; empty without one."""
-        return {} if self.mask is None else {"attention_mask": self.mask}
+        """Arguments that hand the mask and the images to a model; empty without any."""
+        mask = {} if self.mask is None else {"attention_mask": self.mask}
+        return mask | dict(self.images or {})
 
     def beside(self) -> "TaskBatch":
         """Batch with each example's sequence beside that of another one."""
