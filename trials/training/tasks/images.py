@@ -9,6 +9,7 @@ from torch import nn
 from trials.models.build import FamilyError
 from trials.models.fused_head import base_of
 
+GRID = "image_grid_thw"  # argument of towers that take images of any size
 SIZED = "image_size"  # key of the one size of a tower's images
 
 
@@ -29,11 +30,11 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
     """
     base: Any = base_of(model)
     family = base.config.model_type
-    extra = set(inspect.signature(base.forward).parameters) & {
-        *("image_grid_thw", "image_sizes", "pixel_attention_mask", "aspect_ratio_ids")
-    }
+    needed = inspect.signature(base.get_image_features).parameters
+    extra = [n for n, p in needed.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    extra = [n for n in extra if n != "pixel_values"] or [n for n in needed if n == GRID]
     if extra or not hasattr(base.config.vision_config, SIZED):
-        why = f"its class takes {', '.join(sorted(extra))}" if extra else f"it has no {SIZED}"
+        why = f"its class takes {', '.join(extra)}" if extra else f"it has no {SIZED}"
         raise FamilyError(
             f"--image-tokens: images of {family!r} have no one size ({why}), which is not estimated"
         )
