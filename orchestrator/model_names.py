@@ -53,17 +53,17 @@ def preset_of(name: str) -> str | None:
     return preset if preset in presets() else None
 
 
-def named_model(name: str) -> Model:
+def named_model(name: str, *, reads_images: bool = False) -> Model:
     """Find a model by a name as people write it, or as ``find_model`` does.
 
-    A name on the hub stays that of the weights and of the tokenizer.
+    A name on the hub stays that of the weights and of the tokenizer. Presets read text alone.
 
     Raises:
         UnknownModelError: there is no such model.
     """
-    preset = _shape_of(name)
+    preset = None if reads_images else _shape_of(name)
     if preset is None:
-        return find_model(name)
+        return find_model(name, reads_images=reads_images)
     model = presets()[preset]
     return model.model_copy(update={"weights": name}) if "/" in name else model
 

@@ -20,7 +20,7 @@ from trials.recipes.fields import FEWEST_PACKED
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
-from trials.records.model import Model
+from trials.records.model import Model, wrong_senses
 
 ROWS_AT_ONCE = 10_000  # of a data set whose lengths are read
 
@@ -115,7 +115,7 @@ def _model(model: Any) -> Model:
     path = str(getattr(model.config, "_name_or_path", "") or "")
     name = path or str(config.get("model_type"))
     try:
-        return Model(
+        made = Model(
             name=preset_of(name) or name,
             source="a running training",
             weights=path or None,
@@ -123,6 +123,9 @@ def _model(model: Any) -> Model:
         )
     except ValidationError as error:
         raise LiveRecipeError(f"{name}: {validation_lines(error)}") from None
+    if (reason := wrong_senses(made, reads_images=False)) is not None:
+        raise LiveRecipeError(f"{name}: {reason}")
+    return made
 
 
 def _longest(args: Any, dataset: Any) -> int:

@@ -34,6 +34,7 @@ def assumed_lengths(best: Estimated) -> AssumedLengths | None:
     question, row, recipe = best.question, best.estimate, best.cell.recipe
     is_padded = question.workload.lengths is None and not recipe.packing and recipe.task == "sft"
     is_alone = question.parallel is None and not question.finds_seq_len
+    is_alone = is_alone and question.image_tokens is None
     if row.outcome is not Outcome.FITS or not (is_padded and is_alone):
         return None
     cell = best.cell

@@ -149,7 +149,9 @@ def _estimated(
     length_error = _memory_length_error(question, cell, needed.peak_allocated_bytes)
     limits = _wider(limit, memory_error.limits(limit), length_error)
     estimate = Estimate(
-        **requested.model_dump(include={"model", "experts", "active_experts", "seq_len"}),
+        **requested.model_dump(
+            include={"model", "experts", "active_experts", "seq_len", "image_tokens"}
+        ),
         **_layout(question, gpu, step),
         method=requested.recipe.method,
         recipe=requested.recipe.key,

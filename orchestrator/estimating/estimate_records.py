@@ -109,6 +109,7 @@ class Estimate(Record):
         exposed_seconds: part of ``step_seconds`` in which GPUs only wait for one another; None for
             one GPU.
         sparsity: active experts over experts; 1.0 without experts.
+        image_tokens: tokens of each example that come from images; None for text alone.
         seq_len_limit: longest sequence that was tried, where ``seq_len`` is the longest that fits;
             a ``seq_len`` equal to it is a lower bound. None where the length was given.
         batch_size: examples per micro-batch, or packed rows, of all fields below.
@@ -163,6 +164,7 @@ class Estimate(Record):
     active_experts: int | None
     sparsity: float
     seq_len: int
+    image_tokens: int | None = None
     seq_len_limit: int | None = None
     batch_size: int
     micro_batches: int

@@ -79,6 +79,7 @@ class EstimateRequest:
     usd_per_kwh: Above | None = None
     active_experts: PositiveInt | None = None
     seq_len: LengthOption | None = None
+    image_tokens: PositiveInt | None = None
     batch_size: BatchOption | None = None
     routing_draws: PositiveInt | None = None
     expandable_segments: bool = False
@@ -136,7 +137,7 @@ def without_electricity(request: EstimateRequest) -> EstimateRequest:
 def checks_of(request: EstimateRequest) -> Checks:
     """Check every option by itself, so that all mistakes are reported at once."""
     checks = Checks()
-    model = checks.of(named_model, request.model)
+    model = checks.of(model_of, request)
     prices = checks.of(request.prices.in_use)
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
@@ -174,9 +175,29 @@ def question_of(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Q
         OptionError: the recipe or the offers cannot be; a line each.
         UnknownModelError: there is no such model.
     """
-    model = named_model(request.model)
+    model = model_of(request)
     job = with_overheads(request.overheads, changed_job(DEFAULT_JOB, request.job, [model]))
     return question_on(request, model, job, catalog, today)
+
+
+def model_of(request: EstimateRequest) -> Model:
+    """The model of a request.
+
+    Raises:
+        EstimateError: its images do not go with other options.
+        UnknownModelError: there is no such model, or it does not read images where they are given.
+    """
+    if request.image_tokens is not None:
+        for name, is_given in (
+            ("--seq-len max", request.seq_len == "max"),
+            ("data", bool(request.job.fields().keys() & set(SOURCES))),
+        ):
+            if is_given:
+                raise EstimateError(
+                    f"--image-tokens with {name} is not estimated: give --seq-len a number of "
+                    "tokens, those of images included"
+                )
+    return named_model(request.model, reads_images=request.image_tokens is not None)
 
 
 def question_on(
@@ -214,6 +235,7 @@ def question_on(
         recipe_text=(choice_text if request.chooses else recipe_text)(request.recipe, recipe),
         active_experts=request.active_experts,
         seq_len=seq_len,
+        image_tokens=request.image_tokens,
         batch=_batch(request, recipe, job),
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,

@@ -43,6 +43,7 @@ class Question:
         recipe_text: source of the recipe, in a line.
         active_experts: experts that each token is routed to; None for the model's own number.
         seq_len: tokens of the longest example, padding included.
+        image_tokens: tokens of each example that come from images; None for text alone.
         finds_seq_len: whether ``seq_len`` is the longest to try, and each GPU has its own.
         batch: examples per step, or the largest that fits, or the fastest of several.
         drift: change of prices since they were recorded.
@@ -69,6 +70,7 @@ class Question:
     drift: PriceDrift
     routing_draws: int
     expandable_segments: bool
+    image_tokens: int | None = None
     finds_seq_len: bool = False
     by_default: tuple[str, ...] = ()
     own_cards: frozenset[str] = frozenset()
@@ -119,7 +121,7 @@ class Question:
         )
         if reason is not None:
             raise EstimateError(f"{gpu.key}: {reason}")
-        if self.parallel is not None and (reason := unsupported(recipe, self.parallel)):
+        if self.parallel is not None and (reason := self._unsupported(recipe, self.parallel)):
             raise EstimateError(f"{self.ranks}x{gpu.key}: {reason}")
         try:
             return Cell(
@@ -131,9 +133,18 @@ class Question:
                 active_experts=active,
                 seq_len=self.seq_len,
                 parallel=self.parallel,
+                image_tokens=self.image_tokens,
             )
         except ValidationError as error:
             raise EstimateError(validation_lines(error)) from None
+
+    def _unsupported(self, recipe: Recipe, layout: Parallel) -> str | None:
+        if self.image_tokens is not None and layout.is_sharded:
+            return (
+                f"{layout.strategy} of a vision-language model is not estimated: use ddp, or one "
+                "GPU"
+            )
+        return unsupported(recipe, layout)
 
 
 EstimatedJob = tuple[Question, Gpu]

@@ -61,6 +61,10 @@ def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
 
 def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
     """Reason why no device can fine-tune this model with this recipe; None when one can."""
+    if model.has_vision and recipe.task != "sft":
+        return f"task {recipe.task}: not estimated with images: use sft"
+    if model.has_vision and recipe.packing:
+        return "packing: TRL does not pack examples with images: leave packing out"
     if recipe.liger_kernels and model.family not in LIGER_FAMILIES:
         return (
             f"liger_kernels: not supported for {model.name} ({model.family}), but for "

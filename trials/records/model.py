@@ -234,16 +234,41 @@ def presets() -> dict[str, Model]:
     return models
 
 
-def find_model(name: str) -> Model:
+def find_model(name: str, *, reads_images: bool = False) -> Model:
     """Find a model by the name of a preset, a configuration file, a folder or a hub name.
+
+    It is a language model, or with ``reads_images`` a vision-language model.
 
     A name that ends in ``.json`` is a configuration without weights. A name that starts with ``.``,
     ``/`` or ``~`` is a folder with a config.json. A name with a single ``/`` is looked up on the
     hub (the local cache first).
 
     Raises:
-        UnknownModelError: there is no such model; one line names the attempt and the remedy.
+        UnknownModelError: there is no such model, or it is one of the other kind; one line names
+            the attempt and the remedy.
     """
+    model = _find(name)
+    if (reason := wrong_senses(model, reads_images=reads_images)) is not None:
+        raise UnknownModelError(f"model {name!r}: {reason}")
+    return model
+
+
+def wrong_senses(model: Model, *, reads_images: bool) -> str | None:
+    """Reason why a model is not of the kind that is needed; None where it is."""
+    if model.has_vision and not reads_images:
+        return (
+            f"a {model.family} reads images ({VISION}), which is only estimated: give estimate or "
+            "check --image-tokens N, the tokens of each example that come from images"
+        )
+    if reads_images and not model.has_vision:
+        return (
+            f"a {model.family} reads text alone: leave --image-tokens out, or give the config.json "
+            "of a vision-language model by --model-config"
+        )
+    return None
+
+
+def _find(name: str) -> Model:
     for preset in presets().values():
         if name == preset.name or name in preset.aliases:
             return preset

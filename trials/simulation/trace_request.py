@@ -230,6 +230,12 @@ def approximations(
             recipe.quantisation == "int8"
         ),
     }
+    if cell.image_tokens is not None:
+        stands_in |= {
+            f"{cell.image_tokens} tokens of each example come from images of the vision tower's one "
+            "size; tower and projector are frozen": True,
+            "preparation of images on the host is not timed": True,
+        }
     own = (text for text, applies in stands_in.items() if applies)
     return (*own, *_layout_approximations(cell, gpu))
 

@@ -121,7 +121,7 @@ def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configurati
     if options.refuse is not None:
         needed = without_electricity(request) if options.command == "check" else request
         options.refuse(checks_of(needed).lines)
-    if text := shape_text(request.model):
+    if request.image_tokens is None and (text := shape_text(request.model)):
         remark(text)
     return request, configuration
 

@@ -79,6 +79,8 @@ def check_export(options: argparse.Namespace) -> None:
 
     if (options.export is None) != (options.to is None):
         raise ExportError("--export FILE and --to FORMAT go together: give both")
+    if options.export is not None and options.image_tokens is not None:
+        raise ExportError("--export: a training with images is not exported: leave it out")
 
 
 def export(training: "TrainingJob", target: "Target", path: Path | None) -> str:
