@@ -86,13 +86,14 @@ def tiny_model(family: str) -> Model | None:
     """A tiny model of a family by its default configuration; None where it has no vocabulary."""
     config = json.loads(CONFIG_MAPPING[family]().to_json_string(use_diff=False))
     try:
-        return Model(
+        model = Model(
             name=family,
             source="made for this test",
             config=_shrunk(config) | OVERRIDES.get(family, {}) | {"model_type": family},
         )
     except ValidationError:
         return None
+    return None if model.has_vision else model
 
 
 def refusal_of(model: Model, settings: Recipe) -> str | None:

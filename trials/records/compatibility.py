@@ -9,6 +9,8 @@ from trials.records.optional_packages import EXTRAS
 
 LIGER_FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Families whose layers liger-kernel replaces by RMSNorm, rotary embedding and SwiGLU alone."""
+MASKED_IMAGE_FAMILIES = ("gemma3", "paligemma", "shieldgemma2")
+"""Families of one size of image whose image tokens attend to one another in both directions."""
 ROUTER_LOSS_FAMILIES = (
     *("ernie4_5_moe", "flex_olmo", "gpt_oss", "jamba", "laguna", "mellum", "minimax"),
     *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text"),

@@ -18,7 +18,7 @@ from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
-from trials.records.compatibility import AMPERE
+from trials.records.compatibility import AMPERE, MASKED_IMAGE_FAMILIES
 from trials.records.model import Model
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.tracing_child import key_start
@@ -157,6 +157,8 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
         )
     if recipe.compile is not None:
         return f"compile {recipe.compile} is not simulated: leave it out, or measure"
+    if recipe.activation_offloading and model.has_vision:
+        return "activation_offloading is not simulated with images: leave it out"
     casts_frozen = recipe.method == "lora" and recipe.precision == "fp32-mixed-load"
     if recipe.activation_offloading and casts_frozen and not recipe.gradient_checkpointing:
         # TRL takes a tensor at the address of a freed cast for that cast, and keeps it on the GPU.
@@ -187,6 +189,7 @@ def approximations(
     uses_flash = recipe.attention == "flash_attention_2"
     # In fp32 no fused kernel takes shared heads: PyTorch's own steps are traced.
     is_fused = uses_sdpa and not (recipe.compute_dtype == "fp32" and model.has_grouped_queries)
+    is_masked = recipe.packing or is_padded or model.family in MASKED_IMAGE_FAMILIES
     takes_flash = recipe.compute_dtype != "fp32" and _since(gpu, AMPERE)
     is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
@@ -196,7 +199,7 @@ def approximations(
             uses_flash and recipe.packing
         ),
         "sdpa is traced as PyTorch's memory-efficient kernel with a mask; its backward pass takes "
-        "declared memory": recipe.attention == "sdpa" and (recipe.packing or is_padded),
+        "declared memory": recipe.attention == "sdpa" and is_masked,
         "FlashAttention-2 is traced with the padding, which transformers drops": uses_flash
         and is_padded,
         f"the attention window of {model.window} tokens is traced as full attention": is_windowed

@@ -11,7 +11,7 @@ from trials.models.experts import experts_in_use
 from trials.models.fused_head import loss_in_use
 from trials.models.liger_layers import liger_layers_in_use
 from trials.models.mamba import mamba_in_use
-from trials.models.weight_placement import decoder_layers, format_of
+from trials.models.weight_placement import decoder_layers, format_of, language_modules
 from trials.records.built import Built, ParameterCounts
 from trials.records.model import Model
 
@@ -196,7 +196,9 @@ def _parameters(model: nn.Module) -> ParameterCounts:
 
 
 def _dtypes(model: nn.Module) -> tuple[str, ...]:
-    plain = (p for p in model.parameters() if format_of(p) is None)
+    # bitsandbytes casts biases to the inputs' dtype, which a vision tower's layers have.
+    own = (p for _, part in language_modules(model) for p in part.parameters(recurse=False))
+    plain = (p for p in own if format_of(p) is None)
     return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
 
 

@@ -230,6 +230,11 @@ class TraceableCell:
         return self._cell.seq_len
 
     @property
+    def has_images(self) -> bool:
+        """Whether some tokens come from images."""
+        return self._cell.image_tokens is not None
+
+    @property
     def is_on_gpu(self) -> bool:
         """Whether a GPU's kernels are traced."""
         return self._target == "cuda"
@@ -290,6 +295,7 @@ class _Step:
         self._tracer = kind(
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
+        self._tracer.has_images = cell.has_images
         cell.link.tracer = self._tracer
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [

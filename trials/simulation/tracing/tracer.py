@@ -44,6 +44,9 @@ READ_NAME = "aten::_local_scalar_dense"
 # Questions to a fake tensor itself, without work on a device.
 QUESTIONS = {torch.ops.prim.device.default}
 ROUTED = {aten.nonzero.default, aten.nonzero_numpy.default}
+# Views of single images outside the layers, as many as a batch has images: a trace leaves them out,
+# for its structure is that of any batch. They take a microsecond of the host each.
+OF_ONE_IMAGE = {aten.slice.Tensor, aten.select.int}
 # Operators during which the host reads a result.
 WAITING = {"bitsandbytes::int8_vectorwise_quant"}
 READ = aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
@@ -119,6 +122,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._ghosts: list[tuple[int, int, int]] = []
         self._effects: dict[Hashable, ShapeEffects] = {}
         self.segment = Segment.BEFORE
+        self.has_images = False
         self.stream = 0
         self._held = True
         self.note_all(already_live)
@@ -197,7 +201,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self.note_result(func, args, result)
         if func is LIFTED:
             self._counters.add(self.name_of(result))
-        self._record_work(effects)
+        is_outside = self.segment in {Segment.BEFORE, Segment.AFTER}
+        if not (self.has_images and is_outside and func in OF_ONE_IMAGE):
+            self._record_work(effects)
         if func in ROUTED or func.name() in WAITING:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         return result

@@ -150,9 +150,7 @@ class Tracing:
         if built is not None:
             built.set_length(request.cell.seq_len, padded=request.padded)
             return built
-        built = TraceableCell(
-            cell, request.model, target=request.target, whole=request.whole
-        )
+        built = TraceableCell(cell, request.model, target=request.target, whole=request.whole)
         built.set_length(request.cell.seq_len, padded=request.padded)
         if not built.depends_on_past_lengths:
             self._built[key] = built

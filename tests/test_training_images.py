@@ -1,0 +1,246 @@
+"""Vision-language models: a trace equals a real step, the tower is frozen, refusals are one line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders.observations import cpu, recipe
+from builders.vision import GEMMA, LLAVA, TOKENS_PER_IMAGE, tiny_vision
+from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
+from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.quantizers.base import get_keys_to_not_convert
+
+import orchestrator
+from gpu_catalog.errors import UserError
+from orchestrator.cli.main import main
+from trials.devices.live_tensors import LiveTensorCounter
+from trials.models.build import FamilyError, stock_model
+from trials.models.fused_head import base_of
+from trials.models.weight_placement import READS_IMAGES, quantise_laid_out
+from trials.recipes.recipe import Recipe
+from trials.records.cell import Cell
+from trials.records.compatibility import impossible_on_model, with_defaults
+from trials.records.model import UnknownModelError, find_model
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.trace_request import TraceRequest
+from trials.simulation.tracing.trace import TraceableCell
+from trials.simulation.tracing.tracing_worker import Tracing
+from trials.simulation.whole_step import Steps
+from trials.training.finetune import FineTuning, implied_counts
+from trials.training.optimizers import construction
+from trials.training.tasks.images import ImagesError, image_inputs, images_for
+
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+BATCH, LENGTH, IMAGES = 3, 40, 2
+CHECKPOINTED = recipe("lora", precision="bf16", gradient_checkpointing=True)
+CELLS = [
+    (GEMMA, recipe("full")),
+    (GEMMA, recipe("lora", precision="bf16")),
+    (GEMMA, CHECKPOINTED),
+    (GEMMA, recipe("qlora", precision="bf16", loss="chunked")),
+    (LLAVA, recipe("full", precision="bf16-mixed", gradient_checkpointing=True)),
+    (LLAVA, recipe("lora", attention="eager")),
+    (LLAVA, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
+]
+
+
+def cell_of(config: dict[str, Any], settings: Recipe) -> Cell:
+    """A cell with two images in each example."""
+    model = tiny_vision(config)
+    return Cell(
+        gpu="cpu",
+        model=model.name,
+        recipe=with_defaults(settings, model, cpu()),
+        seq_len=LENGTH,
+        image_tokens=IMAGES * TOKENS_PER_IMAGE[model.name],
+    )
+
+
+def counted_peak(config: dict[str, Any], cell: Cell) -> int:
+    """Peak bytes of two real steps of transformers' own class."""
+    assert cell.image_tokens is not None
+    tuning = FineTuning(cell, tiny_vision(config), device=torch.device("cpu"), seed=0)
+    assert images_for(tuning.model, cell.image_tokens) == IMAGES
+    facts: Any = base_of(tuning.model).config
+    tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % facts.image_token_id
+    tokens[:, : cell.image_tokens] = facts.image_token_id
+    images = image_inputs(tuning.model, tokens, cell.image_tokens, IMAGES)
+    batch = replace(tuning.batch(tokens), images=images)
+    tuning.step(batch)
+    tuning.start_over()
+    with LiveTensorCounter([*tuning.tensors(), tokens, *images.values()], 2**62) as counter:
+        for _ in range(2):
+            tuning.step(batch)
+    return counter.peak_bytes
+
+
+def peak_of(trace: StepTrace) -> int:
+    """Most bytes of a trace's steps, with the model."""
+    steps = Steps(trace)
+    _, sizes = steps.storages(BATCH)
+    return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
+
+
+def traced_peak(config: dict[str, Any], cell: Cell) -> int:
+    """Peak bytes of the same two steps, traced with all layers."""
+    step = TraceableCell(cell, tiny_vision(config), target="cpu", whole=True)
+    traced = step.trace(BATCH, lambda mask: mask.numel())
+    return peak_of(StepTrace((BATCH,), (traced.recording,), traced.held, traced.copies))
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    CELLS,
+    ids=lambda part: part.key if isinstance(part, Recipe) else part["model_type"],
+)
+def test_a_traced_peak_is_that_of_real_steps_with_images(
+    config: dict[str, Any], settings: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, with the tower's forward pass, and its backward pass where checkpointing has one."""
+    monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
+    cell = cell_of(config, settings)
+    assert traced_peak(config, cell) == counted_peak(config, cell)
+
+
+@pytest.mark.parametrize("config", [GEMMA, LLAVA], ids=TOKENS_PER_IMAGE)
+def test_few_layers_and_two_batch_sizes_determine_a_step_with_images(
+    config: dict[str, Any],
+) -> None:
+    """The expanded trace at batch sizes 2 and 4 has the peak of the whole model at 3."""
+    cell = cell_of(config, CHECKPOINTED)
+    request = TraceRequest(cell=cell, model=tiny_vision(config), target="cpu")
+    traced = Tracing().trace(request)
+    assert traced.copies == 3
+    assert peak_of(traced) == traced_peak(config, cell)
+
+
+@pytest.mark.parametrize("config", [GEMMA, LLAVA], ids=TOKENS_PER_IMAGE)
+def test_the_tower_is_held_and_not_trained(config: dict[str, Any]) -> None:
+    """Parameters are those of transformers' class; neither tower nor projector has adapters."""
+    model, facts = tiny_vision(config), dict(config)
+    with torch.device("meta"):
+        theirs = AutoModelForImageTextToText.from_config(
+            AutoConfig.for_model(facts.pop("model_type"), **facts)
+        )
+    whole = sum(p.numel() for p in theirs.parameters())
+    language = [theirs.model.language_model, theirs.lm_head]
+    trained = {id(p): p.numel() for part in language for p in part.parameters()}
+    full = implied_counts(cell_of(config, recipe("full")), model)
+    assert (full.total, full.trainable) == (whole, sum(trained.values()))
+    lora = cell_of(config, recipe("lora"))
+    adapted = implied_counts(lora, model)
+    assert adapted.total - adapted.trainable == whole
+    assert FineTuning(lora, model, device=torch.device("cpu"), seed=0).implied() == adapted
+    names = {
+        name
+        for name, part in stock_model(model, lora.recipe, None).named_modules()
+        if getattr(part, READS_IMAGES, False)
+    }
+    assert names == {"model.vision_tower", "model.multi_modal_projector"}
+
+
+def test_4_bit_layers_are_those_of_transformers_in_the_tower_too() -> None:
+    """QLoRA's quantisation takes the linear layers that bitsandbytes' integration takes."""
+    settings = cell_of(GEMMA, recipe("qlora", precision="bf16")).recipe
+    theirs, ours = (stock_model(tiny_vision(GEMMA), settings, None) for _ in range(2))
+    keep = get_keys_to_not_convert(theirs)
+    replace_with_bnb_linear(theirs, keep, BitsAndBytesConfig(load_in_4bit=True))
+    quantise_laid_out(ours, settings, lambda *_: None, lambda *_: (torch.empty(0), None))
+    four_bit = [
+        {name for name, part in model.named_modules() if type(part).__name__ == "Linear4bit"}
+        for model in (theirs, ours)
+    ]
+    assert four_bit[0] == four_bit[1]
+    assert any("vision_tower" in name for name in four_bit[0])
+
+
+def written(folder: Path, config: dict[str, Any]) -> str:
+    """A config.json of a model."""
+    path = folder / f"{config.get('model_type')}.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "line"),
+    [
+        (GEMMA, {}, r"a gemma3 reads images \(vision_config\), .* give .* --image-tokens N"),
+        (GEMMA, {"image_tokens": 16}, "image_tokens 16 leave no text in the 16 tokens"),
+        (GEMMA, {"image_tokens": 0}, "image_tokens"),
+        (GEMMA, {"image_tokens": 4, "seq_len": "max"}, "--image-tokens with --seq-len max"),
+        (GEMMA, {"image_tokens": 4, "task": "dpo"}, "task dpo: not estimated with images"),
+        (GEMMA, {"image_tokens": 4, "gpus": 2, "strategy": "fsdp2"}, "fsdp2 of a vision-language"),
+        (
+            GEMMA | {"audio_config": {}},
+            {"image_tokens": 4},
+            r"a gemma3 reads more than text and images \(audio_config\)",
+        ),
+        (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
+    ],
+)
+def test_what_does_not_go_with_images_is_refused_before_a_trace(
+    config: dict[str, Any], options: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    """One line names the option or the part of the model."""
+    given = {"seq_len": 16, "gpu": "A40", "method": "lora"} | options
+    with pytest.raises(UserError, match=line) as caught:
+        rows = orchestrator.estimate(written(tmp_path, config), **given)
+        raise UserError("\n".join(rows.skipped))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_model_has_no_image_tokens() -> None:
+    """Neither a preset nor its name on the hub; the line names the way out."""
+    with pytest.raises(UserError, match="a llama reads text alone: leave --image-tokens out"):
+        orchestrator.estimate("llama-tiny", gpu="A40", seq_len=16, image_tokens=4)
+
+
+def test_a_vision_language_model_is_not_measured(tmp_path: Path) -> None:
+    """What finds a model for real steps refuses it; packed rows have no images."""
+    with pytest.raises(UnknownModelError, match="which is only estimated"):
+        find_model(written(tmp_path, LLAVA))
+    settings = recipe("lora", packing=True, examples_per_row=2)
+    reason = impossible_on_model(settings, tiny_vision(LLAVA))
+    assert reason is not None
+    assert reason.startswith("packing: TRL does not pack examples with images")
+
+
+def test_image_tokens_are_those_of_whole_images() -> None:
+    """By the model's own code: the towers' patches, pooled for Gemma."""
+    cell = cell_of(GEMMA, recipe("lora")).model_copy(update={"image_tokens": 6})
+    with pytest.raises(ImagesError, match="--image-tokens 6: an image of 'gemma3' gives 4 tokens"):
+        TraceableCell(cell, tiny_vision(GEMMA))
+
+
+def test_a_class_that_transformers_lacks_is_refused_by_name() -> None:
+    """One that reads images in another way, too."""
+    strange = tiny_vision(GEMMA | {"model_type": "gemma9"})
+    cell = cell_of(GEMMA, recipe("lora"))
+    with pytest.raises(FamilyError, match="transformers [0-9.]+ has no model_type 'gemma9'"):
+        stock_model(strange, cell.recipe, None)
+    text = tiny_vision(GEMMA | {"model_type": "llama"})
+    with pytest.raises(FamilyError, match="has no vision-language model of 'llama'"):
+        stock_model(text, cell.recipe, None)
+
+
+def test_estimate_takes_the_config_of_a_vision_language_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer has the image tokens, the tower's weights and what is approximate; check agrees."""
+    options = ["--gpu", "A40", "--seq-len", "16", "--image-tokens", "8", "--method", "lora"]
+    options += ["--model-config", written(tmp_path, GEMMA), "--batch-size", "2", "--json"]
+    assert main(["estimate", *options, "--gradient-checkpointing", "off"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["image_tokens"] == 8
+    assert any("8 tokens of each example come from images" in t for t in row["approximations"])
+    assert main(["check", *options, "--gradient-checkpointing", "off"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_gib"] == row["peak_gib"]
+    assert main(["estimate", *options, "--export", "x.yaml", "--to", "skypilot"]) == 1
+    assert "--export: a training with images is not exported" in capsys.readouterr().err
