@@ -6,6 +6,7 @@ trial compares the built model with them, so that a recipe that did not take hol
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -101,7 +102,7 @@ def _own_parameters(stock: nn.Module, recipe: Recipe) -> ParameterCounts:
 
 
 def _matrices(
-    stock: nn.Module, recipe: Recipe, modules: Iterable[tuple[str, nn.Module]]
+    stock: nn.Module, recipe: Recipe, modules: Iterable[tuple[str, Any]]
 ) -> Iterator[_Matrices]:
     head = output_layer(stock)
     for name, module in modules:

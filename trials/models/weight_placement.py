@@ -101,7 +101,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return [module for _, module in language_modules(model) if isinstance(module, kind)]
 
 
-def language_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def language_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names and modules of a model, without the vision tower and the projector of its images."""
     frozen = [module for module in model.modules() if getattr(module, READS_IMAGES, False)]
     within = {id(module) for part in frozen for module in part.modules()}

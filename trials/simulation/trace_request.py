@@ -235,8 +235,8 @@ def approximations(
     }
     if cell.image_tokens is not None:
         stands_in |= {
-            f"{cell.image_tokens} tokens of each example come from images of the vision tower's one "
-            "size; tower and projector are frozen": True,
+            f"{cell.image_tokens} tokens of each example come from images of the one size of the "
+            "vision tower, which is frozen with the projector": True,
             "preparation of images on the host is not timed": True,
         }
     own = (text for text, applies in stands_in.items() if applies)

@@ -58,12 +58,14 @@ STEP = """
 --seq-len N[,N...]|max   tokens per example; several: an estimate for each; max: the longest that
                          fits each GPU at --batch-size (default: 1), a multiple of 128 or the
                          model's own longest (default: the longest of --dataset)
---image-tokens N         tokens of each example that come from images, for a vision-language model
-                         by --model-config: only its language part is trained
 --batch-size N|max|fastest
                          examples per step; max: the largest batch that fits; fastest: the fastest
                          of the largest and the powers of two below it (default: max; fastest for
                          padded examples of a data set)
+"""
+IMAGES = """
+--image-tokens N         tokens of each example that come from images, for a vision-language model
+                         by --model-config: only its language part is trained
 """
 SIMULATION = f"""
 --expandable-segments    simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
@@ -239,8 +241,8 @@ def _add_training(command: argparse.ArgumentParser, required: Sequence[str] = ("
         named=f"auto: the cheapest that fits each GPU, with the options below as given; or {NAMED} "
         "(default: auto where only --method is given, else the defaults of --defaults)",
     )
-    kinds = {"active_experts": positive, "seq_len": seq_lens, "batch_size": batch_size}
-    add_table(command, STEP, image_tokens=positive, **kinds)
+    add_table(command, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
+    add_table(command, IMAGES, image_tokens=positive)
     add_examples(command, "number of training examples (default: those of --dataset, or 10000)")
     add_table(command, "--epochs EPOCHS  number of epochs (default: 3)", epochs=positive)
     add_dataset(command, batching=GROUPING)

@@ -115,10 +115,7 @@ class TraceableCell:
         self.recipe = recipe
         self._is_checked = False
         self.is_padded = False
-        self._images = 0
-        if cell.image_tokens is not None:
-            with self._on_target(), self._mode:
-                self._images = images_for(self._model, cell.image_tokens)
+        self._images = self._images_of(cell)
         _check_positions(self._model, cell)
 
     def trace(
@@ -157,6 +154,13 @@ class TraceableCell:
         if updates_of is None:
             return traced
         return replace(traced, recording=with_updates_of(traced.recording, updates_of))
+
+    def _images_of(self, cell: Cell) -> int:
+        """Images of each sequence."""
+        if cell.image_tokens is None:
+            return 0
+        with self._on_target(), self._mode:
+            return images_for(self._model, cell.image_tokens)
 
     @contextlib.contextmanager
     def _on_target(self) -> Iterator[None]:

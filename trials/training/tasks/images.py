@@ -40,7 +40,7 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
         )
     with torch.no_grad():
         features = base.get_image_features(pixel_values=_pixels(base, 1)).pooler_output
-    width = base.config.get_text_config().hidden_size
+    width = int(base.config.get_text_config().hidden_size)
     of_one = sum(part.numel() for part in features) // width
     if image_tokens % of_one:
         raise ImagesError(
