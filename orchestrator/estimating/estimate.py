@@ -45,6 +45,7 @@ from trials.simulation.trace_request import (
 from trials.simulation.varying_lengths import RunsMemory
 
 Simulation = tuple[Cell, bool, bool]
+CELL_FIELDS = {"model", "experts", "active_experts", "seq_len", "image_tokens"}
 DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by published runs
 
 
@@ -149,9 +150,7 @@ def _estimated(
     length_error = _memory_length_error(question, cell, needed.peak_allocated_bytes)
     limits = _wider(limit, memory_error.limits(limit), length_error)
     estimate = Estimate(
-        **requested.model_dump(
-            include={"model", "experts", "active_experts", "seq_len", "image_tokens"}
-        ),
+        **requested.model_dump(include=CELL_FIELDS),
         **_layout(question, gpu, step),
         method=requested.recipe.method,
         recipe=requested.recipe.key,

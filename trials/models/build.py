@@ -254,13 +254,13 @@ def auto_config(model: Model, active_experts: int | None) -> Any:
     try:
         made = AutoConfig.for_model(config["model_type"], **fields | {"use_cache": False})
         made.get_text_config().use_cache = False
-        return made
     except (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError) as error:
         why = shorten(str(error), 300, placeholder=" …")
         raise FamilyError(
             f"{model.name}: transformers {transformers_version} refuses its configuration ({why}): "
             "compare its config.json with the published one"
         ) from None
+    return made
 
 
 def _implementations(model: Model, recipe: Recipe, experts: str) -> dict[str, str]:

@@ -96,7 +96,7 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Decoder layers of the language part in order: those that gradient checkpointing recomputes."""
+    """Decoder layers of the language part in order, which gradient checkpointing recomputes."""
     kind = GradientCheckpointingLayer
     return [module for _, module in language_modules(model) if isinstance(module, kind)]
 

@@ -102,7 +102,8 @@ class Model(Record):
             )
         for key in (VISION, TEXT):
             if not isinstance(self.config.get(key) or {}, dict):
-                raise ValueError(f"its {key} is {self.config[key]!r}: it must be a dictionary")
+                # pydantic reports no TypeError.
+                raise ValueError(f"its {key} is {self.config[key]!r}: it must be a dictionary")  # noqa: TRY004
         # transformers has a size of its own where that of a part is absent.
         for key in ("model_type",) if self.has_vision else ("model_type", "vocab_size"):
             if self.config.get(key) is None:

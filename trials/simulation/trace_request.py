@@ -157,21 +157,28 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
         )
     if recipe.compile is not None:
         return f"compile {recipe.compile} is not simulated: leave it out, or measure"
-    if recipe.activation_offloading and model.has_vision:
-        return "activation_offloading is not simulated with images: leave it out"
-    casts_frozen = recipe.method == "lora" and recipe.precision == "fp32-mixed-load"
-    if recipe.activation_offloading and casts_frozen and not recipe.gradient_checkpointing:
-        # TRL takes a tensor at the address of a freed cast for that cast, and keeps it on the GPU.
-        return (
-            "activation_offloading of a layer's casts of frozen fp32 weights depends on addresses "
-            "in memory, which are not simulated: use precision bf16-mixed or "
-            "gradient_checkpointing, or measure"
-        )
+    if recipe.activation_offloading and (reason := _not_offloaded(recipe, model)):
+        return reason
     has_shared_heads = model.has_grouped_queries and not recipe.packing  # a mask repeats them
     if recipe.attention == "sdpa" and has_shared_heads and not _since(gpu, AMPERE):
         return (
             f"below compute capability {AMPERE} sdpa has no kernel for the grouped "
             f"queries of {model.name}, and its fallback is not simulated: use eager"
+        )
+    return None
+
+
+def _not_offloaded(recipe: Recipe, model: Model) -> str | None:
+    """Reason why offloaded activations of a recipe are not simulated; None when they are."""
+    if model.has_vision:
+        return "activation_offloading is not simulated with images: leave it out"
+    casts_frozen = recipe.method == "lora" and recipe.precision == "fp32-mixed-load"
+    if casts_frozen and not recipe.gradient_checkpointing:
+        # TRL takes a tensor at the address of a freed cast for that cast, and keeps it on the GPU.
+        return (
+            "activation_offloading of a layer's casts of frozen fp32 weights depends on addresses "
+            "in memory, which are not simulated: use precision bf16-mixed or "
+            "gradient_checkpointing, or measure"
         )
     return None
 

@@ -151,8 +151,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Record that the backward pass has handed a parameter its gradient."""
         assert parameter.grad is not None
-        name = self.name_of(parameter.grad)
-        if name is not None:
+        if (name := self.name_of(parameter.grad)) is not None:
             # The sum reads both gradients and writes one.
             moved = 3.0 * parameter.grad.untyped_storage().nbytes()
             self.event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
@@ -213,7 +212,11 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
     ) -> tuple[Any, ShapeEffects]:
         """Result of an operator, and its effects on all arguments of the same shapes."""
         try:
-            result = self._result(func, args, kwargs)
+            if func in ROUTED:
+                mask = args[0]
+                result = mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
+            else:
+                result = _shaped_result(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
         except NotImplementedError as error:
@@ -254,9 +257,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if tensor.dtype == torch.bool:
             # Whether nothing is padded, or each row has one example.
             return not (self._needs_mask and reader == MASKS)
-        overflow = tensor.untyped_storage()._cdata == self._overflows  # noqa: SLF001 - as StorageWatch
-        one = 0 if overflow else 1
-        return float(one) if tensor.is_floating_point() else one
+        one = tensor.untyped_storage()._cdata != self._overflows  # noqa: SLF001 - as StorageWatch
+        return float(one) if tensor.is_floating_point() else int(one)
 
     def recording(self, gradients: IntArray) -> Recording:
         """Recording of the step.
@@ -274,12 +276,6 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             gradients=gradients,
             workspaces=np.array(self._workspaces, np.int64),
         )
-
-    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func in ROUTED:
-            mask = args[0]
-            return mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
-        return _shaped_result(func, args, kwargs)
 
     def pass_on_to(self, segment: Segment) -> None:
         """Begin a segment with the next operation; frees before that belong to the old one."""

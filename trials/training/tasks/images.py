@@ -40,8 +40,8 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
         )
     with torch.no_grad():
         features = base.get_image_features(pixel_values=_pixels(base, 1)).pooler_output
-    width = int(base.config.get_text_config().hidden_size)
-    of_one = sum(part.numel() for part in features) // width
+    width: int = base.config.get_text_config().hidden_size
+    of_one: int = sum(part.numel() for part in features) // width
     if image_tokens % of_one:
         raise ImagesError(
             f"--image-tokens {image_tokens}: an image of {family!r} gives {of_one} tokens: use a "
