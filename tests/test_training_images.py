@@ -242,6 +242,7 @@ def test_estimate_takes_the_config_of_a_vision_language_model(
     assert main(["estimate", *options, "--gradient-checkpointing", "off"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert row["image_tokens"] == 8
+    assert "images" in row["not_compared"]
     assert any("8 tokens of each example come from images" in t for t in row["approximations"])
     assert main(["check", *options, "--gradient-checkpointing", "off"]) == 0
     assert json.loads(capsys.readouterr().out)["peak_gib"] == row["peak_gib"]

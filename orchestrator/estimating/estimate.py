@@ -188,7 +188,8 @@ def _estimated(
 def _not_compared(cell: Cell) -> tuple[str, ...]:
     """Parts of a cell that no published run of known memory has."""
     axes = published_errors().not_compared(cell.recipe)
-    return axes if cell.parallel is None else (*axes, "several GPUs")
+    further = {"several GPUs": cell.parallel is not None, "images": cell.image_tokens is not None}
+    return (*axes, *(axis for axis, applies in further.items() if applies))
 
 
 def _batch_choice(question: Question, batch: ChosenBatch) -> BatchChoice:
