@@ -250,6 +250,7 @@ def test_a_price_whose_date_is_not_known_has_none() -> None:
     """Catalogs of SkyPilot are undated: inferred dates stand in the note, marked as inferred."""
     assert {o.as_of for o in OFFERS if "skypilot-catalog" in o.source} == {None}
     assert {o.as_of for o in OFFERS if "gpu-price-feed" in o.source} == {
+        dt.date(2026, 10, 4),
         dt.date(2026, 10, 1),
         dt.date(2026, 8, 23),
     }
