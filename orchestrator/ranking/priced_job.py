@@ -44,7 +44,7 @@ def offer_usd(job: Job, steps_hours: FloatArray, offer: Offer) -> float:
 
 
 def _usd(offer: Offer, hours: float) -> float:
-    return float(charged_hours(hours, offer)) * offer.usd_per_hour
+    return charged_hours(hours, offer) * offer.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)

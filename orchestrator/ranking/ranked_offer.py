@@ -3,6 +3,7 @@
 import csv
 import io
 from datetime import date
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from fitting.families.cell_step_time import StepTimeOrigin
@@ -161,6 +162,7 @@ def ranking_csv(ranking: Ranking) -> str:
     parts.append("layout")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*parts, *fields, "examples", "epochs"])
+    of_offer = itemgetter(*fields)
     texts: dict[Cell, list[object]] = {}
     for row in ranking.offers:
         cell = row.cell
@@ -169,6 +171,7 @@ def ranking_csv(ranking: Ranking) -> str:
             names = {"recipe": cell.recipe.key, "sparsity": cell.sparsity, "layout": layout}
             of_cell = vars(cell) | names
             texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
-        values = (spreadsheet_cell(getattr(row, name)) for name in fields)
-        writer.writerow([*texts[cell], *values, ranking.workload.examples, row.epochs])
+        values = of_offer(vars(row))
+        safe = (spreadsheet_cell(v) if isinstance(v, str) else v for v in values)
+        writer.writerow([*texts[cell], *safe, ranking.workload.examples, row.epochs])
     return buffer.getvalue()

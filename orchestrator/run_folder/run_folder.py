@@ -204,8 +204,9 @@ class RunFolder:
                 if record.cell is not cell:  # a cell's hash takes as long as to read a line
                     cell = record.cell
                     of_cell = keys[cell]
-                if record.key_in_cell not in of_cell:
-                    of_cell.add(record.key_in_cell)
+                key = record.key_in_cell
+                if key not in of_cell:
+                    of_cell.add(key)
                     yield record
 
     def is_running(self) -> bool:

@@ -91,13 +91,12 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
 
 
 READING = TypeAdapter(DeviceReading | None)
-# Parsers of a measurement's records, and how each is written and read where there is none.
-INNER: dict[str, tuple[TypeAdapter[Any], bytes, object]] = {
-    "before": (READING, b"null", None),
-    "after": (READING, b"null", None),
-    "ranks": (TypeAdapter(tuple[RankReading, ...]), b"[]", ()),
-    "collectives": (TypeAdapter(tuple[CollectiveTime, ...]), b"[]", ()),
+# Parsers of records that only a measurement on several GPUs has.
+OF_SEVERAL: dict[str, TypeAdapter[Any]] = {
+    "ranks": TypeAdapter(tuple[RankReading, ...]),
+    "collectives": TypeAdapter(tuple[CollectiveTime, ...]),
 }
+UNREAD = {"warmup_seconds": (), "energy_joules": None, "before": None, "after": None}
 FIELDS: dict[type[Record], set[str]] = {
     kind: set(kind.model_fields) for kind in (Observation, Measurement, MemoryReading)
 }
@@ -176,12 +175,14 @@ class LineReader:
         values["built"] = self._models[bytes(parts.built)]
         if not self._steps and parts.step_seconds:
             values["step_seconds"] = (statistics.median(parts.step_seconds),)
-        if not self._readings:
-            values |= {"warmup_seconds": (), "energy_joules": None, "before": None, "after": None}
-        for name, (kind, empty, nothing) in INNER.items():
-            if isinstance(values[name], Raw):
-                text = bytes(values[name])
-                values[name] = nothing if text == empty else kind.validate_json(text)
+        if self._readings:
+            values["before"] = READING.validate_json(bytes(parts.before))
+            values["after"] = READING.validate_json(bytes(parts.after))
+        else:
+            values |= UNREAD
+        for name, kind in OF_SEVERAL.items():
+            text = values[name]
+            values[name] = () if text is NONE else kind.validate_json(bytes(text))
         return _record(Measurement, values)
 
 

@@ -204,7 +204,8 @@ class Model(Record):
         return config
 
     def _first(self, names: tuple[str, ...]) -> str | None:
-        return next((name for name in names if self.text.get(name) is not None), None)
+        text = self.text
+        return next((name for name in names if text.get(name) is not None), None)
 
     def _whole(self, name: str) -> int:
         value = self.text[name]
