@@ -16,6 +16,7 @@ from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.observation import Observation
+from trials.records.profile import Profiled
 
 
 def results_of(
@@ -30,13 +31,14 @@ def results_of(
         today: date for the drift of prices.
         plan: plan that a driver has left; None for the plan by the files.
     """
-    observations = folder.observations()
+    logged = folder.logged()
+    observations = [record for record in logged if isinstance(record, Observation)]
     return RunResults(
         spec,
         catalog,
         plan or plan_of(folder, spec, observations),
         observations,
-        profiled=folder.profiles(),
+        profiled=[record for record in logged if isinstance(record, Profiled)],
         learned=curves(learned_in(folder)),
         faults=folder.faults(),
         rented=folder.rented(),

@@ -72,7 +72,7 @@ class RunResults:
         """Cells that were planned or observed, in the order of the specification."""
         planned = [*self.plan.complete, *self.plan.pending, *(s.cell for s in self.plan.skipped)]
         order = {cell: place for place, cell in enumerate(self.spec.all_cells())}
-        cells = dict.fromkeys([*planned, *(o.cell for o in self.observed)])
+        cells = dict.fromkeys([*planned, *self._by_cell])
         return sorted(cells, key=lambda cell: order.get(cell, len(order)))
 
     @cached_property

@@ -1,6 +1,7 @@
 """A recipe of fine-tuning: its name and its micro-batches."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
@@ -91,46 +92,51 @@ class Recipe(RecipeFields):
         It lists the axes that differ from their first choice, so no two recipes share a key, once
         ``router_loss`` is not ``auto``.
         """
-        rank = self.lora_rank
-        accumulates = self.gradient_accumulation > 1
-        vllm = f"vllm{self.generation_share:g}" if self.generation_share else "no-vllm"
-        parts: list[str | None] = [
-            self.method,
-            self.task if self.task != "sft" else None,
-            f"{self.reference}-reference" if self.reference is not None else None,
-            None if rank is None else f"r{rank}",
-            None if self.oft_block_size is None else f"oft{self.oft_block_size}",
-            f"alpha{self.lora_alpha}" if rank is not None and self.lora_alpha != 2 * rank else None,
-            f"dropout{self.lora_dropout:g}" if self.lora_dropout else None,
-            "+".join(self.lora_targets) if self.lora_targets else None,
-            "dora" if self.dora else None,
-            None if self.trained_layers is None else f"layers{self.trained_layers}",
-            "spread" if self.spread_layers else None,
-            f"saved-{'+'.join(self.modules_to_save)}" if self.modules_to_save else None,
-            f"{self.adapter_dtype}-adapters" if self.has_own_adapter_dtype else None,
-            self.quantisation if self.quantisation != "nf4" else None,
-            "singly-quantised" if self.double_quantisation is False else None,
-            "kbit-prepared" if self.kbit_preparation else None,
-            "quantised-experts" if self.quantised_experts else None,
-            self.precision,
-            "checkpointed" if self.gradient_checkpointing else None,
-            "activations-offloaded" if self.activation_offloading else None,
-            self.attention if self.attention != "sdpa" else None,
-            self.experts,
-            self.mamba if self.mamba != "reference" else None,
-            self.optimizer if self.optimizer != "adamw" else None,
-            "offloaded" if self.offload_optimizer else None,
-            f"accumulation{self.gradient_accumulation}" if accumulates else None,
-            f"effective{self.effective_batch}" if self.effective_batch is not None else None,
-            f"clip{self.max_grad_norm:g}" if self.max_grad_norm is not None else None,
-            "liger-kernels" if self.liger_kernels else None,
-            f"compiled-{self.compile}" if self.compile else None,
-            self.loss if self.loss != TASK_LOSSES.get(self.task, "full-logits") else None,
-            "router-loss" if self.router_loss is True else None,
-            f"packed{self.examples_per_row}" if self.packing else None,
-            None if self.generation_share in (None, GENERATION_SHARE) else vllm,
-        ]
-        return "-".join(part for part in parts if part is not None)
+        return _key(self)
+
+
+@lru_cache(maxsize=4096)  # asked for each probe and each offer of a cell
+def _key(recipe: Recipe) -> str:
+    rank = recipe.lora_rank
+    accumulates = recipe.gradient_accumulation > 1
+    vllm = f"vllm{recipe.generation_share:g}" if recipe.generation_share else "no-vllm"
+    parts: list[str | None] = [
+        recipe.method,
+        recipe.task if recipe.task != "sft" else None,
+        f"{recipe.reference}-reference" if recipe.reference is not None else None,
+        None if rank is None else f"r{rank}",
+        None if recipe.oft_block_size is None else f"oft{recipe.oft_block_size}",
+        f"alpha{recipe.lora_alpha}" if rank is not None and recipe.lora_alpha != 2 * rank else None,
+        f"dropout{recipe.lora_dropout:g}" if recipe.lora_dropout else None,
+        "+".join(recipe.lora_targets) if recipe.lora_targets else None,
+        "dora" if recipe.dora else None,
+        None if recipe.trained_layers is None else f"layers{recipe.trained_layers}",
+        "spread" if recipe.spread_layers else None,
+        f"saved-{'+'.join(recipe.modules_to_save)}" if recipe.modules_to_save else None,
+        f"{recipe.adapter_dtype}-adapters" if recipe.has_own_adapter_dtype else None,
+        recipe.quantisation if recipe.quantisation != "nf4" else None,
+        "singly-quantised" if recipe.double_quantisation is False else None,
+        "kbit-prepared" if recipe.kbit_preparation else None,
+        "quantised-experts" if recipe.quantised_experts else None,
+        recipe.precision,
+        "checkpointed" if recipe.gradient_checkpointing else None,
+        "activations-offloaded" if recipe.activation_offloading else None,
+        recipe.attention if recipe.attention != "sdpa" else None,
+        recipe.experts,
+        recipe.mamba if recipe.mamba != "reference" else None,
+        recipe.optimizer if recipe.optimizer != "adamw" else None,
+        "offloaded" if recipe.offload_optimizer else None,
+        f"accumulation{recipe.gradient_accumulation}" if accumulates else None,
+        f"effective{recipe.effective_batch}" if recipe.effective_batch is not None else None,
+        f"clip{recipe.max_grad_norm:g}" if recipe.max_grad_norm is not None else None,
+        "liger-kernels" if recipe.liger_kernels else None,
+        f"compiled-{recipe.compile}" if recipe.compile else None,
+        recipe.loss if recipe.loss != TASK_LOSSES.get(recipe.task, "full-logits") else None,
+        "router-loss" if recipe.router_loss is True else None,
+        f"packed{recipe.examples_per_row}" if recipe.packing else None,
+        None if recipe.generation_share in (None, GENERATION_SHARE) else vllm,
+    ]
+    return "-".join(part for part in parts if part is not None)
 
 
 def hidden_contradictions(fields: Mapping[str, Any]) -> list[str]:
