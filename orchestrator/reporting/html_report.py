@@ -64,7 +64,7 @@ from orchestrator.reporting.page.study_tables import (
 from orchestrator.run_folder.run_results import RunResults
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-MOST_CELLS = 400  # each takes some 10 kB: a page is to have less than 5 MB
+MOST_CELLS = 300  # each takes some 13 kB: a page is to have less than 5 MB
 # Sections that only a researcher reads.
 RESEARCH = ("Largest batch that fits", "Laws of the step time", "Fits", "Stacks")
 # Rules of the Markdown that reports use: no links, no images, no HTML.
