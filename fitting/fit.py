@@ -87,8 +87,8 @@ PEAK = _Form(Law.MEMORY_AFFINE, (("m0", "GiB"), ("m", "GiB/token")), "fraction o
 def _fit_eq2(points: LadderTimings) -> Fit:
     """Fit Eq. 2 to unweighted examples per second, as the paper did."""
     layout = points.source.group.parallel
-    gpus = 1 if layout is None else layout.gpus
-    rate = gpus * points.batch_size / points.step_seconds
+    ranks = 1 if layout is None else layout.data_parallel_ranks
+    rate = ranks * points.batch_size / points.step_seconds
     solution = solve_linear(eq2_terms(points.batch_size, points.sparsity), rate)
     if len(np.unique(points.batch_size)) == 1:
         solution = replace(solution, status=Status.TOO_FEW_POINTS)

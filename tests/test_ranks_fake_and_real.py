@@ -41,9 +41,14 @@ def cases(ranks: int) -> list[Case]:
         Parallel(gpus=ranks, strategy="ddp"),
         *([Parallel(gpus=ranks, strategy="hsdp", replicas=2)] if ranks == 4 else []),
     ]
+    split = [
+        Parallel(gpus=ranks, strategy="tp"),
+        *([Parallel(gpus=ranks, strategy="tp", degree=2)] if ranks == 4 else []),
+    ]
+    pairs = [*product(layouts, RECIPES, (1, 2)), *product(split, ["full"], (1, 2))]
     return [
         (_on(tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH), layout), micro_batches)
-        for layout, method, micro_batches in product(layouts, RECIPES, (1, 2))
+        for layout, method, micro_batches in pairs
     ]
 
 
@@ -113,7 +118,7 @@ def moved(steps: Steps) -> dict[str, int]:
 
 def is_quick(cell: Cell) -> bool:
     """Whether a cell is compared in each run of the tests: each strategy on as few ranks."""
-    quick = {"2xfsdp2", "2xddp", "4xhsdp-2replicas"}
+    quick = {"2xfsdp2", "2xddp", "4xhsdp-2replicas", "2xtp", "4xtp-2degree"}
     return cell.parallel is not None and cell.parallel.key in quick
 
 

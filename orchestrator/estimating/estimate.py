@@ -206,7 +206,7 @@ def _layout(question: Question, gpu: Gpu, step: SimulatedStepTime | None) -> dic
     return {
         "gpu": f"{layout.gpus}x{gpu.key}",
         **layout.model_dump(
-            include={"gpus", "strategy", "replicas", "nodes", "node_network_gbps", "rdma"}
+            include={"gpus", "strategy", "replicas", "degree", "nodes", "node_network_gbps", "rdma"}
         ),
         "exposed_seconds": None if step is None else step.exposed_seconds,
     }
@@ -226,7 +226,7 @@ def _speed(
     question: Question, batch: ChosenBatch, seconds: float, interval: Interval
 ) -> dict[str, Any]:
     # A packed row has several examples.
-    rows_per_step = question.rank_recipe.micro_batches(batch.size) * batch.size * question.ranks
+    rows_per_step = question.rank_recipe.micro_batches(batch.size) * batch.size * question.data_parallel_ranks
     examples = rows_per_step * question.workload.examples / rows(question.workload)
     rates = Interval(low=examples / interval.high, high=examples / interval.low)
     return {
@@ -251,7 +251,7 @@ def _job(
     """
     step_seconds = np.array([seconds, interval.low, interval.high])
     # Micro-batches of all GPUs, which run at the same time.
-    micro_batches = question.rank_recipe.micro_batches(batch_size) * question.ranks
+    micro_batches = question.rank_recipe.micro_batches(batch_size) * question.data_parallel_ranks
     steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds / micro_batches
     overheads = question.workload.on_nodes(question.nodes).overheads
     rented = {spot: rental(steps_hours, overheads, spot=spot).hours for spot in (False, True)}

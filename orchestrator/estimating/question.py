@@ -85,6 +85,11 @@ class Question:
         return 1 if self.parallel is None else self.parallel.gpus
 
     @property
+    def data_parallel_ranks(self) -> int:
+        """GPUs, or groups of them under ``tp``, that train on parts of their own of a batch."""
+        return 1 if self.parallel is None else self.parallel.data_parallel_ranks
+
+    @property
     def nodes(self) -> int:
         """Nodes that these GPUs are on."""
         return 1 if self.parallel is None else self.parallel.nodes
@@ -92,7 +97,7 @@ class Question:
     @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
-        return self.recipe.of_rank(self.ranks)
+        return self.recipe.of_rank(self.data_parallel_ranks)
 
     def offers_of(self, gpu: Gpu, catalog: Catalog) -> list[Offer]:
         """Offers with as many GPUs a node, at the price of all nodes."""

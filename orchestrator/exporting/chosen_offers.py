@@ -64,7 +64,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         groups_by_length=question.workload.padding == "grouped",
         steps=steps(
             question.workload,
-            size * question.rank_recipe.micro_batches(size) * question.ranks,
+            size * question.rank_recipe.micro_batches(size) * question.data_parallel_ranks,
         ),
         placements=tuple(
             _placement(row, price, question.workload)
@@ -163,6 +163,10 @@ def _check_layout(parallel: Parallel | None) -> None:
     if parallel.strategy == "hsdp":
         raise ExportError(
             f"{parallel.key}: no task file starts replicas of shards: choose fsdp2 or ddp"
+        )
+    if parallel.strategy == "tp":
+        raise ExportError(
+            f"{parallel.key}: no task file starts tensor parallelism: choose fsdp2 or ddp"
         )
     if parallel.is_sharded and not parallel.reshards:
         raise ExportError(

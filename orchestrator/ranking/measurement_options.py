@@ -232,7 +232,7 @@ class CostBeliefs:
     def _option(
         self, cell: Cell, step: CellStepTime, known_by: str, *, is_measured: bool = False
     ) -> RunOption:
-        batch_size = step.batch_size * cell.ranks
+        batch_size = step.batch_size * cell.data_parallel_ranks
         hours = np.array([job_hours(self._job_of(cell), batch_size, step.seconds)])
         usd = min(offer_usd(self._job, hours, offer) for offer in self._offers(cell))
         return RunOption(

@@ -127,7 +127,7 @@ class CellJob:
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
         step = self.step_time
         errors = np.concatenate([[0.0], step.uncertainty.drawn(shared, random) + self._lengths()])
-        batch_size = step.batch_size * self.cell.ranks
+        batch_size = step.batch_size * self.cell.data_parallel_ranks
         drawn = job_hours(self.job, batch_size, step.seconds) * np.exp(errors)
         rentals = {spot: self._rented(drawn, spot=spot) for spot in {_is_spot(o) for o in offers}}
         for offer in offers:

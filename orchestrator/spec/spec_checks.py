@@ -124,9 +124,9 @@ def layout_problems(located: LocatedYaml) -> Iterator[Problem]:
                     yield problem_at(where, text, located)
             for _, recipe in _recipes_of(block):
                 whole = recipe.effective_batch
-                if whole is not None and whole % layout.gpus:
+                if whole is not None and whole % layout.data_parallel_ranks:
                     text = (
-                        f"effective_batch {whole} cannot be shared by {layout.gpus} GPUs: use a "
+                        f"effective_batch {whole} cannot be shared by {layout.sharers}: use a "
                         "multiple"
                     )
                     yield problem_at(where, text, located)

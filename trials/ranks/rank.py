@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trials.devices.storages import StorageWatch
-from trials.ranks.sharding import MESH_NAMES, shard, unseen_propagation, watched_resizes
+from trials.ranks.sharding import GROUP_NAMES, MESH_NAMES, shard, split, unseen_propagation, watched_resizes
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
@@ -84,6 +84,11 @@ class Rank:
         return self.parallel.shards
 
     @property
+    def data_rank(self) -> int:
+        """Number of this rank's part of a batch; the ranks of a group have the same."""
+        return self.number // (self.parallel.degree or 1)
+
+    @property
     def build_device(self) -> torch.device:
         """Device of the whole weights: the host, where each rank takes its shard to its own."""
         return torch.device("cpu") if self.is_sharded else self.device
@@ -129,6 +134,9 @@ class Rank:
         if not self.is_sharded:
             return
         kind, replicas = self.device.type, self.parallel.replicas
+        if self.parallel.degree is not None:
+            self._split(model, recipe, self.parallel.degree)
+            return
         if replicas is None:
             mesh = DeviceMesh.from_group(self._groups[0], kind)
         else:
@@ -136,6 +144,18 @@ class Rank:
             mesh = init_device_mesh(kind, sizes, mesh_dim_names=MESH_NAMES)
             self._groups += mesh.get_all_groups()
         shard(model, self.parallel, recipe, mesh)
+
+    def _split(self, model: nn.Module, recipe: Recipe, degree: int) -> None:
+        """Divide linear layers among the ranks of a group, and the weights among groups."""
+        kind, groups = self.device.type, self.parallel.data_parallel_ranks
+        if groups == 1:
+            split(model, DeviceMesh.from_group(self._groups[0], kind))
+            return
+        mesh = init_device_mesh(kind, (groups, degree), mesh_dim_names=GROUP_NAMES)
+        self._groups += mesh.get_all_groups()
+        of_shards, of_group = (mesh[name] for name in GROUP_NAMES)
+        split(model, of_group)
+        shard(model, self.parallel, recipe, of_shards)
 
     @contextlib.contextmanager
     def observed(self, watch: StorageWatch) -> Iterator[None]:

@@ -9,8 +9,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
-from torch.distributed.tensor import _sharding_prop
+from torch.distributed.tensor import Replicate, _sharding_prop
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trials.devices.storages import StorageWatch
@@ -21,6 +27,8 @@ from trials.recipes.recipe import Recipe
 
 MESH_NAMES = ("replicate", "shard")
 """Dimensions of a mesh of several copies of a model, each in shards."""
+GROUP_NAMES = ("shard", "tp")
+"""Dimensions of a mesh of several groups, among whose ranks linear layers are divided."""
 
 
 def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh) -> None:
@@ -31,7 +39,7 @@ def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh
 
     Args:
         model: model under its recipe, with all weights on this rank.
-        parallel: layout of strategy ``fsdp2`` or ``hsdp``.
+        parallel: layout of a strategy other than ``ddp``.
         recipe: recipe of the model, whose autocast dtype is that of gathered weights and of reduced
             gradients.
         mesh: ranks, in one dimension, or in the two of ``MESH_NAMES``.
@@ -56,6 +64,32 @@ def _last_norm(model: Any) -> nn.Module | None:
     """Last norm among the children of the model below the head, as accelerate finds it."""
     norms = [m for m in model.base_model.children() if "Norm" in type(m).__name__]
     return norms[-1] if norms else None
+
+
+def split(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide the linear layers of a model among the ranks of a group, in place.
+
+    The layers, and the dimension that each is divided along, are those of transformers' own plan of
+    the model's family (``base_model_tp_plan``). Embedding, norms and head stay whole on each rank.
+    What layers of one block read becomes one distributed tensor, so that their parts of its
+    gradient are added before they are summed among the ranks: once for a block.
+    """
+    base: Any = base_of(model).base_model
+    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    layers = {name: styles[style]() for name, style in base.config.base_model_tp_plan.items()}
+    whole = Replicate()
+    inputs = {
+        "layers.*.self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": whole},
+            desired_input_kwarg_layouts={"hidden_states": whole},
+        ),
+        "layers.*.mlp": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
+    }
+    # Each rank has drawn the same weights, and takes its part of its own.
+    parallelize_module(base, mesh, inputs | layers, src_data_rank=None)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type != mesh.device_type:  # what stays whole
+            tensor.data = tensor.data.to(mesh.device_type)
 
 
 @contextlib.contextmanager

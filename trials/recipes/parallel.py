@@ -1,7 +1,7 @@
 """Layouts of several GPUs that train one model."""
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -10,7 +10,7 @@ from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
 from trials.recipes.recipe import Recipe
 
-Strategy = Literal["ddp", "fsdp2", "hsdp"]
+Strategy = Literal["ddp", "fsdp2", "hsdp", "tp"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 MOST_GPUS = 512
 """Most GPUs of a layout. The fake process group of a trace has as many ranks."""
@@ -26,9 +26,13 @@ class Parallel(Record):
         strategy: ``ddp`` for a copy of the model on each GPU (torch's DistributedDataParallel);
             ``fsdp2`` for weights, gradients and optimizer state in shards (torch's
             ``fully_shard``); ``hsdp`` for copies of the model, each in shards among GPUs of its own
-            (``fully_shard`` on a mesh of two dimensions).
+            (``fully_shard`` on a mesh of two dimensions); ``tp`` for linear layers in parts, whose
+            results are summed among the GPUs of a group (torch's ``parallelize_module``), which all
+            train on the same batch.
         reshard_after_forward: whether gathered weights are freed between a layer's forward and
             backward pass (true is ZeRO-3, false is about ZeRO-2); absent for ``ddp``.
+        degree: number of GPUs of a group of ``tp``, by default those of a node; with more than one
+            group, weights are in shards among the groups, as by ``fsdp2``. For ``tp`` alone.
         replicas: number of copies of the model; for ``hsdp`` alone.
         nodes: number of nodes, with as many GPUs each.
         node_network_gbps: network of a node to the others, in 10^9 bits per second and direction;
@@ -41,9 +45,21 @@ class Parallel(Record):
     reshard_after_forward: bool | None = None
     # Records of one node stay as they were before there were several.
     replicas: Annotated[int | None, Field(ge=2, exclude_if=lambda n: n is None)] = None
+    degree: Annotated[int | None, Field(ge=2, exclude_if=lambda n: n is None)] = None
     nodes: Annotated[int, Field(ge=1, exclude_if=lambda n: n == 1)] = 1
     node_network_gbps: Annotated[Positive | None, Field(exclude_if=lambda n: n is None)] = None
     rdma: Annotated[bool | None, Field(exclude_if=lambda yes: yes is None)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_degree(cls, fields: Any) -> Any:
+        """Fill in the degree, so that equal layouts are equal records."""
+        if not isinstance(fields, dict) or fields.get("strategy") != "tp":
+            return fields
+        gpus, nodes = fields.get("gpus"), fields.get("nodes", 1)
+        if fields.get("degree") is not None or not (isinstance(gpus, int) and nodes in range(1, 1 + gpus)):
+            return fields
+        return fields | {"degree": gpus // nodes} if gpus // nodes > 1 else fields
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -59,6 +75,7 @@ class Parallel(Record):
             yield f"replicas is a choice of hsdp, not of {self.strategy}: leave it out"
         if self.strategy == "hsdp" and self.replicas is None:
             yield "hsdp needs replicas, the number of copies of the model: add it"
+        yield from self._problems_of_degree()
         if self.gpus % (self.replicas or 1) or self.gpus < 2 * (self.replicas or 1):
             yield (
                 f"{self.gpus} GPUs cannot be divided into {self.replicas} replicas of at least 2: "
@@ -80,6 +97,39 @@ class Parallel(Record):
         if self.nodes == 1 and self.rdma is not None:
             yield "node_network_gbps and rdma are those of several nodes: add nodes, or leave them"
 
+    def _problems_of_degree(self) -> Iterator[str]:
+        if self.strategy != "tp":
+            if self.degree is not None:
+                yield f"degree is a choice of tp, not of {self.strategy}: leave it out"
+            return
+        if self.degree is None:
+            yield "tp needs at least 2 GPUs on a node: use fsdp2, or fewer nodes"
+        elif self.gpus_per_node % self.degree:
+            yield (
+                f"degree {self.degree} of tp does not divide the {self.gpus_per_node} GPUs of a "
+                "node: use a divisor"
+            )
+        elif self.degree == self.gpus and self.reshard_after_forward is not None:
+            yield "reshard_after_forward is a choice of tp with a degree below gpus: leave it out"
+
+    @property
+    def data_parallel_ranks(self) -> int:
+        """Ranks, or groups of them under ``tp``, that train on parts of their own of a batch."""
+        return self.gpus // (self.degree or 1)
+
+    @property
+    def sharers(self) -> str:
+        """What shares a batch, in words: ``8 GPUs``."""
+        groups = self.data_parallel_ranks
+        if self.degree is None:
+            return f"{self.gpus} GPUs"
+        return f"{groups} {'group' if groups == 1 else 'groups'} of {self.degree} GPUs"
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether weights are in shards that are gathered when they are used."""
+        return self.is_sharded and self.data_parallel_ranks > 1
+
     @property
     def is_sharded(self) -> bool:
         """Whether each GPU holds a shard of the weights, not all of them."""
@@ -93,7 +143,7 @@ class Parallel(Record):
     @property
     def reshards(self) -> bool:
         """Whether gathered weights are freed between the passes, as by default."""
-        return self.is_sharded and self.reshard_after_forward is not False
+        return self.is_gathered and self.reshard_after_forward is not False
 
     @property
     def gpus_per_node(self) -> int:
@@ -130,7 +180,8 @@ class Parallel(Record):
         parts = {
             f"{self.gpus}x{self.strategy}": True,
             f"{self.replicas}replicas": self.replicas is not None,
-            "unresharded": self.is_sharded and not self.reshards,
+            f"{self.degree}degree": self.degree not in {None, self.gpus},
+            "unresharded": self.is_gathered and not self.reshards,
             f"{self.nodes}nodes": self.nodes > 1,
             f"{self.node_network_gbps:g}gbps" if self.node_network_gbps else "": self.rdma
             is not None,

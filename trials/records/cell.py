@@ -72,9 +72,9 @@ class Cell(Record):
     @model_validator(mode="after")
     def _ranks_share_the_batch(self) -> Self:
         whole = self.recipe.effective_batch
-        if self.parallel is not None and whole is not None and whole % self.parallel.gpus:
+        if self.parallel is not None and whole is not None and whole % self.data_parallel_ranks:
             raise ValueError(
-                f"effective_batch {whole} cannot be shared by {self.parallel.gpus} GPUs: use a "
+                f"effective_batch {whole} cannot be shared by {self.parallel.sharers}: use a "
                 "multiple"
             )
         return self
@@ -85,6 +85,11 @@ class Cell(Record):
         return 1 if self.parallel is None else self.parallel.gpus
 
     @property
+    def data_parallel_ranks(self) -> int:
+        """GPUs, or groups of them under ``tp``, that train on parts of their own of a batch."""
+        return 1 if self.parallel is None else self.parallel.data_parallel_ranks
+
+    @property
     def nodes(self) -> int:
         """Nodes that these GPUs are on."""
         return 1 if self.parallel is None else self.parallel.nodes
@@ -92,7 +97,7 @@ class Cell(Record):
     @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
-        return self.recipe.of_rank(self.ranks)
+        return self.recipe.of_rank(self.data_parallel_ranks)
 
     @property
     def sparsity(self) -> float:

@@ -302,7 +302,7 @@ class Observation(Record):
     @property
     def examples_per_step(self) -> int:
         """Examples per optimizer step, of all GPUs."""
-        return self.batch_size * self.micro_batches * self.cell.ranks
+        return self.batch_size * self.micro_batches * self.cell.data_parallel_ranks
 
     @property
     def micro_batch_seconds(self) -> Seconds:

@@ -93,12 +93,12 @@ def seq_lens(text: str) -> int | tuple[int, ...] | str:
 
 def strategy(text: str) -> str:
     """Strategy of several GPUs; those that are not simulated are refused by name."""
-    if text in {"auto", "ddp", "fsdp2", "hsdp"}:
+    if text in {"auto", "ddp", "fsdp2", "hsdp", "tp"}:
         return text
-    others = r"fsdp|tp|pp|ep|cp|(deepspeed[-_]?)?zero[-_]?[123]|deepspeed"
+    others = r"fsdp|pp|ep|cp|(deepspeed[-_]?)?zero[-_]?[123]|deepspeed"
     is_known = re.fullmatch(others, text) is not None
     problem = f"{text} is not simulated yet" if is_known else f"must be a strategy, not {text!r}"
-    raise argparse.ArgumentTypeError(f"{problem}: give ddp, fsdp2, hsdp or auto")
+    raise argparse.ArgumentTypeError(f"{problem}: give ddp, fsdp2, hsdp, tp or auto")
 
 
 def largest_or_size(text: str) -> int | str:

@@ -18,12 +18,13 @@ from orchestrator.pricing.offer_constraints import Constraints
 from trials.recipes.parallel import MOST_GPUS, Parallel, Strategy
 from trials.recipes.recipe import Recipe
 
-StrategyOption = Literal["auto", "ddp", "fsdp2", "hsdp"]
+StrategyOption = Literal["auto", "ddp", "fsdp2", "hsdp", "tp"]
 STRATEGIES: Mapping[StrategyOption, tuple[Strategy, ...]] = {
     "auto": ("fsdp2", "hsdp", "ddp"),
     "ddp": ("ddp",),
     "fsdp2": ("fsdp2",),
     "hsdp": ("hsdp",),
+    "tp": ("tp",),
 }
 
 
@@ -107,12 +108,12 @@ def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Ques
     if parallel is None:
         return question
     size = question.batch if isinstance(question.batch, int) else 1
-    share, whole = parallel.gpus * size, question.recipe.effective_batch
+    share, whole = parallel.data_parallel_ranks * size, question.recipe.effective_batch
     recipes = question.recipe, question.fp16_recipe
     if whole is not None and whole % share:
         if not question.assumes_batch:
             raise EstimateError(
-                f"--effective-batch {whole} cannot be shared by {parallel.gpus} GPUs with "
+                f"--effective-batch {whole} cannot be shared by {parallel.sharers} with "
                 f"micro-batches of {size}: give a multiple of {share}"
             )
         whole = share * math.ceil(whole / share)
@@ -122,7 +123,7 @@ def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Ques
         question,
         recipe=recipe,
         fp16_recipe=fp16_recipe,
-        batch_limit=recipe.of_rank(parallel.gpus).batch_limit(limit),
+        batch_limit=recipe.of_rank(parallel.data_parallel_ranks).batch_limit(limit),
         parallel=parallel,
     )
 

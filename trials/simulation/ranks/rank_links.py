@@ -75,6 +75,12 @@ def _collectives(layout: Parallel) -> Iterator[tuple[Group, Sequence[CollectiveN
     if not layout.is_sharded:
         yield Group(layout.gpus, 1, per_node), ("all-reduce",)
         return
+    if layout.degree is not None:
+        yield Group(layout.degree, 1, per_node), ("all-reduce",)
+        if layout.is_gathered:
+            among = Group(layout.data_parallel_ranks, layout.degree, per_node)
+            yield among, ("all-gather", "reduce-scatter")
+        return
     yield Group(layout.shards, 1, per_node), ("all-gather", "reduce-scatter")
     if layout.replicas is not None:
         yield Group(layout.replicas, layout.shards, per_node), ("all-reduce",)

@@ -20,6 +20,7 @@ from trials.training.optimizers.stepper import (
     DeviceStepper,
     Offloading,
     Stepper,
+    by_mesh,
 )
 from trials.training.optimizers.torchao_optimizers import torchao_adamw
 from trials.training.recipe_check import RecipeError
@@ -83,7 +84,7 @@ def parameter_groups(
         [p for p in trainable if id(p) in decayed],
         [p for p in trainable if id(p) not in decayed],
     )
-    return [group for group in groups if group]
+    return [of_mesh for group in groups for of_mesh in by_mesh(group)]
 
 
 def make_optimizer(

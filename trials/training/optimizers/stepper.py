@@ -2,12 +2,14 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trials.models.weight_placement import autocast_to
 from trials.recipes.recipe import Recipe
@@ -132,9 +134,7 @@ class DeviceStepper:
         """Clip and update; return the loss scale of a skipped update, None otherwise."""
         if self._recipe.max_grad_norm is not None:
             self._scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(
-                self._trained, self._recipe.max_grad_norm, foreach=self._clips_together
-            )
+            clip(self._trained, self._recipe.max_grad_norm, together=self._clips_together)
         self._scaler.step(self.optimizer)
         scale = self._scaler.get_scale()
         self._scaler.update()
@@ -164,6 +164,31 @@ class DeviceStepper:
                 if getattr(value, "is_paged", False):
                     value.is_spare = True
         self.optimizer.state.clear()
+
+
+def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters by the ranks that hold them, in their order.
+
+    No operator of PyTorch takes tensors of different meshes, or of one rank and of several.
+    """
+    groups: dict[object, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        groups[getattr(parameter, "device_mesh", None)].append(parameter)
+    return list(groups.values())
+
+
+def clip(parameters: list[nn.Parameter], max_norm: float, *, together: bool) -> None:
+    """Clip the norm of all gradients, wherever their ranks are."""
+    groups = by_mesh(p for p in parameters if p.grad is not None)
+    if len(groups) == 1:
+        nn.utils.clip_grad_norm_(groups[0], max_norm, foreach=together)
+        return
+    grads = [[p.grad for p in group if p.grad is not None] for group in groups]
+    norms: list[Any] = [nn.utils.get_total_norm(group, foreach=together) for group in grads]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = nn.utils.get_total_norm(whole, foreach=together)
+    for group in groups:
+        nn.utils.clip_grads_with_norm_(group, max_norm, total, foreach=together)
 
 
 def qualified_name(optimizer: Any) -> str:

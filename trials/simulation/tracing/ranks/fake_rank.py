@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trials.models.weight_placement import DTYPES, format_of
-from trials.ranks.sharding import MESH_NAMES, shard, unseen_propagation, watched_resizes
+from trials.ranks.sharding import GROUP_NAMES, MESH_NAMES, shard, split, unseen_propagation, watched_resizes
 from trials.recipes.parallel import MOST_GPUS, Parallel
 from trials.recipes.recipe import Recipe
 from trials.simulation.recording import BACKWARD, Segment
@@ -42,6 +43,22 @@ def fake_mesh(ranks: int, replicas: int | None) -> DeviceMesh:
     return DeviceMesh.from_group(groups, "cpu", every, mesh_dim_names=MESH_NAMES)
 
 
+@cache
+def fake_groups(ranks: int, degree: int) -> tuple[DeviceMesh | None, DeviceMesh]:
+    """Meshes of the groups of a size, of which this process is first: among them, and of its own.
+
+    The first is absent for one group.
+    """
+    if ranks == degree:
+        return None, fake_mesh(ranks, None)
+    own = fake_mesh(degree, None).get_group()
+    among = dist.new_group(list(range(0, ranks, degree)))
+    every = torch.arange(ranks).view(-1, degree)
+    mesh = DeviceMesh.from_group([among, own], "cpu", every, mesh_dim_names=GROUP_NAMES)
+    of_shards, of_group = (mesh[name] for name in GROUP_NAMES)
+    return of_shards, of_group
+
+
 class FakeRank:
     """First rank of a layout whose weights are in shards.
 
@@ -56,10 +73,16 @@ class FakeRank:
         self, model: nn.Module, parallel: Parallel, recipe: Recipe, mode: FakeTensorMode
     ) -> None:
         self._streams = RankStreams()
-        mesh = fake_mesh(parallel.gpus, parallel.replicas)
-        with mode, self._streams.in_place():
+        if parallel.degree is None:
+            of_group, mesh = None, fake_mesh(parallel.gpus, parallel.replicas)
+        else:
+            mesh, of_group = fake_groups(parallel.gpus, parallel.degree)
+        with mode, self._streams.in_place(), _real_meshes():
             states = dict(_in_floats(model, recipe))
-            shard(model, parallel, recipe, mesh)
+            if of_group is not None:
+                split(model, of_group)
+            if mesh is not None:
+                shard(model, parallel, recipe, mesh)
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     # Buffers of gathered weights are made once, and resized in every step.
@@ -82,6 +105,23 @@ class FakeRank:
                 yield
         finally:
             self._streams.tracer = None
+
+
+@contextlib.contextmanager
+def _real_meshes() -> Iterator[None]:
+    """Let meshes be put together under fake tensors: the numbers of their ranks have values."""
+    kind: Any = DeviceMesh
+    own = kind._concatenate  # noqa: SLF001 - FSDP2 calls it
+
+    def concatenated(*args: Any) -> Any:
+        with _disable_current_modes():
+            return own(*args)
+
+    kind._concatenate = staticmethod(concatenated)  # noqa: SLF001 - as above
+    try:
+        yield
+    finally:
+        kind._concatenate = staticmethod(own)  # noqa: SLF001 - as above
 
 
 @contextlib.contextmanager
