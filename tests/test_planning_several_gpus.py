@@ -56,7 +56,7 @@ catalog:
     ("layouts", "mistake"),
     [
         ("[{gpus: 1, strategy: ddp}]", "7: cells[0].parallel[0].gpus: must be at least 2, not 1"),
-        ("[{gpus: 2, strategy: tp}]", "7: cells[0].parallel[0].strategy: "),
+        ("[{gpus: 2, strategy: pp}]", "7: cells[0].parallel[0].strategy: "),
         (
             "[{gpus: 2, strategy: ddp}, {gpus: 2, strategy: ddp}]",
             "7: cells[0].parallel[1]: {gpus: 2, strategy: 'ddp'} is listed twice: keep one",
@@ -224,6 +224,19 @@ def test_a_simulated_layout_of_several_nodes_has_a_cell_for_each_network_of_inst
     ("layout", "mistake"),
     [
         ("strategy: hsdp", "hsdp needs replicas, the number of copies of the model: add it"),
+        ("strategy: fsdp2, degree: 2", "degree is a choice of tp, not of fsdp2: leave it out"),
+        (
+            "strategy: tp, degree: 3",
+            "degree 3 of tp does not divide the 16 GPUs of a node: use a divisor",
+        ),
+        (
+            "strategy: tp, reshard_after_forward: false",
+            "reshard_after_forward is a choice of tp with a degree below gpus: leave it out",
+        ),
+        (
+            "strategy: tp, nodes: 16",
+            "tp needs at least 2 GPUs on a node: use fsdp2, or fewer nodes",
+        ),
         ("strategy: ddp, replicas: 2", "replicas is a choice of hsdp, not of ddp: leave it out"),
         (
             "strategy: hsdp, replicas: 3",

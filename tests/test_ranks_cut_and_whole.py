@@ -23,6 +23,8 @@ FULL = recipe("full", precision="bf16-mixed", gradient_checkpointing=True, max_g
 LORA = recipe("lora", precision="bf16", gradient_checkpointing=True)
 SHARDED = Parallel(gpus=8, strategy="fsdp2")
 COPIED = Parallel(gpus=8, strategy="hsdp", replicas=2)
+SPLIT = Parallel(gpus=2, strategy="tp")
+SPLIT_AND_SHARDED = Parallel(gpus=4, strategy="tp", degree=2)
 UNRESHARDED = Parallel(gpus=2, strategy="fsdp2", reshard_after_forward=False)
 
 
@@ -61,11 +63,21 @@ def check(model: Model, settings: Recipe, layout: Parallel, seq_len: int = 24) -
     [
         ("llama-tiny", FULL, SHARDED),
         ("llama-tiny", FULL, COPIED),
+        ("llama-tiny", FULL, SPLIT),
+        pytest.param("llama-tiny", FULL, SPLIT_AND_SHARDED, marks=pytest.mark.long),
         pytest.param("llama-tiny", LORA, COPIED, marks=pytest.mark.long),
         pytest.param("llama-tiny", LORA, UNRESHARDED, marks=pytest.mark.long),
         pytest.param("mixtral-tiny", LORA, UNRESHARDED, marks=pytest.mark.long),
     ],
-    ids=["llama", "llama copies", "llama copies, lora", "llama unresharded", "mixtral unresharded"],
+    ids=[
+        "llama",
+        "llama copies",
+        "llama split",
+        "llama split and sharded",
+        "llama copies, lora",
+        "llama unresharded",
+        "mixtral unresharded",
+    ],
 )
 def test_few_layers_stand_for_all_on_each_rank(
     name: str, settings: Recipe, layout: Parallel

@@ -147,7 +147,9 @@ def test_a_traced_rank_is_the_real_one(ranks: int, tmp_path: Path, *, few: bool)
     assert apart == {key: [0] * ranks for key in apart}
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("fsdp2", "full"), ("ddp", "lora")])
+@pytest.mark.parametrize(
+    ("strategy", "method"), [("fsdp2", "full"), ("ddp", "lora"), ("tp", "full")]
+)
 def test_a_trial_measures_the_peak_that_is_traced(strategy: Strategy, method: Method) -> None:
     """It runs the same step, so that both ranks take the bytes of the trace."""
     cell = _on(
@@ -180,6 +182,33 @@ def test_collectives_have_the_closed_forms_of_zero_3_hsdp_and_ddp() -> None:
     norm = moved(fsdp2)["ALL_REDUCE"]
     assert moved(hsdp) == moved(fsdp2) | {"ALL_REDUCE": weights // 4 + norm}
     assert moved(ddp) == {"ALL_GATHER": 0, "REDUCE_SCATTER": 0, "ALL_REDUCE": weights}
+
+
+def test_collectives_have_the_closed_form_of_tensor_parallelism() -> None:
+    """Each layer sums two results in the forward pass, and two gradients in the backward pass.
+
+    A rank holds its part of the linear layers of the blocks, and the rest whole.
+    """
+    cell = tiny_cell("llama-tiny", recipe("full"), seq_len=LENGTH)
+    config = find_model("llama-tiny").config
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    outside = 2 * hidden * config["vocab_size"] + hidden * (2 * layers + 1)
+    for ranks in (2, 4):
+        steps = traced(_on(cell, Parallel(gpus=ranks, strategy="tp")), 1)
+        summed = 4 * layers * BATCH * LENGTH * hidden * 4
+        assert moved(steps) == {"ALL_GATHER": 0, "REDUCE_SCATTER": 0, "ALL_REDUCE": summed}
+        weights = 4 * (outside + (traced_elements(cell) - outside) // ranks)
+        buffers = int(steps.held.sizes.sum()) - weights
+        assert 0 <= buffers < 256
+
+
+def test_the_ranks_of_a_group_train_on_one_batch() -> None:
+    """Groups have batches of their own: two of two ranks have two."""
+    cell = tiny_cell("llama-tiny", recipe("full", effective_batch=8), seq_len=LENGTH)
+    layout = Parallel(gpus=4, strategy="tp", degree=2)
+    assert _on(cell, layout).rank_recipe.effective_batch == 4
+    numbers = [layout.data_rank(number) for number in range(4)]
+    assert numbers == [0, 0, 1, 1]
 
 
 def traced_elements(cell: Cell) -> int:

@@ -226,7 +226,9 @@ def _speed(
     question: Question, batch: ChosenBatch, seconds: float, interval: Interval
 ) -> dict[str, Any]:
     # A packed row has several examples.
-    rows_per_step = question.rank_recipe.micro_batches(batch.size) * batch.size * question.data_parallel_ranks
+    rows_per_step = (
+        question.rank_recipe.micro_batches(batch.size) * batch.size * question.data_parallel_ranks
+    )
     examples = rows_per_step * question.workload.examples / rows(question.workload)
     rates = Interval(low=examples / interval.high, high=examples / interval.low)
     return {

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import Field
 
 from fitting.laws.fit_result import Interval
 from gpu_catalog.gpu import Gpu
@@ -104,6 +106,7 @@ class Estimate(Record):
         gpus: number of GPUs.
         strategy: how several GPUs share the training.
         replicas: copies of the model, each in shards among GPUs of its own; for ``hsdp`` alone.
+        degree: GPUs of a group among which linear layers are divided; for ``tp`` alone.
         nodes: nodes with as many of the GPUs each.
         node_network_gbps, rdma: network of each of several nodes; None where unknown.
         exposed_seconds: part of ``step_seconds`` in which GPUs only wait for one another; None for
@@ -155,6 +158,7 @@ class Estimate(Record):
     gpus: int = 1
     strategy: Strategy | None = None
     replicas: int | None = None
+    degree: Annotated[int | None, Field(exclude_if=lambda n: n is None)] = None
     nodes: int = 1
     node_network_gbps: float | None = None
     rdma: bool | None = None

@@ -19,7 +19,14 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trials.devices.storages import StorageWatch
-from trials.ranks.sharding import GROUP_NAMES, MESH_NAMES, shard, split, unseen_propagation, watched_resizes
+from trials.ranks.sharding import (
+    GROUP_NAMES,
+    MESH_NAMES,
+    shard,
+    split,
+    unseen_propagation,
+    watched_resizes,
+)
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
@@ -82,11 +89,6 @@ class Rank:
     def shards(self) -> int:
         """Parts that the weights are divided into."""
         return self.parallel.shards
-
-    @property
-    def data_rank(self) -> int:
-        """Number of this rank's part of a batch; the ranks of a group have the same."""
-        return self.number // (self.parallel.degree or 1)
 
     @property
     def build_device(self) -> torch.device:

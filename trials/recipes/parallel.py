@@ -57,7 +57,9 @@ class Parallel(Record):
         if not isinstance(fields, dict) or fields.get("strategy") != "tp":
             return fields
         gpus, nodes = fields.get("gpus"), fields.get("nodes", 1)
-        if fields.get("degree") is not None or not (isinstance(gpus, int) and nodes in range(1, 1 + gpus)):
+        if fields.get("degree") is not None or not (
+            isinstance(gpus, int) and nodes in range(1, 1 + gpus)
+        ):
             return fields
         return fields | {"degree": gpus // nodes} if gpus // nodes > 1 else fields
 
@@ -116,6 +118,10 @@ class Parallel(Record):
     def data_parallel_ranks(self) -> int:
         """Ranks, or groups of them under ``tp``, that train on parts of their own of a batch."""
         return self.gpus // (self.degree or 1)
+
+    def data_rank(self, rank: int) -> int:
+        """Number of the part of a batch that a rank trains on; those of a group have the same."""
+        return rank // (self.degree or 1)
 
     @property
     def sharers(self) -> str:
@@ -228,8 +234,9 @@ def unmeasured(recipe: Recipe, parallel: Parallel) -> str | None:
         ),
     }
     reason = next((text for text, applies in problems.items() if applies), None)
-    return reason or _in_measured_words(unsupported(recipe, parallel))
+    return reason or in_measured_words(unsupported(recipe, parallel))
 
 
-def _in_measured_words(reason: str | None) -> str | None:
-    return None if reason is None else reason.replace("is not simulated", "is not measured")
+def in_measured_words(reason: str | None) -> str | None:
+    """Reason why something is not simulated, as a reason why it is not measured."""
+    return None if reason is None else reason.replace("not simulated", "not measured")

@@ -264,6 +264,13 @@ def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
             "4-bit weights are stored in the compute dtype (bnb_4bit_quant_storage), without which "
             f"{name} does not shard them"
         )
+    if layout.degree is not None:
+        notes.append(
+            "embedding, norms and head are whole on each GPU of a group of tp, and each sum over "
+            "the group is waited for"
+        )
+    if not layout.is_gathered:
+        return notes
     return [
         *notes,
         (

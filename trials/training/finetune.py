@@ -156,13 +156,14 @@ class FineTuning:
         )
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
-        """Random token ids of one step, equal for every probe of a size and draw on a rank, and
-        on the ranks of a group of ``tp``.
+        """Random token ids of one step, equal for every probe of a size and draw on a rank.
+
+        The ranks of a group of ``tp`` have the same.
 
         Returns:
             Token ids (micro-batches x batch_size x sequences of an example, seq_len).
         """
-        place = 0 if self._rank is None else self._rank.data_rank
+        place = 0 if self._rank is None else self._rank.parallel.data_rank(self._rank.number)
         seed = (self._seed * 1_000_003 + batch_size) * 1_009 + draw + place * RANKS_APART
         generator = torch.Generator().manual_seed(seed)
         examples = self._cell.recipe.micro_batches(batch_size) * batch_size

@@ -40,8 +40,9 @@ GPUS = f"""
 """
 STRATEGY = """
 --strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, hsdp (a copy of the model
-                         on each node, in shards there), or auto for the best one that fits
-                         (default: auto)
+                         on each node, in shards there), tp (linear layers divided among the GPUs
+                         of a node), or auto for the best of the first three that fits (default:
+                         auto)
 --nodes NODES            nodes that the GPUs are on, as many on each (default: 1)
 """
 SEVERAL = """

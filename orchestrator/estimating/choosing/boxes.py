@@ -63,7 +63,7 @@ class BoxSearch:
         tight = [row for row in rows if not (copies and fits(row))]
         shards = [
             (job, gpus)
-            for one in _strategies(self.strategy, ("fsdp2",))
+            for one in _strategies(self.strategy, ("fsdp2", "tp"))
             for count, gpus in _holding(tight, question, self.catalog).items()
             if (job := _on(question, count, one)) is not None
         ]

@@ -72,6 +72,11 @@ def layouts(count: int, strategy: StrategyOption, nodes: int) -> tuple[Parallel 
             "copies the model to each of several nodes, in shards among its GPUs: give --nodes and "
             "more --gpus, or fsdp2"
         )
+    if strategy == "tp" and nodes == count:
+        raise EstimateError(
+            f"--strategy tp: {count} GPUs on {nodes} nodes: it divides layers among the GPUs of a "
+            "node: give more --gpus, or fsdp2"
+        )
     copies = {"hsdp": nodes} if nodes > 1 and count > nodes else {}
     return tuple(
         Parallel(gpus=count, strategy=one, nodes=nodes, replicas=copies.get(one))

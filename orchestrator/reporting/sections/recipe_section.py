@@ -207,7 +207,10 @@ def _row(
         step_seconds=medians.get(batch_size),
         largest=largest,
         examples_per_second=max(
-            (cell.data_parallel_ranks * size * micro_batches(size) / s for size, s in medians.items()),
+            (
+                cell.data_parallel_ranks * size * micro_batches(size) / s
+                for size, s in medians.items()
+            ),
             default=None,
         ),
     )

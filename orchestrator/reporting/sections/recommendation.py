@@ -104,7 +104,9 @@ def recommendations(ranking: Ranking) -> list[Recommendation]:
 def steps_per_epoch(job: Job, row: RankedOffer) -> int:
     """Optimizer steps of an epoch of the job on an offer, rounded down."""
     cell = row.cell
-    batch = row.batch_size * cell.rank_recipe.micro_batches(row.batch_size) * cell.data_parallel_ranks
+    batch = (
+        row.batch_size * cell.rank_recipe.micro_batches(row.batch_size) * cell.data_parallel_ranks
+    )
     of_cell = job_of(job, cell.recipe, cell.seq_len)
     return steps(of_cell, batch) // of_cell.epochs
 

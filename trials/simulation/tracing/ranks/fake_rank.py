@@ -19,7 +19,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trials.models.weight_placement import DTYPES, format_of
-from trials.ranks.sharding import GROUP_NAMES, MESH_NAMES, shard, split, unseen_propagation, watched_resizes
+from trials.ranks.sharding import (
+    GROUP_NAMES,
+    MESH_NAMES,
+    shard,
+    split,
+    unseen_propagation,
+    watched_resizes,
+)
 from trials.recipes.parallel import MOST_GPUS, Parallel
 from trials.recipes.recipe import Recipe
 from trials.simulation.recording import BACKWARD, Segment

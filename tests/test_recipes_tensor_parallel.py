@@ -1,0 +1,79 @@
+"""Models and recipes that tensor parallelism takes, and its layouts."""
+
+import pytest
+from builders.observations import recipe
+
+from trials.recipes.fields import Method
+from trials.recipes.parallel import Parallel
+from trials.recipes.tensor_parallel import SPLIT_FAMILIES, not_split
+from trials.records.model import find_model
+
+EIGHT = Parallel(gpus=8, strategy="tp")
+LLAMA = find_model("llama-3.1-8b").config
+
+
+def test_the_degree_is_that_of_a_node_and_divides_the_ranks_of_a_batch() -> None:
+    """A stated degree of the same size is the same record, and has the same key."""
+    alone = Parallel(gpus=16, strategy="tp", nodes=2)
+    assert (alone.degree, alone.data_parallel_ranks) == (8, 2)
+    assert alone == Parallel(gpus=16, strategy="tp", nodes=2, degree=8)
+    assert alone.on_one_node.data_parallel_ranks == 2
+    assert (EIGHT.key, alone.key) == ("8xtp", "16xtp-8degree-2nodes")
+    assert (EIGHT.is_gathered, alone.is_gathered) == (False, True)
+    assert (EIGHT.sharers, alone.sharers) == ("1 group of 8 GPUs", "2 groups of 8 GPUs")
+
+
+def test_other_layouts_have_no_degree_in_their_records() -> None:
+    """Records of them are what they were, and all their GPUs share a batch."""
+    layout = Parallel(gpus=8, strategy="fsdp2")
+    assert "degree" not in layout.model_dump()
+    assert layout.data_parallel_ranks == 8
+    assert Parallel.model_validate(alone := EIGHT.model_dump()) == EIGHT
+    assert alone["degree"] == 8
+
+
+@pytest.mark.parametrize("family", SPLIT_FAMILIES)
+def test_the_plans_of_the_families_are_of_two_styles(family: str) -> None:
+    """Transformers divides the layers of attention and of the block after it, and nothing else."""
+    from transformers import CONFIG_MAPPING  # noqa: PLC0415 - seconds
+
+    plan = CONFIG_MAPPING[family].base_model_tp_plan
+    assert set(plan.values()) == {"colwise", "rowwise"}
+    assert {name.rsplit(".", 1)[0] for name in plan} == {"layers.*.self_attn", "layers.*.mlp"}
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("lora", "method lora is not simulated with tp: PEFT's adapters stay whole"),
+        ("qlora", "method qlora is not simulated with tp: use method full, or ddp"),
+    ],
+)
+def test_adapters_are_refused_by_name(method: Method, line: str) -> None:
+    """The line says what to use."""
+    assert (not_split(recipe(method), LLAMA, EIGHT) or "").startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"model_type": "qwen3"}, "model_type qwen3 is not simulated with tp, only llama, "),
+        ({"num_key_value_heads": 4}, "num_key_value_heads 4 of the model cannot be divided among "),
+        ({"num_key_value_heads": None}, "tp needs num_key_value_heads, which the model's "),
+        (
+            {"intermediate_size": 9},
+            "intermediate_size 9 of the model cannot be divided among the 8",
+        ),
+    ],
+)
+def test_models_that_cannot_be_split_are_refused_by_name(
+    changes: dict[str, object], line: str
+) -> None:
+    """The line has the value."""
+    assert (not_split(recipe("full"), LLAMA | changes, EIGHT) or "").startswith(line)
+
+
+def test_what_is_taken_has_no_reason() -> None:
+    """Nor has any other strategy."""
+    assert not_split(recipe("full"), LLAMA, EIGHT) is None
+    assert not_split(recipe("lora"), {}, Parallel(gpus=2, strategy="ddp")) is None
