@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from builders.observations import cpu, recipe, tiny_cell
 
 from trials.child_process.child_prober import ChildProber
@@ -23,6 +24,7 @@ from trials.simulation.recording import Collective, Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
+from trials.training.finetune import FineTuning
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -200,6 +202,18 @@ def test_collectives_have_the_closed_form_of_tensor_parallelism() -> None:
         weights = 4 * (outside + (traced_elements(cell) - outside) // ranks)
         buffers = int(steps.held.sizes.sum()) - weights
         assert 0 <= buffers < 256
+
+
+def test_split_layers_have_the_loss_and_gradients_of_whole_ones(tmp_path: Path) -> None:
+    """One process with the same weights and tokens has the same clipped gradients."""
+    cell = tiny_cell("llama-tiny", RECIPES["full"], seq_len=LENGTH)
+    (ranks,) = real([(_on(cell, Parallel(gpus=2, strategy="tp")), 1)], tmp_path)
+    alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
+    loss = alone.step(alone.tokens(BATCH))
+    norms = [float(p.grad.norm()) for p in alone.trainable if p.grad is not None]
+    for rank in ranks:
+        assert rank["loss"] == pytest.approx(loss, rel=1e-5)
+        assert rank["norms"] == pytest.approx(norms, rel=1e-3)
 
 
 def test_the_ranks_of_a_group_train_on_one_batch() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.devices.storages import is_distributed
@@ -75,10 +76,17 @@ def counted(rank: Rank, cell: Cell, batch_size: int, micro_batches: int) -> dict
             gc.collect()
             counter.moved = dict.fromkeys(counter.moved, 0)
             counter.peak_bytes = counter.current_bytes
-            tuning.step(tokens, micro_batches=micro_batches)
+            loss = tuning.step(tokens, micro_batches=micro_batches)
             peaks.append(counter.peak_bytes)
+    norms = [_norm(p.grad) for p in tuning.trainable if p.grad is not None]
     tuning.stepper.close()
-    return {"peak": min(peaks[1:]), "moved": counter.moved}
+    return {"peak": min(peaks[1:]), "moved": counter.moved, "loss": loss, "norms": norms}
+
+
+def _norm(gradient: torch.Tensor) -> float:
+    """Norm of a gradient, of which this rank may hold a part."""
+    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return float(whole.norm())
 
 
 def main() -> None:

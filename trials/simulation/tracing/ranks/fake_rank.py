@@ -80,8 +80,10 @@ class FakeRank:
         self, model: nn.Module, parallel: Parallel, recipe: Recipe, mode: FakeTensorMode
     ) -> None:
         self._streams = RankStreams()
+        of_group: DeviceMesh | None = None
+        mesh: DeviceMesh | None
         if parallel.degree is None:
-            of_group, mesh = None, fake_mesh(parallel.gpus, parallel.replicas)
+            mesh = fake_mesh(parallel.gpus, parallel.replicas)
         else:
             mesh, of_group = fake_groups(parallel.gpus, parallel.degree)
         with mode, self._streams.in_place(), _real_meshes():
