@@ -96,6 +96,12 @@ def test_each_gpu_takes_the_micro_batches_of_the_file() -> None:
     assert asked.job.examples == 640
 
 
+def test_the_gpus_of_a_node_take_one_batch_of_the_file_under_tp() -> None:
+    """Eight GPUs have the effective batch of the file."""
+    asked = request(AXOLOTL, gpu="8xH100-SXM", strategy="tp")
+    assert (asked.batch_size, asked.recipe.effective_batch) == (2, 8)
+
+
 def test_a_stated_effective_batch_stays() -> None:
     """What the command line states is that of all GPUs, for any number of them."""
     asked = request(AXOLOTL, gpu="H100-SXM", gpus=(1, 2), effective_batch=16)

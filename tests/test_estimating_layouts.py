@@ -76,6 +76,14 @@ def test_layouts_of_several_nodes_have_as_many_gpus_on_each() -> None:
         layouts(8, "hsdp", 1)
 
 
+def test_tensor_parallelism_takes_the_gpus_of_a_node_and_auto_leaves_it_out() -> None:
+    """One GPU a node has no others to divide layers with."""
+    keys = [layout and layout.key for layout in layouts(16, "tp", 2)]
+    assert keys == ["16xtp-8degree-2nodes"]
+    with pytest.raises(EstimateError, match="--strategy tp: 2 GPUs on 2 nodes: it divides "):
+        layouts(2, "tp", 2)
+
+
 def test_nodes_alone_stand_for_instances_with_eight_gpus() -> None:
     """Given numbers are those of all nodes."""
     given = {"model": "llama-tiny", "seq_len": 128, "nodes": 2}

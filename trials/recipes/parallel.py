@@ -125,7 +125,7 @@ class Parallel(Record):
 
     @property
     def sharers(self) -> str:
-        """What shares a batch, in words: ``8 GPUs``."""
+        """GPUs or groups that share a batch, in words: ``8 GPUs``."""
         groups = self.data_parallel_ranks
         if self.degree is None:
             return f"{self.gpus} GPUs"

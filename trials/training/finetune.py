@@ -158,8 +158,6 @@ class FineTuning:
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
         """Random token ids of one step, equal for every probe of a size and draw on a rank.
 
-        The ranks of a group of ``tp`` have the same.
-
         Returns:
             Token ids (micro-batches x batch_size x sequences of an example, seq_len).
         """
