@@ -106,7 +106,7 @@ def test_a_snapshot_is_written_and_shown(
     assert written.name in capsys.readouterr().out
     assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "B300"]) == 0
     out = capsys.readouterr().out
-    assert "2.446" in out
+    assert "3.75" in out
     assert "6.94" in out
     assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "MI355X"]) == 1
     assert "MI355X" in capsys.readouterr().err

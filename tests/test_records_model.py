@@ -106,7 +106,7 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
         ({"model_type": "llama"}, "its configuration has no vocab_size"),
         (
             {"model_type": "qwen2_5_vl", "vision_config": {}, "text_config": {"vocab_size": 8}},
-            r"a qwen2_5_vl reads more than text \(vision_config\), which is not estimated",
+            r"a qwen2_5_vl reads images \(vision_config\), which is only estimated",
         ),
         ({"vocab_size": 8}, "its configuration has no model_type"),
         (
