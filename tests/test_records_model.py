@@ -105,8 +105,8 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
     [
         ({"model_type": "llama"}, "its configuration has no vocab_size"),
         (
-            {"model_type": "qwen2_5_vl", "vision_config": {}, "text_config": {"vocab_size": 8}},
-            r"a qwen2_5_vl reads images \(vision_config\), which is only estimated",
+            {"model_type": "gemma3n", "audio_config": {}, "vocab_size": 8},
+            r"a gemma3n reads more than text and images \(audio_config\), which is not",
         ),
         ({"vocab_size": 8}, "its configuration has no model_type"),
         (
