@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.models.liger_layers import liger_layers_in_use
+from trials.recipes.parallel import Parallel
 from trials.records.model import find_model
 from trials.simulation.recording import Column, Kind
 from trials.simulation.trace_cache import StepTrace
@@ -37,12 +38,18 @@ def no_experts(_: Tensor) -> int:
     raise AssertionError
 
 
-def peak(*, liger: bool, method: str = "full", checkpoints: bool = False) -> int:
+def peak(
+    *,
+    liger: bool,
+    method: str = "full",
+    checkpoints: bool = False,
+    layout: Parallel | None = None,
+) -> int:
     """Simulated peak of a tiny model."""
     settings = recipe(
         method, precision="bf16-mixed", liger_kernels=liger, gradient_checkpointing=checkpoints
     )
-    cell = tiny_cell("llama-tiny", settings, seq_len=512)
+    cell = tiny_cell("llama-tiny", settings, seq_len=512).model_copy(update={"parallel": layout})
     traceable = TraceableCell(cell, find_model(cell.model), whole=True)
     traced = traceable.trace(8, no_experts)
     assert liger_layers_in_use(traceable.model) == (("rms_norm", "swiglu") if liger else ())
@@ -66,6 +73,12 @@ def test_few_layers_stand_for_all() -> None:
 def test_the_layers_go_with_checkpointing() -> None:
     """The check that each layer runs twice holds for them, too."""
     assert peak(liger=True, checkpoints=True) <= peak(liger=False, checkpoints=True)
+
+
+def test_the_layers_go_with_shards() -> None:
+    """The model's own code rotates, though fully_shard gives the model a class of its own."""
+    two = Parallel(gpus=2, strategy="fsdp2")
+    assert peak(liger=True, layout=two) < 0.95 * peak(liger=False, layout=two)
 
 
 class _Triton(Loader, MetaPathFinder):

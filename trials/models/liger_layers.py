@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from trials.models.fused_head import base_of
 
@@ -36,7 +37,9 @@ def apply_liger_layers(model: nn.Module) -> None:
 
 def family_code(model: nn.Module) -> Any:
     """Module of transformers with the code of the model's layers."""
-    return sys.modules[type(base_of(model)).__module__]
+    kinds = type(base_of(model)).__mro__
+    # fully_shard gives a model a class of its own, below which is the model's.
+    return sys.modules[next(k for k in kinds if not issubclass(k, FSDPModule)).__module__]
 
 
 def liger_layers_in_use(model: nn.Module) -> tuple[str, ...]:
