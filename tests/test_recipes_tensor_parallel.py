@@ -4,8 +4,8 @@ import pytest
 from builders.observations import recipe
 
 from trials.recipes.fields import Method
-from trials.recipes.parallel import Parallel
-from trials.recipes.tensor_parallel import SPLIT_FAMILIES, not_split
+from trials.recipes.parallel import Parallel, unmeasured, unsupported
+from trials.recipes.tensor_parallel import SPLIT_FAMILIES
 from trials.records.model import find_model
 
 EIGHT = Parallel(gpus=8, strategy="tp")
@@ -50,8 +50,10 @@ def test_the_plans_of_the_families_are_of_two_styles(family: str) -> None:
     ],
 )
 def test_adapters_are_refused_by_name(method: Method, line: str) -> None:
-    """The line says what to use."""
-    assert (not_split(recipe(method), LLAMA, EIGHT) or "").startswith(line)
+    """The line says what to use, and a measurement is refused for the same reason."""
+    assert (unsupported(recipe(method), LLAMA, EIGHT) or "").startswith(line)
+    measured = line.replace("not simulated", "not measured")
+    assert (unmeasured(recipe(method), LLAMA, EIGHT) or "").startswith(measured)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +72,10 @@ def test_models_that_cannot_be_split_are_refused_by_name(
     changes: dict[str, object], line: str
 ) -> None:
     """The line has the value."""
-    assert (not_split(recipe("full"), LLAMA | changes, EIGHT) or "").startswith(line)
+    assert (unsupported(recipe("full"), LLAMA | changes, EIGHT) or "").startswith(line)
 
 
 def test_what_is_taken_has_no_reason() -> None:
     """Nor has any other strategy."""
-    assert not_split(recipe("full"), LLAMA, EIGHT) is None
-    assert not_split(recipe("lora"), {}, Parallel(gpus=2, strategy="ddp")) is None
+    assert unsupported(recipe("full"), LLAMA, EIGHT) is None
+    assert unsupported(recipe("lora"), {}, Parallel(gpus=2, strategy="ddp")) is None

@@ -106,7 +106,7 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
         ({"model_type": "llama"}, "its configuration has no vocab_size"),
         (
             {"model_type": "gemma3n", "audio_config": {}, "vocab_size": 8},
-            r"a gemma3n reads more than text and images \(audio_config\), which is not",
+            r"gemma3n reads more than text and images \(audio_config\), which is not estimated",
         ),
         ({"vocab_size": 8}, "its configuration has no model_type"),
         (

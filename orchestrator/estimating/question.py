@@ -18,7 +18,6 @@ from orchestrator.spec.job import Job
 from orchestrator.spec.recipe_options import plain
 from trials.recipes.parallel import Parallel, unsupported
 from trials.recipes.recipe import Recipe
-from trials.recipes.tensor_parallel import not_split
 from trials.records.cell import Cell
 from trials.records.compatibility import has_bf16, incompatibility, with_defaults
 from trials.records.model import Model
@@ -150,7 +149,7 @@ class Question:
                 f"{layout.strategy} of a vision-language model is not estimated: use ddp, or one "
                 "GPU"
             )
-        return unsupported(recipe, layout) or not_split(recipe, self.model.text, layout)
+        return unsupported(recipe, self.model.text, layout)
 
 
 EstimatedJob = tuple[Question, Gpu]

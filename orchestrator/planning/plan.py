@@ -13,8 +13,7 @@ from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job_tokens import drawn_lengths, job_of
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.drawn_lengths import DrawnLengths
-from trials.recipes.parallel import in_measured_words, unmeasured, unsupported
-from trials.recipes.tensor_parallel import not_split
+from trials.recipes.parallel import unmeasured, unsupported
 from trials.records.cell import Cell, by_cell
 from trials.records.compatibility import incompatibility
 from trials.records.model import Model
@@ -143,9 +142,7 @@ def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResour
     if cell.simulated:
         reason = incompatibility(cell.recipe, model, gpu) or not_simulated(cell.recipe, model, gpu)
         if reason is None and cell.parallel is not None:
-            reason = unsupported(cell.recipe, cell.parallel) or not_split(
-                cell.recipe, model.text, cell.parallel
-            )
+            reason = unsupported(cell.recipe, model.text, cell.parallel)
         return reason
     return _not_placed(cell, model, gpu, cluster)
 
@@ -158,12 +155,10 @@ def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -
     reasons = [incompatibility(cell.recipe, model, gpu, extras) for extras in packages]
     if all(reason is not None for reason in reasons):
         return reasons[0]
-    if cell.parallel is not None:
-        refused = unmeasured(cell.recipe, cell.parallel) or in_measured_words(
-            not_split(cell.recipe, model.text, cell.parallel)
-        )
-        if refused is not None:
-            return refused
+    if cell.parallel is not None and (
+        refused := unmeasured(cell.recipe, model.text, cell.parallel)
+    ):
+        return refused
     request = cluster.trial_resources(gpu, cell.ranks)
     if request is None:
         return (

@@ -22,8 +22,7 @@ from trials.devices.storages import StorageWatch
 from trials.ranks.sharding import (
     GROUP_NAMES,
     MESH_NAMES,
-    shard,
-    split,
+    divide,
     unseen_propagation,
     watched_resizes,
 )
@@ -135,29 +134,20 @@ class Rank:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
         if not self.is_sharded:
             return
-        kind, replicas = self.device.type, self.parallel.replicas
-        if self.parallel.degree is not None:
-            self._split(model, recipe, self.parallel.degree)
-            return
-        if replicas is None:
-            mesh = DeviceMesh.from_group(self._groups[0], kind)
-        else:
-            sizes = (replicas, self.shards)
-            mesh = init_device_mesh(kind, sizes, mesh_dim_names=MESH_NAMES)
-            self._groups += mesh.get_all_groups()
-        shard(model, self.parallel, recipe, mesh)
+        divide(model, self.parallel, recipe, *self._meshes())
 
-    def _split(self, model: nn.Module, recipe: Recipe, degree: int) -> None:
-        """Divide linear layers among the ranks of a group, and the weights among groups."""
-        kind, groups = self.device.type, self.parallel.data_parallel_ranks
-        if groups == 1:
-            split(model, DeviceMesh.from_group(self._groups[0], kind))
-            return
-        mesh = init_device_mesh(kind, (groups, degree), mesh_dim_names=GROUP_NAMES)
+    def _meshes(self) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+        """Ranks among which weights are in shards, and those of a group of ``tp``."""
+        kind, layout = self.device.type, self.parallel
+        if layout.replicas is None and layout.degree in {None, layout.gpus}:
+            every = DeviceMesh.from_group(self._groups[0], kind)
+            return (every, None) if layout.degree is None else (None, every)
+        inner, names = (
+            (self.shards, MESH_NAMES) if layout.degree is None else (layout.degree, GROUP_NAMES)
+        )
+        mesh = init_device_mesh(kind, (layout.gpus // inner, inner), mesh_dim_names=names)
         self._groups += mesh.get_all_groups()
-        of_shards, of_group = (mesh[name] for name in GROUP_NAMES)
-        split(model, of_group)
-        shard(model, self.parallel, recipe, of_shards)
+        return (mesh, None) if layout.degree is None else (mesh[names[0]], mesh[names[1]])
 
     @contextlib.contextmanager
     def observed(self, watch: StorageWatch) -> Iterator[None]:

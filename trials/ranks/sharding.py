@@ -31,6 +31,28 @@ GROUP_NAMES = ("shard", "tp")
 """Dimensions of a mesh of several groups, among whose ranks linear layers are divided."""
 
 
+def divide(
+    model: nn.Module,
+    parallel: Parallel,
+    recipe: Recipe,
+    shards: DeviceMesh | None,
+    group: DeviceMesh | None,
+) -> None:
+    """Divide a model among ranks as its layout says, in place.
+
+    Args:
+        model: model under its recipe, with all weights on this rank.
+        parallel: layout of a strategy other than ``ddp``.
+        recipe: recipe of the model.
+        shards: ranks among which weights are in shards, as for ``shard``; None for none.
+        group: ranks among which linear layers are divided, by ``tp``; None for none.
+    """
+    if group is not None:
+        split(model, group)
+    if shards is not None:
+        shard(model, parallel, recipe, shards)
+
+
 def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh) -> None:
     """Divide the weights of a model among the ranks of a mesh, in place.
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
 SPLIT_FAMILIES = ("llama", "mistral", "qwen2")
@@ -17,20 +16,15 @@ SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size"
 ELSEWHERE = "use fsdp2"
 
 
-def not_split(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:
-    """Reason why a model is not trained by ``tp``, with an alternative.
+def not_split(recipe: Recipe, config: Mapping[str, Any], degree: int) -> str | None:
+    """Reason why a model is not trained by ``tp``, with an alternative; None if it is.
 
     Args:
         recipe: recipe of the training.
         config: configuration of the model as transformers has it.
-        parallel: layout.
-
-    Returns:
-        The reason; None for another strategy, or where there is none.
+        degree: number of GPUs of a group.
     """
-    if parallel.degree is None:
-        return None
-    return next(chain(_of_recipe(recipe), _of_model(config, parallel.degree)), None)
+    return next(chain(_of_recipe(recipe), _of_model(config, degree)), None)
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:

@@ -22,8 +22,7 @@ from trials.models.weight_placement import DTYPES, format_of
 from trials.ranks.sharding import (
     GROUP_NAMES,
     MESH_NAMES,
-    shard,
-    split,
+    divide,
     unseen_propagation,
     watched_resizes,
 )
@@ -80,18 +79,15 @@ class FakeRank:
         self, model: nn.Module, parallel: Parallel, recipe: Recipe, mode: FakeTensorMode
     ) -> None:
         self._streams = RankStreams()
-        of_group: DeviceMesh | None = None
-        mesh: DeviceMesh | None
+        shards: DeviceMesh | None
+        group: DeviceMesh | None
         if parallel.degree is None:
-            mesh = fake_mesh(parallel.gpus, parallel.replicas)
+            shards, group = fake_mesh(parallel.gpus, parallel.replicas), None
         else:
-            mesh, of_group = fake_groups(parallel.gpus, parallel.degree)
+            shards, group = fake_groups(parallel.gpus, parallel.degree)
         with mode, self._streams.in_place(), _real_meshes():
             states = dict(_in_floats(model, recipe))
-            if of_group is not None:
-                split(model, of_group)
-            if mesh is not None:
-                shard(model, parallel, recipe, mesh)
+            divide(model, parallel, recipe, shards, group)
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     # Buffers of gathered weights are made once, and resized in every step.
