@@ -16,7 +16,8 @@ from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
 from orchestrator.spec.recipe_options import plain
-from trials.recipes.parallel import Parallel, unsupported
+from trials.recipes.layout_support import unsupported
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import has_bf16, incompatibility, with_defaults

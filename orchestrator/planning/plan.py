@@ -13,7 +13,7 @@ from orchestrator.spec.data_kinds import wrong_kind
 from orchestrator.spec.job_tokens import drawn_lengths, job_of
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.drawn_lengths import DrawnLengths
-from trials.recipes.parallel import unmeasured, unsupported
+from trials.recipes.layout_support import unmeasured, unsupported
 from trials.records.cell import Cell, by_cell
 from trials.records.compatibility import incompatibility
 from trials.records.model import Model

@@ -1,6 +1,6 @@
 """Layouts of several GPUs that train one model."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 from gpu_catalog.gpu import Positive
 from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
-from trials.recipes.recipe import Recipe
-from trials.recipes.tensor_parallel import not_split
 
 Strategy = Literal["ddp", "fsdp2", "hsdp", "tp"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
@@ -195,57 +193,3 @@ class Parallel(Record):
             "rdma": bool(self.rdma),
         }
         return "-".join(part for part, is_there in parts.items() if is_there)
-
-
-def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:
-    """Reason why a recipe is not simulated on several GPUs, with an alternative; None if it is.
-
-    Args:
-        recipe: recipe of the training.
-        config: configuration of the language model as transformers has it.
-        parallel: layout.
-    """
-    if recipe.activation_offloading:
-        return "activation_offloading is not simulated on several GPUs: leave it out"
-    if not parallel.is_sharded:
-        return None
-    if parallel.degree is not None and (reason := not_split(recipe, config, parallel.degree)):
-        return reason
-    name = parallel.strategy
-    is_plain = recipe.optimizer.startswith(("adamw", "sgd")) and "8bit" not in recipe.optimizer
-    problems = {
-        f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": not is_plain,
-        f"quantisation int8 is not simulated with {name}: use nf4": recipe.quantisation == "int8",
-        f"reference separate is not simulated with {name}: use precomputed or adapter-off": (
-            recipe.reference == "separate"
-        ),
-        f"dora is not simulated with {name}: leave it out": recipe.dora,
-        f"precision fp16 is not simulated with {name}: use bf16-mixed, or strategy ddp": (
-            recipe.precision == "fp16"
-        ),
-    }
-    return next((text for text, applies in problems.items() if applies), None)
-
-
-def unmeasured(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:
-    """Reason why a recipe is not measured on several GPUs, with an alternative; None if it is.
-
-    Its arguments are those of ``unsupported``.
-    """
-    problems = {
-        f"compile {recipe.compile} is not measured on several GPUs: leave it out": (
-            recipe.compile is not None
-        ),
-        "offload_optimizer is not measured on several GPUs: leave it out": recipe.offload_optimizer,
-        f"task {recipe.task} is not measured on several GPUs: use sft": recipe.task != "sft",
-        f"method qlora is not measured with {parallel.strategy}: use lora, or strategy ddp": (
-            recipe.method == "qlora" and parallel.is_sharded and parallel.degree is None
-        ),
-        f"{parallel.nodes} nodes are not measured: use one, or simulate (simulated_on)": (
-            parallel.nodes > 1
-        ),
-    }
-    reason = next((text for text, applies in problems.items() if applies), None)
-    if reason is None and (reason := unsupported(recipe, config, parallel)) is not None:
-        return reason.replace("not simulated", "not measured")
-    return reason

@@ -4,8 +4,8 @@ import pytest
 from builders.observations import recipe
 
 from trials.recipes.fields import Method
-from trials.recipes.parallel import Parallel, unmeasured, unsupported
-from trials.recipes.tensor_parallel import SPLIT_FAMILIES
+from trials.recipes.layout_support import SPLIT_FAMILIES, unmeasured, unsupported
+from trials.recipes.parallel import Parallel
 from trials.records.model import find_model
 
 EIGHT = Parallel(gpus=8, strategy="tp")

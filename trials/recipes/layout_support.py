@@ -1,0 +1,115 @@
+"""Recipes and models that several GPUs are simulated and measured for."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from trials.recipes.parallel import Parallel
+from trials.recipes.recipe import Recipe
+
+SPLIT_FAMILIES = ("llama", "mistral", "qwen2")
+"""Families whose plan in transformers (``base_model_tp_plan``) divides linear layers alone.
+
+In other plans norms of queries and keys, fused layers or experts need more than the two styles.
+"""
+SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Sizes in a configuration that the GPUs of a group divide."""
+ELSEWHERE = "use fsdp2"
+
+
+def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:
+    """Reason why a recipe is not simulated on several GPUs, with an alternative; None if it is.
+
+    Args:
+        recipe: recipe of the training.
+        config: configuration of the language model as transformers has it.
+        parallel: layout.
+    """
+    if recipe.activation_offloading:
+        return "activation_offloading is not simulated on several GPUs: leave it out"
+    if not parallel.is_sharded:
+        return None
+    if parallel.degree is not None and (reason := _not_split(recipe, config, parallel.degree)):
+        return reason
+    name = parallel.strategy
+    is_plain = recipe.optimizer.startswith(("adamw", "sgd")) and "8bit" not in recipe.optimizer
+    problems = {
+        f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": not is_plain,
+        f"quantisation int8 is not simulated with {name}: use nf4": recipe.quantisation == "int8",
+        f"reference separate is not simulated with {name}: use precomputed or adapter-off": (
+            recipe.reference == "separate"
+        ),
+        f"dora is not simulated with {name}: leave it out": recipe.dora,
+        f"precision fp16 is not simulated with {name}: use bf16-mixed, or strategy ddp": (
+            recipe.precision == "fp16"
+        ),
+    }
+    return next((text for text, applies in problems.items() if applies), None)
+
+
+def unmeasured(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:
+    """Reason why a recipe is not measured on several GPUs, with an alternative; None if it is.
+
+    Its arguments are those of ``unsupported``.
+    """
+    problems = {
+        f"compile {recipe.compile} is not measured on several GPUs: leave it out": (
+            recipe.compile is not None
+        ),
+        "offload_optimizer is not measured on several GPUs: leave it out": recipe.offload_optimizer,
+        f"task {recipe.task} is not measured on several GPUs: use sft": recipe.task != "sft",
+        f"method qlora is not measured with {parallel.strategy}: use lora, or strategy ddp": (
+            recipe.method == "qlora" and parallel.is_sharded and parallel.degree is None
+        ),
+        f"{parallel.nodes} nodes are not measured: use one, or simulate (simulated_on)": (
+            parallel.nodes > 1
+        ),
+    }
+    reason = next((text for text, applies in problems.items() if applies), None)
+    if reason is None and (reason := unsupported(recipe, config, parallel)) is not None:
+        return reason.replace("not simulated", "not measured")
+    return reason
+
+
+def _not_split(recipe: Recipe, config: Mapping[str, Any], degree: int) -> str | None:
+    """Reason why a model is not trained by ``tp``, with an alternative; None if it is.
+
+    Args:
+        recipe: recipe of the training.
+        config: configuration of the model as transformers has it.
+        degree: number of GPUs of a group.
+    """
+    return next(chain(_of_recipe(recipe), _of_model(config, degree)), None)
+
+
+def _of_recipe(recipe: Recipe) -> Iterator[str]:
+    if recipe.method == "lora":
+        yield (
+            "method lora is not simulated with tp: PEFT's adapters stay whole beside parts of a "
+            "layer, whose results have other shapes: use method full, or fsdp2"
+        )
+    elif recipe.method != "full":
+        yield f"method {recipe.method} is not simulated with tp: use method full, or ddp"
+    if recipe.task != "sft":
+        yield f"task {recipe.task} is not simulated with tp: {ELSEWHERE}"
+    if recipe.liger_kernels:
+        yield f"liger_kernels are not simulated with tp: leave them out, or {ELSEWHERE}"
+    if recipe.trained_layers is not None:
+        yield f"trained_layers is not simulated with tp: leave it out, or {ELSEWHERE}"
+
+
+def _of_model(config: Mapping[str, Any], degree: int) -> Iterator[str]:
+    family = config.get("model_type")
+    if family not in SPLIT_FAMILIES:
+        families = ", ".join(SPLIT_FAMILIES)
+        yield f"model_type {family} is not simulated with tp, only {families}: {ELSEWHERE}"
+        return
+    for name in SPLIT_SIZES:
+        size = config.get(name)
+        if not isinstance(size, int):
+            yield f"tp needs {name}, which the model's configuration does not state: {ELSEWHERE}"
+        elif size % degree:
+            yield (
+                f"{name} {size} of the model cannot be divided among the {degree} GPUs of a group "
+                f"of tp: use a degree that divides it, or {ELSEWHERE.removeprefix('use ')}"
+            )
