@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 import torch
 from builders.observations import cpu, recipe
-from builders.vision import GEMMA, LLAVA, TOKENS_PER_IMAGE, tiny_vision
+from builders.vision import (
+    GEMMA,
+    LLAVA,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN25,
+    QWEN35,
+    TOKENS_PER_IMAGE,
+    any_size,
+    tiny_vision,
+)
 from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
@@ -26,6 +37,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import impossible_on_model, with_defaults
 from trials.records.model import UnknownModelError, find_model
+from trials.simulation.recording import Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.trace import TraceableCell
@@ -33,7 +45,13 @@ from trials.simulation.tracing.tracing_worker import Tracing
 from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning, implied_counts
 from trials.training.optimizers import construction
-from trials.training.tasks.images import ImagesError, image_inputs, images_for
+from trials.training.tasks.images import (
+    ImagesError,
+    grid_of,
+    image_inputs,
+    images_for,
+    takes_any_size,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -50,10 +68,21 @@ CELLS = [
     (LLAVA, recipe("lora", attention="eager")),
     (LLAVA, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
 ]
+CELLS_OF_ANY_SIZE = [
+    (QWEN2, recipe("full")),
+    (QWEN25, recipe("full", precision="bf16-mixed")),
+    (QWEN25, CHECKPOINTED),
+    (QWEN3, CHECKPOINTED),
+    (QWEN3, recipe("qlora", precision="bf16", loss="chunked")),
+    (QWEN3_MOE, recipe("full")),
+    (QWEN35, recipe("lora")),
+]
+LEFT_OUT_BYTES = 40
+"""Bytes of each example that a trace of images of any size leaves out: positions and bounds."""
 
 
 def cell_of(config: dict[str, Any], settings: Recipe) -> Cell:
-    """A cell with two images in each example."""
+    """A cell with two images in each example, or with one of as many tokens."""
     model = tiny_vision(config)
     return Cell(
         gpu="cpu",
@@ -68,11 +97,12 @@ def counted_peak(config: dict[str, Any], cell: Cell) -> int:
     """Peak bytes of two real steps of transformers' own class."""
     assert cell.image_tokens is not None
     tuning = FineTuning(cell, tiny_vision(config), device=torch.device("cpu"), seed=0)
-    assert images_for(tuning.model, cell.image_tokens) == IMAGES
+    images_of_each = images_for(tuning.model, cell.image_tokens)
+    assert images_of_each == (1 if takes_any_size(tuning.model) else IMAGES)
     facts: Any = base_of(tuning.model).config
     tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % facts.image_token_id
     tokens[:, : cell.image_tokens] = facts.image_token_id
-    images = image_inputs(tuning.model, tokens, cell.image_tokens, IMAGES)
+    images = image_inputs(tuning.model, tokens, cell.image_tokens, images_of_each)
     batch = replace(tuning.batch(tokens), images=images)
     tuning.step(batch)
     tuning.start_over()
@@ -110,19 +140,65 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
     assert traced_peak(config, cell) == counted_peak(config, cell)
 
 
-@pytest.mark.parametrize("config", [GEMMA, LLAVA], ids=TOKENS_PER_IMAGE)
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    CELLS_OF_ANY_SIZE,
+    ids=lambda part: part.key if isinstance(part, Recipe) else part["model_type"],
+)
+def test_a_traced_peak_with_images_of_any_size_misses_positions_alone(
+    config: dict[str, Any], settings: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows with narrower ones at the edge, and features of the tower in several layers."""
+    monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
+    cell = cell_of(config, settings)
+    missed = counted_peak(config, cell) - traced_peak(config, cell)
+    assert 0 <= missed <= LEFT_OUT_BYTES * BATCH
+
+
+@pytest.mark.parametrize(
+    ("config", "copies"),
+    [(GEMMA, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1)],
+    ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
+)
 def test_few_layers_and_two_batch_sizes_determine_a_step_with_images(
-    config: dict[str, Any],
+    config: dict[str, Any], copies: int
 ) -> None:
     """The expanded trace at batch sizes 2 and 4 has the peak of the whole model at 3."""
     cell = cell_of(config, CHECKPOINTED)
     request = TraceRequest(cell=cell, model=tiny_vision(config), target="cpu")
     traced = Tracing().trace(request)
-    assert traced.copies == 3
+    assert traced.copies == copies
     assert peak_of(traced) == traced_peak(config, cell)
 
 
-@pytest.mark.parametrize("config", [GEMMA, LLAVA], ids=TOKENS_PER_IMAGE)
+@pytest.mark.parametrize(("attention", "calls"), [("sdpa", BATCH * 9), ("flash_attention_2", 5)])
+def test_attention_of_a_tower_is_that_within_each_window(attention: str, calls: int) -> None:
+    """FLOPs of 4 x heads x width x patches squared; sdpa is called for each window or image."""
+    cell = cell_of(QWEN25, recipe("lora", precision="bf16", attention=attention))
+    step = TraceableCell(cell, tiny_vision(QWEN25), target="cuda", whole=True)
+    recorded = step.trace(BATCH, lambda mask: mask.numel()).recording
+    is_attention = recorded.names // 4 == OperatorClass.ATTENTION_FORWARD
+    # One event for the pieces of one length: two of windows, of whole images, two of windows.
+    numbers = recorded.numbers[(recorded.kinds == Kind.RUN) & is_attention][:5]
+    windows, image = [16, 16, 8, 8], [48]  # of 6 x 8 patches, by windows of 4 x 4
+    squares = sum(patches**2 for patches in (*windows, *image, *windows))
+    assert numbers[:, Column.FLOPS].sum() == BATCH * 4 * 48 * squares
+    assert numbers[:, Column.LAUNCHES].sum() == calls
+
+
+def test_images_of_any_size_are_as_square_as_their_tokens_allow() -> None:
+    """In patches of time, height and width; a strip is refused, with the next sizes."""
+    model = stock_model(tiny_vision(QWEN2), cell_of(QWEN2, recipe("lora")).recipe, None)
+    assert [grid_of(model, tokens) for tokens in (1, 12, 1024)] == [
+        (1, 2, 2),
+        (1, 6, 8),
+        (1, 64, 64),
+    ]
+    with pytest.raises(ImagesError, match=r"--image-tokens 1021: .* use 1020 or 1023"):
+        images_for(model, 1021)
+
+
+@pytest.mark.parametrize("config", [GEMMA, LLAVA], ids=["gemma3", "llava"])
 def test_the_tower_is_held_and_not_trained(config: dict[str, Any]) -> None:
     """Parameters are those of transformers' class; neither tower nor projector has adapters."""
     model, facts = tiny_vision(config), dict(config)
@@ -182,6 +258,12 @@ def written(folder: Path, config: dict[str, Any]) -> str:
             GEMMA | {"audio_config": {}},
             {"image_tokens": 4},
             r"a gemma3 reads more than text and images \(audio_config\)",
+        ),
+        (QWEN2, {"image_tokens": 4, "attention": "eager"}, "eager is not simulated for images of"),
+        (
+            any_size("glm4v", {}, {"intermediate_size": 96}),
+            {"image_tokens": 4},
+            r"images of 'glm4v' have no one size \(its class takes image_grid_thw\)",
         ),
         (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
     ],

@@ -33,7 +33,48 @@ LLAVA: dict[str, Any] = {
     "text_config": DECODER | {"model_type": "llama"},
     "vision_config": TOWER | {"model_type": "clip_vision_model", "projection_dim": 32},
 }
-TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16}
+ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+"""Positions of tokens in time, height and width."""
+TOKENS = {"image_token_id": 90, "vision_start_token_id": 91, "vision_end_token_id": 92}
+PATCHES = {
+    "depth": 3,
+    "num_heads": 3,
+    "hidden_size": 48,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": DECODER["hidden_size"],
+}
+"""A tower that takes images of any size."""
+
+
+def any_size(family: str, text: dict[str, Any], tower: dict[str, Any]) -> dict[str, Any]:
+    """Configuration of a model of Qwen's with the given facts of its parts."""
+    decoder = DECODER | {"model_type": f"{family}_text", "rope_parameters": ROPE} | text
+    config = {"model_type": family, "text_config": decoder, "vision_config": PATCHES | tower}
+    return config | TOKENS | {"video_token_id": 93}
+
+
+QWEN2 = any_size("qwen2_vl", {}, {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2})
+WINDOWED = {"window_size": 16, "fullatt_block_indexes": [1]}
+QWEN25 = any_size("qwen2_5_vl", {}, WINDOWED | {"intermediate_size": 96})
+FEATURES = {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 64}
+QWEN3 = any_size("qwen3_vl", {"head_dim": 16}, FEATURES | {"intermediate_size": 96})
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+QWEN3_MOE = any_size(
+    "qwen3_vl_moe", EXPERTS | {"head_dim": 16}, FEATURES | {"intermediate_size": 96}
+)
+LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "num_hidden_layers": 16}
+WIDTHS = {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+PART = ROPE | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
+QWEN35 = any_size(
+    "qwen3_5",
+    LINEAR | WIDTHS | {"rope_parameters": PART},
+    {"num_position_embeddings": 64, "intermediate_size": 96},
+)
+TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16} | {
+    config["model_type"]: 6 for config in (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35)
+}
 
 
 def tiny_vision(config: dict[str, Any]) -> Model:

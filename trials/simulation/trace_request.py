@@ -18,7 +18,7 @@ from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
-from trials.records.compatibility import AMPERE, MASKED_IMAGE_FAMILIES
+from trials.records.compatibility import AMPERE, ANY_SIZE_FAMILIES, MASKED_IMAGE_FAMILIES
 from trials.records.model import Model
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.tracing_child import key_start
@@ -157,7 +157,8 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
         )
     if recipe.compile is not None:
         return f"compile {recipe.compile} is not simulated: leave it out, or measure"
-    if recipe.activation_offloading and (reason := _not_offloaded(recipe, model)):
+    reason = _not_with_images(recipe, model) if model.has_vision else _not_offloaded(recipe)
+    if reason is not None:
         return reason
     has_shared_heads = model.has_grouped_queries and not recipe.packing  # a mask repeats them
     if recipe.attention == "sdpa" and has_shared_heads and not _since(gpu, AMPERE):
@@ -168,12 +169,22 @@ def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
     return None
 
 
-def _not_offloaded(recipe: Recipe, model: Model) -> str | None:
-    """Reason why offloaded activations of a recipe are not simulated; None when they are."""
-    if model.has_vision:
+def _not_with_images(recipe: Recipe, model: Model) -> str | None:
+    """Reason why a recipe of a vision-language model is not simulated; None when it is."""
+    if recipe.activation_offloading:
         return "activation_offloading is not simulated with images: leave it out"
+    if recipe.attention == "eager" and model.family in ANY_SIZE_FAMILIES:
+        return (
+            f"attention eager is not simulated for images of any size, as {model.name} takes them: "
+            "use sdpa"
+        )
+    return None
+
+
+def _not_offloaded(recipe: Recipe) -> str | None:
+    """Reason why offloaded activations of a recipe are not simulated; None when they are."""
     casts_frozen = recipe.method == "lora" and recipe.precision == "fp32-mixed-load"
-    if casts_frozen and not recipe.gradient_checkpointing:
+    if recipe.activation_offloading and casts_frozen and not recipe.gradient_checkpointing:
         # TRL takes a tensor at the address of a freed cast for that cast, and keeps it on the GPU.
         return (
             "activation_offloading of a layer's casts of frozen fp32 weights depends on addresses "
@@ -240,14 +251,19 @@ def approximations(
             recipe.quantisation == "int8"
         ),
     }
-    if cell.image_tokens is not None:
-        stands_in |= {
-            f"{cell.image_tokens} tokens of each example come from images of the one size of the "
-            "vision tower, which is frozen with the projector": True,
-            "preparation of images on the host is not timed": True,
-        }
     own = (text for text, applies in stands_in.items() if applies)
-    return (*own, *_layout_approximations(cell, gpu))
+    return (*own, *_image_approximations(cell, model), *_layout_approximations(cell, gpu))
+
+
+def _image_approximations(cell: Cell, model: Model) -> list[str]:
+    if cell.image_tokens is None:
+        return []
+    images = "images of the one size of the vision tower, which"
+    if model.family in ANY_SIZE_FAMILIES:
+        images = "one image, as square as their number allows; the vision tower"
+    source = f"{cell.image_tokens} tokens of each example come from {images}"
+    frozen = "is frozen with the projector"
+    return [f"{source} {frozen}", "preparation of images on the host is not timed"]
 
 
 def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:

@@ -57,12 +57,21 @@ def find_repeated_layers(model: nn.Module) -> RepeatedLayers:
     if not any(_holds(module, layers) for module in model.modules()):
         return best  # nested layers, or several lists of layers: none can be left out
     marks = [_mark(layer) for layer in layers]
+    # Features of images are added after the first layers.
+    for index in range(_layers_with_features(model)):
+        marks[index] = (index, *marks[index])
     for period in range(1, len(marks) // (TRACED + 1) + 1):
         for first, end in _stretches(marks, period):
             copies = (end - first) // period - TRACED
             if copies > 0 and copies * period > best.copies * best.period:
                 best = RepeatedLayers(first, period, copies, TRACED)
     return best
+
+
+def _layers_with_features(model: Any) -> int:
+    """First decoder layers whose outputs Qwen3-VL adds features of its tower to (DeepStack)."""
+    vision = getattr(model.config, "vision_config", None)
+    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
 def _stretches(marks: list[Any], period: int) -> Iterator[tuple[int, int]]:

@@ -117,3 +117,16 @@ def _is_plain(tensor: object) -> bool:
     size = tensor.element_size() * (extent if tensor.numel() else 0)
     is_whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size
     return is_whole and tensor.constant is None and tensor.fake_device == CPU
+
+
+def grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Result of a grouped product in a dtype with kernels but without a shape rule.
+
+    Args:
+        left: tokens (n, inner), or (rows, n).
+        right: matrices (groups, inner, columns), or tokens (n, columns).
+        offsets: end of each group among the tokens, (groups,).
+    """
+    if right.dim() == 3:
+        return left.new_empty(left.shape[0], right.shape[2])
+    return left.new_empty(offsets.shape[0], left.shape[0], right.shape[1])

@@ -30,6 +30,7 @@ from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.held_storages import held_storages
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.eight_bit_products import install_eight_bit_products
+from trials.simulation.tracing.kernels.equal_images import equal_images
 from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, flash_by_sdpa
 from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
@@ -116,6 +117,7 @@ class TraceableCell:
         self._is_checked = False
         self.is_padded = False
         self._images = self._images_of(cell)
+        self.equal_images = equal_images(self._model, cell)
         _check_positions(self._model, cell)
 
     def trace(
@@ -234,9 +236,9 @@ class TraceableCell:
         return self._cell.seq_len
 
     @property
-    def has_images(self) -> bool:
-        """Whether some tokens come from images."""
-        return self._cell.image_tokens is not None
+    def image_tokens(self) -> int | None:
+        """Tokens of each example that come from images; None for text alone."""
+        return self._cell.image_tokens
 
     @property
     def is_on_gpu(self) -> bool:
@@ -299,7 +301,9 @@ class _Step:
         self._tracer = kind(
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
-        self._tracer.has_images = cell.has_images
+        self._tracer.image_tokens = cell.image_tokens
+        if cell.equal_images is not None:
+            cell.equal_images.tracer = self._tracer
         cell.link.tracer = self._tracer
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [

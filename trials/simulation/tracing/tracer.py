@@ -30,6 +30,7 @@ from trials.simulation.tracing.operator_costs import describe, workspace
 from trials.simulation.tracing.shape_rules import (
     CPU,
     ShapeEffects,
+    grouped_product,
     key_of,
     new_fake,
     result_shapes,
@@ -43,10 +44,19 @@ LIFTED = aten.lift_fresh.default  # makes a tensor of a Python number, such as a
 READ_NAME = "aten::_local_scalar_dense"
 # Questions to a fake tensor itself, without work on a device.
 QUESTIONS = {torch.ops.prim.device.default}
-ROUTED = {aten.nonzero.default, aten.nonzero_numpy.default}
+FIND = aten.nonzero.default
+ROUTED = {FIND, aten.nonzero_numpy.default}
 # Views of single images outside the layers, as many as a batch has images: a trace leaves them out,
 # for its structure is that of any batch. They take a microsecond of the host each.
 OF_ONE_IMAGE = {aten.slice.Tensor, aten.select.int}
+OUTSIDE = {Segment.BEFORE, Segment.AFTER}
+# Operators that take masks in place of indices, of which their kernels find the set entries.
+MASKED = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 # Operators during which the host reads a result.
 WAITING = {"bitsandbytes::int8_vectorwise_quant"}
 READ = aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
@@ -122,7 +132,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._ghosts: list[tuple[int, int, int]] = []
         self._effects: dict[Hashable, ShapeEffects] = {}
         self.segment = Segment.BEFORE
-        self.has_images = False
+        self.image_tokens: int | None = None
+        self.repeats = 1  # times that the host launches what is traced once
         self.stream = 0
         self._held = True
         self.note_all(already_live)
@@ -189,6 +200,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             return self._read(args[0])
         if func is UNSCALED:
             self._overflows = self.note_tensor(args[1])
+        if func in MASKED and self.image_tokens is not None:
+            args = (args[0], _unmasked(args[1], self._entries), *args[2:])
         key = key_of(func, args, kwargs)
         effects = None if key is None else self._effects.get(key)
         if effects is None or effects.mode is None:
@@ -200,8 +213,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self.note_result(func, args, result)
         if func is LIFTED:
             self._counters.add(self.name_of(result))
-        is_outside = self.segment in {Segment.BEFORE, Segment.AFTER}
-        if not (self.has_images and is_outside and func in OF_ONE_IMAGE):
+        if not (self.image_tokens and self.segment in OUTSIDE and func in OF_ONE_IMAGE):
             self._record_work(effects)
         if func in ROUTED or func.name() in WAITING:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
@@ -211,26 +223,23 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ShapeEffects]:
         """Result of an operator, and its effects on all arguments of the same shapes."""
-        try:
-            if func in ROUTED:
-                mask = args[0]
-                result = mask.new_empty((self._shares(mask), mask.dim()), dtype=torch.int64)
-            else:
-                result = _shaped_result(func, args, kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
-        except NotImplementedError as error:
-            raise UntraceableError(f"{func.name()}: PyTorch has no shape rule for it") from error
-        except Exception as error:
-            error.add_note(func.name())  # the refusal names the operator
-            raise
+        routed = func in ROUTED
+        result = _picked(args[0], self._shares) if routed else _result(func, args, kwargs)
         if self.note_operator is not None:
             self.note_operator(func.name(), result)
         taken = workspace(func, args, kwargs) if self._with_workspaces else NO_NUMBERS
         works = describe(func, args, kwargs, result)
         # The shape of a mask does not determine the number of its set entries.
-        shapes = None if func in ROUTED else result_shapes(result, (args, kwargs))
+        shapes = None if routed else result_shapes(result, (args, kwargs))
         return result, ShapeEffects(taken, works, *(shapes or ()))
+
+    def _entries(self, mask: torch.Tensor) -> torch.Tensor:
+        """Indices of the tokens of images, which a kernel finds as ``nonzero`` does."""
+        result = _picked(mask, lambda mask: len(mask) * (self.image_tokens or 0))
+        self.note_result(FIND, (mask,), result)
+        self._record_work(ShapeEffects(NO_NUMBERS, describe(FIND, (mask,), {}, result)))
+        self.event(Kind.WAITED, 0, NO_NUMBERS)
+        return result
 
     def _record_work(self, effects: ShapeEffects) -> None:
         """Record the workspace and the costs of an operator."""
@@ -238,7 +247,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             self._workspaces.append(self._next_name)
             self.event(Kind.MADE, self._next_name, effects.workspace)
         for work, rate, numbers in effects.works:
-            self.event(Kind.RUN, 4 * work + rate, numbers)
+            launches = numbers[Column.LAUNCHES] * self.repeats
+            self.event(Kind.RUN, 4 * work + rate, (*numbers[: Column.LAUNCHES], launches))
         if any(effects.workspace):
             self.event(Kind.FREED, self._next_name, NO_NUMBERS)
             self._next_name += 1
@@ -258,7 +268,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             # Whether nothing is padded, or each row has one example.
             return not (self._needs_mask and reader == MASKS)
         one = tensor.untyped_storage()._cdata != self._overflows  # noqa: SLF001 - as StorageWatch
-        return float(one) if tensor.is_floating_point() else int(one)
+        return (float if tensor.is_floating_point() else int)(one)
 
     def recording(self, gradients: IntArray) -> Recording:
         """Recording of the step.
@@ -294,10 +304,45 @@ def _numbers_of_storage(size: int, stream: int) -> Numbers:
     return tuple(numbers)
 
 
+def _picked(mask: torch.Tensor, shares: Callable[[torch.Tensor], int]) -> torch.Tensor:
+    """Indices of the set entries of a mask, (entries, dimensions)."""
+    return mask.new_empty((shares(mask), mask.dim()), dtype=torch.int64)
+
+
+def _unmasked(
+    indices: Sequence[torch.Tensor | None], entries: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Indices with each mask replaced by those of its set entries."""
+    without: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype != torch.bool:
+            without.append(index)
+        else:
+            without += entries(index).unbind(1)
+    return without
+
+
+def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Result of an operator.
+
+    Raises:
+        UntraceableError: no shape rule gives it.
+    """
+    try:
+        return _shaped_result(func, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UntraceableError(f"{func.name()}: {NO_VALUES}") from error
+    except NotImplementedError as error:
+        raise UntraceableError(f"{func.name()}: PyTorch has no shape rule for it") from error
+    except Exception as error:
+        error.add_note(func.name())  # the refusal names the operator
+        raise
+
+
 def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Result of an operator by the shapes of its arguments alone."""
     if func is GROUPED and args[0].dtype != torch.bfloat16:
-        return _grouped_product(*args[:3])
+        return grouped_product(*args[:3])
     if func in UPDATING:
         return None
     mode = _mode_of(args) if func in PLAIN and "device" not in kwargs else None
@@ -341,18 +386,3 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
     """New fake tensor with the shape and dtype of another, without a dispatch."""
     assert isinstance(tensor, FakeTensor)
     return new_fake(shape_of(tensor), tensor.fake_mode)
-
-
-def _grouped_product(
-    left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor
-) -> torch.Tensor:
-    """Result of a grouped product in a dtype with kernels but without a shape rule.
-
-    Args:
-        left: tokens (n, inner), or (rows, n).
-        right: matrices (groups, inner, columns), or tokens (n, columns).
-        offsets: end of each group among the tokens, (groups,).
-    """
-    if right.dim() == 3:
-        return left.new_empty(left.shape[0], right.shape[2])
-    return left.new_empty(offsets.shape[0], left.shape[0], right.shape[1])

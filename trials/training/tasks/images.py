@@ -1,6 +1,7 @@
 """Images of a batch, as the processors of transformers hand them to a vision-language model."""
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -8,9 +9,12 @@ from torch import nn
 
 from trials.models.build import FamilyError
 from trials.models.fused_head import base_of
+from trials.records.compatibility import ANY_SIZE_FAMILIES
 
-GRID = "image_grid_thw"  # argument of towers that take images of any size
+GRID = "image_grid_thw"  # argument of such towers
+KINDS = "mm_token_type_ids"  # argument of such models: kinds of the tokens
 SIZED = "image_size"  # key of the one size of a tower's images
+MOST_ASPECT = 4  # longer side of an image over the shorter one
 
 
 class ImagesError(ValueError):
@@ -20,16 +24,21 @@ class ImagesError(ValueError):
 def images_for(model: nn.Module, image_tokens: int) -> int:
     """Images that give a sequence so many tokens, by the model's own code.
 
+    One where the model takes images of any size.
+
     Args:
         model: vision-language model of transformers, with or without adapters and weights.
         image_tokens: tokens of each sequence that come from images.
 
     Raises:
-        FamilyError: the model's class takes images that are not of one size.
-        ImagesError: it is no multiple of the tokens of an image.
+        FamilyError: the model's class takes images of any size in another way.
+        ImagesError: it is no multiple of the tokens of an image, or no image gives so many.
     """
     base: Any = base_of(model)
     family = base.config.model_type
+    if takes_any_size(model):
+        grid_of(base, image_tokens)
+        return 1
     needed = inspect.signature(base.get_image_features).parameters
     extra = [n for n, p in needed.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     extra = [n for n in extra if n != "pixel_values"] or [n for n in needed if n == GRID]
@@ -50,6 +59,40 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
     return image_tokens // of_one
 
 
+def takes_any_size(model: nn.Module) -> bool:
+    """Whether a model takes images of any size, by a grid."""
+    base: Any = base_of(model)
+    return base.config.model_type in ANY_SIZE_FAMILIES
+
+
+def grid_of(model: nn.Module, image_tokens: int) -> tuple[int, int, int]:
+    """Patches of an image in time, height and width: the squarest image of so many tokens.
+
+    Raises:
+        ImagesError: each image of so many tokens is a strip.
+    """
+    base: Any = base_of(model)
+    if not _is_shapely(image_tokens):
+        lower = next(n for n in range(image_tokens, 0, -1) if _is_shapely(n))
+        higher = next(n for n in range(image_tokens, 2 * image_tokens) if _is_shapely(n))
+        raise ImagesError(
+            f"--image-tokens {image_tokens}: an image of so many tokens would be over "
+            f"{MOST_ASPECT} times as long as it is wide: use {lower} or {higher}"
+        )
+    rows = _rows(image_tokens)
+    merged = base.config.vision_config.spatial_merge_size
+    return 1, merged * rows, merged * image_tokens // rows
+
+
+def _rows(image_tokens: int) -> int:
+    """Rows of tokens of the squarest image: the largest divisor up to the root."""
+    return next(n for n in range(math.isqrt(image_tokens), 0, -1) if image_tokens % n == 0)
+
+
+def _is_shapely(image_tokens: int) -> bool:
+    return image_tokens <= MOST_ASPECT * _rows(image_tokens) ** 2
+
+
 def image_inputs(
     model: nn.Module, tokens: torch.Tensor, image_tokens: int, images: int
 ) -> dict[str, torch.Tensor]:
@@ -62,16 +105,33 @@ def image_inputs(
         images: images of each sequence.
 
     Returns:
-        Pixels (sequences x images, channels, height, width) in fp32, and where the class takes
-        them the kinds of the tokens (sequences, length), 1 for images.
+        Pixels in fp32, (sequences x images, channels, height, width), and where the class takes
+        them the kinds of the tokens (sequences, length), 1 for images. For images of any size the
+        pixels are rows of patches (patches, channels x frames x height x width), beside their grid
+        (sequences x images, 3).
     """
     base: Any = base_of(model)
-    inputs = {"pixel_values": _pixels(base, len(tokens) * images, tokens.device)}
-    if "token_type_ids" in inspect.signature(base.forward).parameters:
-        kinds = torch.zeros_like(tokens)
-        kinds[:, :image_tokens] = 1
-        inputs["token_type_ids"] = kinds
+    count = len(tokens) * images
+    if takes_any_size(model):
+        grid, name = grid_of(base, image_tokens), KINDS
+        inputs = {
+            "pixel_values": _patches(base, count * math.prod(grid), tokens.device),
+            GRID: torch.tensor([grid] * count, device=tokens.device),
+        }
+    else:
+        name = "token_type_ids"
+        inputs = {"pixel_values": _pixels(base, count, tokens.device)}
+    if name in inspect.signature(base.forward).parameters:
+        inputs[name] = torch.zeros_like(tokens)
+        inputs[name][:, :image_tokens] = 1
     return inputs
+
+
+def _patches(base: Any, patches: int, device: torch.device) -> torch.Tensor:
+    vision = base.config.vision_config
+    frames, side = vision.temporal_patch_size, vision.patch_size
+    channels = getattr(vision, "in_channels", None) or vision.in_chans
+    return torch.zeros(patches, channels * frames * side**2, device=device)
 
 
 def _pixels(base: Any, images: int, device: torch.device | None = None) -> torch.Tensor:
