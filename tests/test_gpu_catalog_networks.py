@@ -80,5 +80,6 @@ def test_an_unknown_network_is_as_slow_as_the_slowest_measured() -> None:
     """It is 4 GB/s over TCP."""
     speed = network_speed(None, 2, 16, "all-gather")
     assert speed.bytes_per_second == network_speed(TCP, 4, 32, "all-reduce").bytes_per_second
-    (note,) = network_notes(None, 2, 16, ["all-gather"])
-    assert "by an unknown network is timed as all-reduce on 32 GPUs of 4 nodes" in note
+    (note,) = network_notes(None, 2, 16, ["all-gather", "reduce-scatter"])
+    assert note.startswith("all-gather and reduce-scatter on 16 GPUs of 2 nodes by an unknown ")
+    assert "network are timed as all-reduce on 32 GPUs of 4 nodes" in note

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gpu_catalog.catalog import shipped_rows
 from gpu_catalog.gpu import Positive, Source
-from gpu_catalog.links.within_nodes import CollectiveName, LinkSpeed
+from gpu_catalog.links.within_nodes import CollectiveName, LinkSpeed, stand_in_notes
 from gpu_catalog.offer import Offer, Text
 from gpu_catalog.record import Record
 
@@ -162,9 +162,4 @@ def network_notes(
     """Collectives whose speed between such nodes was not measured, and what stands in for it."""
     name = "an unknown network" if network is None else network.text
     speeds = {one: network_speed(network, nodes, gpus, one) for one in collectives}
-    return [
-        f"{one} on {gpus} GPUs of {nodes} nodes by {name} is timed as {speed.stands_in}: "
-        f"{speed.bytes_per_second / 1e9:g} GB/s a node"
-        for one, speed in speeds.items()
-        if speed.stands_in is not None
-    ]
+    return stand_in_notes(speeds, f"on {gpus} GPUs of {nodes} nodes by {name}", "GB/s a node")

@@ -6,7 +6,7 @@ bandwidth is nccl-tests' "busbw" (its PERFORMANCE.md).
 """
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Literal
 
@@ -105,9 +105,23 @@ def link_notes(gpu: Gpu, gpus: int, collectives: Sequence[CollectiveName]) -> li
     """Collectives whose speed on a GPU was not measured, and what stands in for it."""
     link = gpu.interconnect or "a link that the catalog does not have"
     speeds = {name: link_speed(gpu.interconnect, gpus, name) for name in collectives}
+    return stand_in_notes(speeds, f"by {link}", "GB/s")
+
+
+def stand_in_notes(speeds: Mapping[CollectiveName, LinkSpeed], where: str, unit: str) -> list[str]:
+    """A line for each speed that stands in for those of collectives that were not measured.
+
+    Args:
+        speeds: speed of each collective.
+        where: link and GPUs that they take.
+        unit: unit of the speeds.
+    """
+    names: dict[str, list[str]] = {}
+    for name, speed in speeds.items():
+        if speed.stands_in is not None:
+            text = f"{speed.stands_in}: {speed.bytes_per_second / 1e9:g} {unit}"
+            names.setdefault(text, []).append(name)
     return [
-        f"{name} on {gpus} GPUs by {link} is timed as {speed.stands_in}: "
-        f"{speed.bytes_per_second / 1e9:g} GB/s"
-        for name, speed in speeds.items()
-        if speed.stands_in is not None
+        f"{' and '.join(alike)} {where} {'is' if len(alike) == 1 else 'are'} timed as {text}"
+        for text, alike in names.items()
     ]

@@ -134,7 +134,7 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
     yield from _approximations(rows)
     yield from _memory_notes(rows)
     yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
-    assumed = sorted(e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None)
+    assumed = sorted({e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None})
     if assumed:
         yield f"Usable memory is the marketed size, not measured: {', '.join(assumed)}."
     for row in rows:
