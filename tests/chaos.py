@@ -3,11 +3,13 @@
 A sweep of ten cells runs on a Ray of its own: into a folder, into a bucket that refuses a third
 of the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
 driver are killed, and children are stopped. A driver that ends early is started again until the
-sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model.
+sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model; but for those
+of one more sweep, whose trials train on two and on four ranks, which are killed too.
 
 Printed are kills; observations that were in the log and are not any more; probes with two verdicts;
-processes that live a minute after their driver; and files left among the temporary ones. The
-script ends with 1 if there is any of these, or a sweep that never ends.
+processes that live a minute after their driver; files left among the temporary ones; and how long
+ranks outlived one that was killed, at most. The script ends with 1 if there is any of these, if
+ranks outlived another one by 5 s, or if a sweep never ends.
 """
 
 import contextlib
@@ -33,12 +35,20 @@ from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.records.observation import Observation
 
 LENGTHS = list(range(24, 24 + 8 * 10, 8))
-CELLS = len(LENGTHS)
 # A child that was stopped holds its trial until the probe's time is over.
-CHAOS = SPEC.replace("[24, 32, 40]", str(LENGTHS)) + "probe_timeout_seconds: 20\n"
-TARGETS = ("child", "stopped child", "worker", "raylet", "gcs_server", "driver")
-# After the last three, Ray or the sweep starts anew, which takes as long as a dozen other kills.
-WEIGHTS = (12, 2, 8, 1, 1, 2)
+LAWS = SPEC.replace("[24, 32, 40]", str(LENGTHS)) + "probe_timeout_seconds: 20\n"
+LAYOUTS = "[{gpus: 2, strategy: fsdp2}, {gpus: 4, strategy: ddp}]"
+GANGS = (
+    SPEC.replace("seq_lens: [24, 32, 40]", f"seq_lens: [24, 32]\n    parallel: {LAYOUTS}")
+    + "probe_timeout_seconds: 60\nboundary_repeats: 0\n"
+)
+CELLS = {LAWS: 10, GANGS: 4}
+# After raylet, GCS or driver, Ray or the sweep starts anew, as long as a dozen other kills take.
+OF_RAY = {"worker": 8, "raylet": 1, "gcs_server": 1, "driver": 2}
+TARGETS = {
+    LAWS: {"child": 12, "stopped child": 2} | OF_RAY,
+    GANGS: {"rank": 12, "stopped rank": 1, "gang": 4} | OF_RAY | {"worker": 3},
+}
 STARTING = 0.004  # share of the kills that are kept while no trial runs: sweeps are to get further
 PAUSE_SECONDS = (0.05, 1.0)
 ROUND_KILLS = 30  # of a sweep; then it may end
@@ -49,7 +59,8 @@ KEPT_BY_OTHERS = (
 )  # among temporary files: Ray and PyTorch never remove theirs
 ROUND_SECONDS = 1800.0
 DISK = ("-t", "tmpfs", "-o", "size=192k")
-WHERES = ("folder", "bucket", "full disk") if os.geteuid() == 0 else ("folder", "bucket")
+MOST_OUTLIVED_SECONDS = 5.0
+WHERES = ("folder", "bucket", *(["full disk"] if os.geteuid() == 0 else []), "ranks")
 
 
 def family(driver: int) -> list[psutil.Process]:
@@ -65,13 +76,23 @@ def kind_of(process: psutil.Process) -> str | None:
     """The target that a process is."""
     with contextlib.suppress(psutil.Error):
         words = " ".join(process.cmdline())
+        if "gang_worker" in words:  # a fork server, the parent of the ranks, and these
+            above = sum("gang_worker" in " ".join(p.cmdline()) for p in process.parents())
+            return ("server", "gang", "rank")[above]
         if "law_worker" in words or "trials.training.worker" in words:
             return "child"
         if "ray::" in words:
             return "worker"
         name = Path(process.exe()).name
-        return name if name in TARGETS else None
+        return name if name in OF_RAY else None
     return None
+
+
+def outlived_seconds(ranks: list[psutil.Process]) -> float:
+    """Seconds until all ranks have ended; those of a gang that was killed end with it."""
+    start = time.monotonic()
+    psutil.wait_procs(ranks, timeout=2 * MOST_OUTLIVED_SECONDS)
+    return time.monotonic() - start
 
 
 class Round:
@@ -83,17 +104,22 @@ class Round:
         self._out.parent.mkdir(parents=True)
         if where == "full disk":
             subprocess.run(["mount", *DISK, "none", self._out.parent], check=True)
-        (place / "small.yaml").write_text(CHAOS, encoding="utf-8")
+        self._spec = GANGS if where == "ranks" else LAWS
+        (place / "small.yaml").write_text(self._spec, encoding="utf-8")
         (place / "tmp").mkdir()
         self.kills: Counter[str] = Counter()
         self.seen: set[str] = set()
         self.begun: set[psutil.Process] = set()
+        self.outlived_seconds = 0.0
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start, or resume, the sweep."""
         path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
-        variables = {"PYTHONPATH": path, "TMPDIR": str(self._place / "tmp")}
-        variables |= {"RAY_TMPDIR": str(self._place / "tmp")}
+        variables = {"TMPDIR": str(self._place / "tmp"), "RAY_TMPDIR": str(self._place / "tmp")}
+        if self._spec is LAWS:
+            variables["PYTHONPATH"] = path
+        else:
+            variables["RAY_OVERRIDE_RESOURCES"] = '{"CPU": 4}'
         if self.where == "bucket":
             variables |= CREDENTIALS | {"AWS_ENDPOINT_URL": self._server.url}
         out = f"s3://{BUCKET}/{self._place.name}" if self.where == "bucket" else str(self._out)
@@ -119,7 +145,7 @@ class Round:
 
     def is_complete(self) -> bool:
         """Whether every cell was timed: a trial whose child was killed thrice ends without."""
-        return len({o.cell.key for o in self.logged() if o.is_timing}) == CELLS
+        return len({o.cell.key for o in self.logged() if o.is_timing}) == CELLS[self._spec]
 
     def run(self, until: float) -> str | None:
         """Run until the sweep is complete; why it never was, or None."""
@@ -145,20 +171,25 @@ class Round:
 
     def kill(self, driver: int) -> None:
         """Kill, or stop, one process of a kind that is drawn, if there is one."""
-        (kind,) = self.chance.choices(TARGETS, WEIGHTS)
-        if not any(kind_of(p) == "child" for p in family(driver)):
+        targets = TARGETS[self._spec]
+        (kind,) = self.chance.choices(list(targets), list(targets.values()))
+        processes = {p: kind_of(p) for p in family(driver)}
+        if next(iter(targets)) not in processes.values():
             if self.chance.random() > STARTING:
                 return
             kind = "driver"
         wanted = kind.removeprefix("stopped ")
-        found = [p for p in family(driver) if p.pid != driver and kind_of(p) == wanted]
+        living = [p for p, own in processes.items() if p.pid != driver and own == wanted]
         if kind == "driver":
-            found = family(driver)[:1]
-        if found:
+            living = family(driver)[:1]
+        if living:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process = self.chance.choice(found)
+                process = self.chance.choice(living)
+                gang = process.parent().children() if kind == "rank" else process.children()
                 process.send_signal(signal.SIGSTOP if kind != wanted else signal.SIGKILL)
                 self.kills[kind] += 1
+                if kind in {"rank", "gang"}:
+                    self.outlived_seconds = max(self.outlived_seconds, outlived_seconds(gang))
 
     def damage(self) -> dict[str, list[str]]:
         """What was lost, doubled or left."""
@@ -168,6 +199,8 @@ class Round:
         return {
             "lost": sorted(self.seen - {o.key for o in logged}),
             "duplicated": sorted(key for key, times in verdicts.items() if times > 1),
+            "ranks": [f"{self.outlived_seconds:.1f} s"]
+            * (self.outlived_seconds > MOST_OUTLIVED_SECONDS),
             "processes": [str(p) for p in alive if p.is_running()],
             "files": sorted(
                 path.name
@@ -190,11 +223,12 @@ def main() -> int:
     seed, minutes = int(os.environ.get("SEED", "0")), float(os.environ.get("MINUTES", "60"))
     chance, until = random.Random(seed), time.monotonic() + 60 * minutes
     kills: Counter[str] = Counter()
+    wheres = os.environ.get("WHERE", ",".join(WHERES)).split(",")
     damaged, number = False, 0
     with s3_server() as server:
         server.fails_every = 3
         while time.monotonic() < until:
-            where = WHERES[number % len(WHERES)]
+            where = wheres[number % len(wheres)]
             with tempfile.TemporaryDirectory(prefix="c", ignore_cleanup_errors=True) as place:
                 one = Round(Path(place), where, server, chance)
                 try:
@@ -205,8 +239,10 @@ def main() -> int:
             kills += one.kills
             found = {name: items for name, items in damage.items() if items}
             damaged = damaged or bool(found) or failure is not None
+            ends = f" ranks ended in {one.outlived_seconds:.2f} s" * (where == "ranks")
             line = (
-                f"seed {seed}, round {number}, {where}: {dict(one.kills)} {found} {failure or ''}"
+                f"seed {seed}, round {number}, {where}: {dict(one.kills)}{ends} {found} "
+                f"{failure or ''}"
             )
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A sweep on a real Ray whose trials train on two ranks, one of which is killed."""
+"""A sweep on a real Ray whose trials train on two and four ranks, one of which is killed."""
 
 import json
 import statistics
@@ -19,7 +19,7 @@ cells:
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
     seq_lens: [32]
-    parallel: [{gpus: 2, strategy: fsdp2}]
+    parallel: [{gpus: 2, strategy: fsdp2}, {gpus: 4, strategy: tp, degree: 2}]
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
     seq_lens: [32]
@@ -41,6 +41,7 @@ catalog:
     - {gpu: cpu-small, provider: own, region: here, instance: box, usd_per_hour: 0.30,
        gpus_per_instance: 4, source: made for this test, recorded: 2026-11-20}
 """
+FOUR_CPUS = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 4}'}  # whatever this machine has
 GANG = "cpu-small/llama-tiny/full-fp32/dense/seq32/2xfsdp2"
 
 
@@ -65,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A complete sweep in which one rank was killed."""
     home = tmp_path_factory.mktemp("home")
     (home / "gangs.yaml").write_text(SPEC, encoding="utf-8")
-    sweep = start_sweep(home / "gangs.yaml", home / "run", home)
+    sweep = start_sweep(home / "gangs.yaml", home / "run", home, **FOUR_CPUS)
     kill_a_rank(sweep.pid)
     assert sweep.wait(timeout=900) == 0, (home / "run.log").read_text()
     return RunFolder(home / "run")
@@ -90,35 +91,39 @@ def test_ranks_share_what_one_process_holds_alone(run: RunFolder) -> None:
         if o.measurement is not None:
             nodes = {rank.node_id for rank in o.measurement.ranks}
             assert nodes == (set() if o.cell.ranks == 1 else {o.environment.node_id})
-            assert len(o.measurement.ranks) == (0 if o.cell.ranks == 1 else 2)
-    alone, together = (largest_batch(of_cell[ranks]) for ranks in (1, 2))
+            assert len(o.measurement.ranks) == (0 if o.cell.ranks == 1 else o.cell.ranks)
+    alone, two, four = (largest_batch(of_cell[ranks]) for ranks in (1, 2, 4))
     assert alone is not None
-    assert together is not None
-    assert together[0] > alone[0]
+    assert two is not None
+    assert four is not None
+    assert alone[0] < min(two[0], four[0])
 
 
 def test_a_family_holds_its_layout(run: RunFolder) -> None:
-    """Step times of two ranks are never fitted together with those of one process."""
+    """Step times of several ranks are never fitted together with those of one process."""
     fits = json.loads((Path(str(run.path)) / "fits.json").read_text(encoding="utf-8"))
     layouts = [family["name"].get("layout") for family in fits["families"]]
-    assert sorted(layouts, key=str) == ["2xfsdp2", None]
+    assert sorted(layouts, key=str) == ["2xfsdp2", "4xtp-2degree", None]
 
 
 def test_a_gang_is_priced_by_whole_instances_with_enough_gpus(run: RunFolder) -> None:
-    """It has no row on an instance of one GPU, and its throughput is that of both ranks."""
+    """It has no row on an instance of one GPU, and its throughput is that of all ranks."""
     ranking = json.loads((Path(str(run.path)) / "ranking.json").read_text(encoding="utf-8"))
-    instances = {
-        row["instance"]: row for row in ranking["offers"] if row["cell"].get("parallel") is not None
-    }
-    assert list(instances) == ["box"]
-    row = instances["box"]
-    steps = [
-        seconds
-        for o in observations(Path(str(run.path)))
-        if o.cell.key == GANG and o.is_timing and o.batch_size == row["batch_size"]
-        for seconds in o.micro_batch_seconds
-    ]
-    expected = 2 * row["batch_size"] / statistics.median(steps)
-    assert row["examples_per_second"] == pytest.approx(expected)
+    rows = [row for row in ranking["offers"] if row["cell"].get("parallel") is not None]
+    assert sorted(row["cell"]["parallel"]["gpus"] for row in rows) == [2, 4]
+    assert {row["instance"] for row in rows} == {"box"}
+    for row in rows:
+        parallel = row["cell"]["parallel"]
+        steps = [
+            seconds
+            for o in observations(Path(str(run.path)))
+            if o.cell.ranks == parallel["gpus"]
+            and o.is_timing
+            and o.batch_size == row["batch_size"]
+            for seconds in o.micro_batch_seconds
+        ]
+        batches = parallel["gpus"] // parallel.get("degree", 1)  # ranks of a group share one
+        expected = batches * row["batch_size"] / statistics.median(steps)
+        assert row["examples_per_second"] == pytest.approx(expected)
     report = (Path(str(run.path)) / "report.md").read_text(encoding="utf-8")
     assert "2xcpu-small fsdp2" in report
