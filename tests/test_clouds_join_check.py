@@ -18,7 +18,7 @@ from orchestrator.cli.main import main
 from orchestrator.clouds import join_check
 from orchestrator.clouds.join_check import JoinError, clock_mistake, node_resources
 from trials.child_process.gpu_use import GpuUse, use_of_gpu
-from trials.devices.nvml import visible_device
+from trials.devices.nvml import visible_devices
 
 CATALOG = load_catalog()
 WORKS = GpuUse(torch="2.9", cuda="12.8", free_bytes=84 * 10**9, total_bytes=85 * 10**9)
@@ -27,17 +27,27 @@ H100 = ("NVIDIA H100 80GB HBM3", 85_020_639_232)
 
 def test_a_machine_that_is_what_its_key_says_may_join() -> None:
     """Memory differs a little between drivers; a CPU needs no GPU."""
-    assert node_resources(["H100-SXM"], CATALOG, lambda: H100, lambda: WORKS) == '{"H100-SXM": 1}'
+    assert node_resources(["H100-SXM"], CATALOG, lambda: [H100], lambda: WORKS) == '{"H100-SXM": 1}'
     assert (
-        node_resources(["A40", "H100-SXM"], CATALOG, lambda: H100, lambda: WORKS)
+        node_resources(["A40", "H100-SXM"], CATALOG, lambda: [H100], lambda: WORKS)
         == '{"H100-SXM": 1}'
     )
     a_little_more = (H100[0], H100[1] + 2**29)
     assert (
-        node_resources(["H100-SXM"], CATALOG, lambda: a_little_more, lambda: WORKS)
+        node_resources(["H100-SXM"], CATALOG, lambda: [a_little_more], lambda: WORKS)
         == '{"H100-SXM": 1}'
     )
-    assert node_resources(["cpu"], CATALOG, lambda: None, lambda: WORKS) == '{"cpu": 1}'
+    assert node_resources(["cpu"], CATALOG, list, lambda: WORKS) == '{"cpu": 1}'
+
+
+def test_a_machine_joins_with_all_its_gpus_if_they_are_of_one_kind() -> None:
+    """Trials of one GPU run beside each other, or one of several has them together."""
+    four = node_resources(["A40", "H100-SXM"], CATALOG, lambda: [H100] * 4, lambda: WORKS)
+    assert four == '{"H100-SXM": 4}'
+    mixed = [H100, ("NVIDIA A40", 47_608_496_128), H100]
+    message = r"H100-SXM: this machine also has NVIDIA A40: set CUDA_VISIBLE_DEVICES to"
+    with pytest.raises(JoinError, match=message):
+        node_resources(["A40", "H100-SXM"], CATALOG, lambda: mixed, lambda: WORKS)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +85,7 @@ def test_a_machine_with_another_gpu_may_not_join(
 ) -> None:
     """Another name, another memory or no GPU: one line has the actual and the expected value."""
     with pytest.raises(JoinError) as error:
-        node_resources(keys, CATALOG, lambda: device, lambda: WORKS)
+        node_resources(keys, CATALOG, lambda: [device] if device else [], lambda: WORKS)
     message = str(error.value)
     assert "\n" not in message
     assert [part for part in parts if part not in message] == []
@@ -102,7 +112,7 @@ def test_a_gpu_that_pytorch_cannot_use_may_not_join(
     """It would fail every trial: one line says what does not work, and the remedy."""
     use = WORKS.model_copy(update=change)
     with pytest.raises(JoinError) as error:
-        node_resources(["H100-SXM"], CATALOG, lambda: H100, lambda: use)
+        node_resources(["H100-SXM"], CATALOG, lambda: [H100], lambda: use)
     message = str(error.value)
     assert message.startswith("H100-SXM: ")
     assert "\n" not in message
@@ -114,7 +124,7 @@ def test_a_full_disk_may_not_join(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("HF_HOME", str(tmp_path / "none" / "yet"))
     monkeypatch.setattr(join_check, "LEAST_DISK_BYTES", 10**18)
     with pytest.raises(JoinError, match=f"cpu: {tmp_path} has .* GiB free, .* set HF_HOME"):
-        node_resources(["cpu"], CATALOG, lambda: None)
+        node_resources(["cpu"], CATALOG, list)
 
 
 def test_the_disk_has_room_for_the_weights(
@@ -186,7 +196,7 @@ def test_a_failed_check_exits_with_1_and_prints_a_line(
 def test_an_unknown_key_does_not_pass() -> None:
     """A mistyped key must not join."""
     with pytest.raises(UnknownGpuError):
-        node_resources(["H100"], CATALOG, lambda: H100, lambda: WORKS)
+        node_resources(["H100"], CATALOG, lambda: [H100], lambda: WORKS)
 
 
 class NVMLError(Exception):
@@ -211,6 +221,7 @@ def library(*, with_version_2: bool = True) -> Any:
     return SimpleNamespace(
         NVMLError=NVMLError,
         nvmlMemory_v2=2,
+        nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetName=named,
@@ -219,12 +230,14 @@ def library(*, with_version_2: bool = True) -> Any:
 
 
 def test_nvml_gives_the_memory_that_cuda_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is that of the first visible GPU, less what the driver reserves, where that is known."""
+    """It is that of each visible GPU, less what the driver reserves, where that is known."""
     for shown in ("1", "GPU-abc,GPU-def"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        assert visible_device(library()) == H100
-    old = visible_device(library(with_version_2=False))
-    assert old is not None
+        assert visible_devices(library()) == [H100]
+    old = visible_devices(library(with_version_2=False))
     assert node_resources(["H100-SXM"], CATALOG, lambda: old, lambda: WORKS) == '{"H100-SXM": 1}'
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert visible_device(library()) is None
+    for hidden in ("0", "", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert visible_devices(library()) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-abc,0,1")  # CUDA stops at what is no GPU
+    assert visible_devices(library()) == [H100, H100]

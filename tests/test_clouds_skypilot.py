@@ -13,6 +13,7 @@ from fakes.skypilot import read_by_skypilot
 from ray._private.label_utils import parse_node_labels_string
 
 from orchestrator.clouds.deployment_request import DeploymentRequest
+from orchestrator.clouds.node_types import Devices
 from orchestrator.clouds.skypilot import places
 from orchestrator.clouds.skypilot_node import labels_text
 from orchestrator.planning.cluster_resources import Node
@@ -30,14 +31,16 @@ INSTANCES = {
 
 def test_the_cheapest_offer_of_one_gpu_comes_first() -> None:
     """Spot and on demand of all its clouds in one order; instances of several GPUs are left out."""
-    found = places("H100-SXM", CATALOG, spot=None)
+    found = places(Devices("H100-SXM"), CATALOG, spot=None)
     prices = [place.offer.usd_per_hour for place in found]
     assert prices == sorted(prices)
     assert {place.offer.gpus_per_instance for place in found} == {1}
     assert {True, False} == {place.is_spot for place in found}
     assert len({place.infra.partition("/")[0] for place in found}) >= 5
-    assert not any(place.is_spot for place in places("H100-SXM", CATALOG, spot=False))
-    assert places("MI300X", CATALOG, spot=True) == []
+    assert not any(place.is_spot for place in places(Devices("H100-SXM"), CATALOG, spot=False))
+    assert places(Devices("MI300X"), CATALOG, spot=True) == []
+    together = places(Devices("H100-SXM", 4), CATALOG, spot=None)
+    assert {place.offer.gpus_per_instance for place in together} == {4, 8}
 
 
 @pytest.mark.trainers

@@ -1,6 +1,7 @@
 """A sweep on a cluster without nodes: version 2 of Ray's autoscaler starts one for each GPU.
 
-The node types are those of `deploy/aws.yaml`, spot and on-demand for each GPU.
+The node types are those of `deploy/aws.yaml`, spot and on-demand for each GPU; or one of two CPUs
+that train together.
 """
 
 import os
@@ -30,22 +31,45 @@ gpus: [{", ".join(STARTED)}, desk, H200-SXM]
 """
 
 
+# A file whose nodes have two of a CPU that a trial trains on together.
+PAIR_TYPE = {"max_workers": 1, "resources": {"CPU": 2, "pair": 2}}
+PAIRS = FILE | {
+    "max_workers": 1,
+    "available_node_types": {
+        "head": FILE["available_node_types"]["head"]
+        | {"resources": {"CPU": 1, "scales-to-2xpair": 1}},
+        "2xpair-on-demand": PAIR_TYPE,
+    },
+}
+TOGETHER = "\n    parallel: [{gpus: 2, strategy: fsdp2}]"
+PAIR_SPEC = f"""\
+name: pairs
+gpus: [pair]
+{SMALL_CELL.replace("[32]", f"[32]{TOGETHER}")}catalog:
+  gpus:
+    - {{key: pair, kind: cpu, usable_memory_bytes: 14000000, source: test, recorded: 2026-11-20}}
+"""
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A head and its node types; nodes run a law in place of an absent GPU."""
+    """A cluster that has not begun."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         cluster = Cluster(tmp_path, Path(scratch))
-        path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
-        cluster.env |= {"PYTHONPATH": path}
         try:
-            assert sorted(cluster.start_autoscaling_head(FILE, "desk")) == sorted(STARTED)
             yield cluster
         finally:
             cluster.stop()
 
 
 def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
-    """A GPU without a node type is skipped at once, one whose node never starts after the wait."""
+    """A GPU without a node type is skipped at once, one whose node never starts after the wait.
+
+    Nodes run a law in place of an absent GPU.
+    """
+    path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
+    cluster.env |= {"PYTHONPATH": path}
+    assert sorted(cluster.start_autoscaling_head(FILE, "desk")) == sorted(STARTED)
     assert not {*STARTED} & cluster.node_ids().keys()
     (cluster.home / "spec.yaml").write_text(SPEC, encoding="utf-8")
     out = cluster.home / "run"
@@ -72,3 +96,20 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
         assert rented[nodes[key]].labels == labels
         instance, region = (labels[f"finetune-cost/{name}"] for name in ("instance", "region"))
         assert re.search(rf"\b{key} aws {instance} \S+ in {region} at ", priced)
+
+
+def test_ranks_that_train_together_get_a_node_with_room_for_all(cluster: Cluster) -> None:
+    """The node is started for them, and every rank is on it."""
+    assert cluster.start_autoscaling_head(PAIRS) == ["2xpair"]
+    (cluster.home / "spec.yaml").write_text(PAIR_SPEC, encoding="utf-8")
+    out = cluster.home / "run"
+    cluster.env |= {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}"}
+    sweep = ("python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out))
+    swept = cluster.run(*sweep, "--wait-for-nodes", "3", timeout=360)
+    assert swept.returncode == 0, swept.stderr
+    node = cluster.node_ids()["pair"]
+    observed = observations(out)
+    assert largest_batch(observed) is not None
+    measured = [o.measurement for o in observed if o.measurement is not None]
+    assert {rank.node_id for m in measured for rank in m.ranks} == {node}
+    assert {len(m.ranks) for m in measured} == {2}

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpu_catalog.gpu import Gpu
-from orchestrator.clouds.node_types import HEADS, ChosenNodes, NodeType
+from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, NodeType
 from orchestrator.clouds.skypilot import Place
 from orchestrator.clouds.skypilot_node import offers_text
 from orchestrator.planning.cluster_resources import SCALES_TO, node_name
@@ -58,7 +58,7 @@ def cloud_file(
         provider=provider,
         region=choice.region,
         head=HEADS[provider],
-        gpus=choice.gpus,
+        devices=choice.devices,
         nodes=choice.nodes,
         nodes_each=nodes_each,
         labels=labels,
@@ -66,8 +66,8 @@ def cloud_file(
         # All types of a GPU declare the least cores of any: Ray compares how full a trial makes a
         # node before priorities, and would start the smaller of two sizes, spot or not.
         cores={
-            gpu: min(node.instance.vcpus for node in choice.nodes if node.gpu == gpu)
-            for gpu in choice.gpus
+            name: min(node.instance.vcpus for node in choice.nodes if node.devices.name == name)
+            for name in choice.devices
         },
     )
 
@@ -78,7 +78,7 @@ def local_file(keys: Sequence[str], hosts: Sequence[str], header: str, weights: 
 
 
 def kuberay_file(
-    gpus: Sequence[Gpu],
+    groups: Sequence[tuple[Devices, Gpu]],
     nodes_each: int,
     header: str,
     weights: Weights,
@@ -87,7 +87,7 @@ def kuberay_file(
     """Manifest for KubeRay: a cluster, or a job that starts its own cluster and takes it down.
 
     Args:
-        gpus: GPUs, each of which gets a group of workers.
+        groups: GPUs of each group of workers, and what they are.
         nodes_each: most pods of each group.
         header: comment lines.
         weights: what each node loads.
@@ -96,7 +96,7 @@ def kuberay_file(
     return _filled(
         "kuberay",
         header=header,
-        gpus=gpus,
+        groups=groups,
         nodes_each=nodes_each,
         **weights.values,
         ray_version=metadata.version("ray"),
@@ -105,7 +105,7 @@ def kuberay_file(
 
 
 def skypilot_file(
-    tasks: Sequence[tuple[Gpu, Sequence[Place]]],
+    tasks: Sequence[tuple[Devices, Gpu, Sequence[Place]]],
     nodes_each: int,
     header: str,
     spec: tuple[str, str],
@@ -114,8 +114,8 @@ def skypilot_file(
     """Task for SkyPilot that starts Ray and sweeps on it; of several GPUs, one after another.
 
     Args:
-        tasks: each GPU, with its offers.
-        nodes_each: nodes of each GPU.
+        tasks: GPUs of each task, what they are, and their offers.
+        nodes_each: nodes of each task.
         header: comment lines.
         spec: name and text of the specification.
         weights: what each node loads.

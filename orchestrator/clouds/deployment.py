@@ -20,15 +20,17 @@ from orchestrator.clouds.cluster_file import (
     skypilot_file,
 )
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
-from orchestrator.clouds.node_types import HEADS, ChosenNodes, choose, instances
+from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, choose, instances
 from orchestrator.clouds.skypilot import places
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.recipes.layout_support import unmeasured
+from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility
 
 OWN_GPU = "excluded: join-check on a node does not know this GPU of yours: start its node by hand"
-NO_PLACE = "excluded: no offer of one of it is known that SkyPilot can rent"
+NO_PLACE = "excluded: no offer of it is known that SkyPilot can rent"
 WIDTH = 114
 GIB = 2**30
 BYTES_PER_WEIGHT = 2
@@ -68,6 +70,43 @@ class DeployedSweep:
     catalog: Catalog
 
     @property
+    def devices(self) -> list[Devices]:
+        """GPUs of the cells that are measured, one after another or together."""
+        measured = (cell for cell in self.spec.all_cells() if not cell.simulated)
+        return list(
+            dict.fromkeys(
+                Devices(cell.device, cell.ranks)
+                for cell in measured
+                if self._unmeasured(cell) is None
+            )
+        )
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """A line for each layout that no cluster measures."""
+        reasons = {
+            cell.gpus: reason
+            for cell in self.spec.all_cells()
+            if not cell.simulated and (reason := self._unmeasured(cell)) is not None
+        }
+        return [f"{gpus}: {reason}" for gpus, reason in reasons.items()]
+
+    def trials(self, devices: Devices) -> int:
+        """Number of cells that these GPUs can run with every extra installed."""
+        gpu = self.catalog.gpu(devices.gpu)
+        return sum(
+            incompatibility(cell.recipe, self.spec.model(cell.model), gpu) is None
+            and self._unmeasured(cell) is None
+            for cell in self.spec.all_cells()
+            if cell.devices == devices.name and not cell.simulated
+        )
+
+    def _unmeasured(self, cell: Cell) -> str | None:
+        if cell.parallel is None:
+            return None
+        return unmeasured(cell.recipe, self.spec.model(cell.model).text, cell.parallel)
+
+    @property
     def weights(self) -> Weights:
         """Weights that nodes load from the hub, in 16 bits as it has most of them."""
         cells = self.spec.all_cells()
@@ -83,21 +122,14 @@ def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
         DeployError: the options contradict each other, or no GPU can be rented.
     """
     _check(request)
-    cells = sweep.spec.all_cells()
-    keys = list(dict.fromkeys(c.device for c in cells if not c.simulated))
-    several = next((c for c in cells if c.parallel is not None and not c.simulated), None)
-    if several is not None:
-        raise DeployError(
-            f"{sweep.name}: {several.key}: instances with several GPUs are not deployed yet: start "
-            "Ray on one yourself, or leave parallel out"
-        )
-    if not keys:
-        raise DeployError(
+    if not sweep.devices:
+        why = sweep.unmeasured or [
             f"{sweep.name}: every cell is simulated: a cluster would have nothing to measure"
-        )
+        ]
+        raise DeployError("\n".join(why))
     if request.provider == "skypilot":
-        return _by_skypilot(request, sweep, keys)
-    return (_on_cloud if request.provider in CLOUDS else _without_cloud)(request, sweep, keys)
+        return _by_skypilot(request, sweep)
+    return (_on_cloud if request.provider in CLOUDS else _without_cloud)(request, sweep)
 
 
 def write_file(out: Path, text: str) -> None:
@@ -130,71 +162,73 @@ def _check(request: DeploymentRequest) -> None:
         raise DeployError(f"{unusable!r} {text}")
 
 
-def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[str]) -> Deployment:
+def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     catalog = sweep.catalog
-    choice = choose(keys, request.provider, catalog, request.region, spot=request.spot)
+    choice = choose(sweep.devices, request.provider, catalog, request.region, spot=request.spot)
+    left_out = (*sweep.unmeasured, *choice.left_out)
     if not choice.nodes:
         line = f"{sweep.name}: {request.provider} offers none of its GPUs"
-        raise DeployError("\n".join([*choice.left_out, line]))
+        raise DeployError("\n".join([*left_out, line]))
     bill = _cloud_bill(request, choice, sweep)
-    header = _header(sweep.name, request, bill, choice.left_out)
+    header = _header(sweep.name, request, bill, left_out)
     file = cloud_file(request.provider, choice, request.nodes_each, header, sweep.weights)
-    return Deployment(file, bill, choice.left_out, _dollars(request, choice.region, catalog))
+    return Deployment(file, bill, left_out, _dollars(request, choice.region, catalog))
 
 
-def _by_skypilot(
-    request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[str]
-) -> Deployment:
+def _by_skypilot(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     """Deployment on whatever offers SkyPilot can rent, the cheapest of each GPU first."""
-    tasks = {key: places(key, sweep.catalog, spot=request.spot) for key in keys}
-    missing = tuple(f"{key}: {NO_PLACE}" for key, offers in tasks.items() if not offers)
-    tasks = {key: offers for key, offers in tasks.items() if offers}
+    possible = {one: places(one, sweep.catalog, spot=request.spot) for one in sweep.devices}
+    tasks = {one: offers for one, offers in possible.items() if offers}
+    missing = tuple(f"{one.name}: {NO_PLACE}" for one in possible if one not in tasks)
+    left_out = (*sweep.unmeasured, *missing)
     if not tasks:
-        raise DeployError("\n".join([*missing, f"{sweep.name}: none of its GPUs can be rented"]))
+        raise DeployError("\n".join([*left_out, f"{sweep.name}: none of its GPUs can be rented"]))
     bill = (
         "the first offer of each GPU that SkyPilot can have, dollars per hour and node:",
         *(
-            f"  {key}: {o.provider} {o.instance} {o.market} {_dated(o)}"
-            for key, offers in tasks.items()
+            f"  {one.name}: {o.provider} {o.instance} {o.market} {_dated(o)}"
+            for one, offers in tasks.items()
             for o in (place.offer for place in offers)
         ),
-        *_sweep_bill(sweep, {key: offers[0].offer.usd_per_hour for key, offers in tasks.items()}),
+        *_sweep_bill(sweep, {one: offers[0].offer.usd_per_hour for one, offers in tasks.items()}),
     )
-    header, spec = _header(sweep.name, request, bill, missing), (sweep.spec.name, sweep.text)
-    of_gpus = [(sweep.catalog.gpu(key), offers) for key, offers in tasks.items()]
+    header, spec = _header(sweep.name, request, bill, left_out), (sweep.spec.name, sweep.text)
+    of_gpus = [(one, sweep.catalog.gpu(one.gpu), offers) for one, offers in tasks.items()]
     made = skypilot_file(of_gpus, request.nodes_each, header, spec, sweep.weights)
-    return Deployment(made, bill, missing)
+    return Deployment(made, bill, left_out)
 
 
-def _without_cloud(
-    request: DeploymentRequest, sweep: DeployedSweep, keys: Sequence[str]
-) -> Deployment:
+def _without_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     """Deployment on existing hosts or Kubernetes, whose nodes know only the shipped GPUs."""
     shipped = {gpu.key for gpu in load_catalog().gpus}
-    own = tuple(f"{key}: {OWN_GPU}" for key in keys if key not in shipped)
-    kept = [key for key in keys if key in shipped]
+    kept = [one for one in sweep.devices if one.gpu in shipped]
+    own = (f"{one.name}: {OWN_GPU}" for one in sweep.devices if one not in kept)
+    left_out = (*sweep.unmeasured, *own)
     if not kept:
-        raise DeployError("\n".join([*own, f"{sweep.name}: none of its GPUs can be used"]))
+        raise DeployError("\n".join([*left_out, f"{sweep.name}: none of its GPUs can be used"]))
     bill = (_local_bill if request.provider == "local" else _kuberay_bill)(sweep, kept)
-    header, weights = _header(sweep.name, request, bill, own), sweep.weights
+    header, weights = _header(sweep.name, request, bill, left_out), sweep.weights
     if request.provider == "local":
-        hosts = request.hosts or ("YOUR_HEAD", *(f"YOUR_{key.upper()}_HOST" for key in kept))
-        return Deployment(local_file(kept, hosts, header, weights), bill, own)
+        hosts = request.hosts or ("YOUR_HEAD", *(f"YOUR_{one.name.upper()}_HOST" for one in kept))
+        keys = list(dict.fromkeys(one.gpu for one in kept))
+        return Deployment(local_file(keys, hosts, header, weights), bill, left_out)
     job = (sweep.spec.name, sweep.text) if request.job else None
-    gpus = [sweep.catalog.gpu(key) for key in kept]
-    return Deployment(kuberay_file(gpus, request.nodes_each, header, weights, job), bill, own)
+    groups = [(one, sweep.catalog.gpu(one.gpu)) for one in kept]
+    file = kuberay_file(groups, request.nodes_each, header, weights, job)
+    return Deployment(file, bill, left_out)
 
 
-def _local_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:
+def _local_bill(sweep: DeployedSweep, devices: Sequence[Devices]) -> tuple[str, ...]:
     lines = ["your own hosts cost nothing; the cheapest offers to rent are:"]
-    prices: dict[str, float | None] = dict.fromkeys(keys)
-    for key in keys:
-        o = next((o for o in sweep.catalog.offers(key) if o.gpus_per_instance == 1), None)
+    prices: dict[Devices, float | None] = dict.fromkeys(devices)
+    for one in devices:
+        of_gpu = sweep.catalog.offers(one.gpu)
+        o = next((o for o in of_gpu if one.are_in(o.gpus_per_instance)), None)
         if o is None:
-            lines.append(f"  {key}: no known price")
+            lines.append(f"  {one.name}: no known price")
         else:
-            lines.append(f"  {key}: {o.provider} {o.instance} {o.market} {_dated(o)}")
-            prices[key] = o.usd_per_hour
+            lines.append(f"  {one.name}: {o.provider} {o.instance} {o.market} {_dated(o)}")
+            prices[one] = o.usd_per_hour
     usd = [usd for usd in prices.values() if usd is not None]
     hosts = "for one host of each of these GPUs with a price"
     return (
@@ -205,10 +239,10 @@ def _local_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _kuberay_bill(sweep: DeployedSweep, keys: Sequence[str]) -> tuple[str, ...]:
+def _kuberay_bill(sweep: DeployedSweep, devices: Sequence[Devices]) -> tuple[str, ...]:
     return (
         "the price per hour is not known: whoever runs your Kubernetes cluster bills its nodes",
-        *_sweep_bill(sweep, dict.fromkeys(keys)),
+        *_sweep_bill(sweep, dict.fromkeys(devices)),
     )
 
 
@@ -219,10 +253,13 @@ def _cloud_bill(
     head = _head_offer(request.provider, choice.region, sweep.catalog)
     return (
         f"{_node_text(request, choice)} in {choice.region}, dollars per hour:",
-        *(f"  {n.gpu}: {n.instance.name} {n.market} {_dated(n.offer)}" for n in choice.nodes),
+        *(
+            f"  {n.devices.name}: {n.instance.name} {n.market} {_dated(n.offer)}"
+            for n in choice.nodes
+        ),
         f"  head: {HEADS[request.provider]} on-demand {_dated(head)}, until 'ray down'",
         _total_text(request, choice, head),
-        *_sweep_bill(sweep, {gpu: choice.most(gpu) for gpu in choice.gpus}),
+        *_sweep_bill(sweep, {n.devices: choice.most(n.devices.name) for n in choice.nodes}),
     )
 
 
@@ -234,20 +271,21 @@ def _dated(offer: Offer | None) -> str:
 
 def _total_text(request: DeploymentRequest, choice: ChosenNodes, head: Offer | None) -> str:
     """Bound of the price of an hour with all nodes and the head up."""
-    gpus = choice.gpus
-    nodes = request.nodes_each * len(gpus)
+    devices = choice.devices
+    nodes = request.nodes_each * len(devices)
     up = f"with {nodes} node{'s' * (nodes > 1)} and the head up"
-    unknown = [gpu for gpu in gpus if choice.most(gpu) is None] + ["the head"] * (head is None)
+    unknown = [name for name in devices if choice.most(name) is None]
+    unknown += ["the head"] * (head is None)
     head_usd = 0.0 if head is None else head.usd_per_hour
     if not unknown:
         # Nodes of both markets of a GPU may be up at once; only their total number is limited.
         slots = sorted(
-            (node.usd_per_hour or choice.most(node.gpu) or 0.0 for node in choice.nodes),
+            (node.usd_per_hour or choice.most(node.devices.name) or 0.0 for node in choice.nodes),
             reverse=True,
         )
         total = sum([usd for usd in slots for _ in range(request.nodes_each)][:nodes])
         return f"at most ${total + head_usd:.2f} per hour {up}"
-    least = sum(request.nodes_each * min(choice.prices(gpu), default=0.0) for gpu in gpus)
+    least = sum(request.nodes_each * min(choice.prices(name), default=0.0) for name in devices)
     missing = f"prices in the region are missing for {', '.join(unknown)}"
     bound = f"at least ${least + head_usd:.2f} per hour {up}: " if least + head_usd else ""
     return f"{bound}{missing}; 'catalog refresh' fetches them"
@@ -255,8 +293,8 @@ def _total_text(request: DeploymentRequest, choice: ChosenNodes, head: Offer | N
 
 def _node_text(request: DeploymentRequest, choice: ChosenNodes) -> str:
     nodes = "a node" if request.nodes_each == 1 else f"{request.nodes_each} nodes"
-    gpus = len(choice.gpus)
-    return f"{nodes} for each of {gpus} GPUs" if gpus > 1 else f"{nodes} for one GPU"
+    names = choice.devices
+    return f"{nodes} for each of {len(names)} GPUs" if len(names) > 1 else f"{nodes} for one GPU"
 
 
 def _head_offer(provider: str, region: str, catalog: Catalog) -> Offer | None:
@@ -266,13 +304,13 @@ def _head_offer(provider: str, region: str, catalog: Catalog) -> Offer | None:
     return next((o for o in offers if (o.provider, o.region, o.instance, o.market) == head), None)
 
 
-def _sweep_bill(sweep: DeployedSweep, prices: Mapping[str, float | None]) -> tuple[str, ...]:
+def _sweep_bill(sweep: DeployedSweep, prices: Mapping[Devices, float | None]) -> tuple[str, ...]:
     """Expected time and cost of the sweep itself, from assumed times: nothing is measured yet."""
     spec = sweep.spec
     effort = MeasurementCost((), spec.workload.overheads.startup_minutes)
     startup, trial = effort.start_seconds(""), trial_seconds(spec, "", effort)
-    trials = {key: _trials(sweep, key) for key in prices}
-    seconds = {key: startup + count * trial for key, count in trials.items() if count}
+    trials = {one: sweep.trials(one) for one in prices}
+    seconds = {one: startup + count * trial for one, count in trials.items() if count}
     minutes = max(seconds.values(), default=0.0) / 60
     expected = (
         f"the sweep: {sum(trials.values())} trials, {minutes:.0f} minutes with a node for each GPU"
@@ -281,10 +319,10 @@ def _sweep_bill(sweep: DeployedSweep, prices: Mapping[str, float | None]) -> tup
         f"assumed: {startup / 60:.0f} minutes to start a node and {trial / 60:.0f} for a trial; "
         "large models take longer"
     )
-    known_prices = {key: usd for key, usd in prices.items() if usd is not None}
+    known_prices = {one: usd for one, usd in prices.items() if usd is not None}
     if known_prices.keys() < seconds.keys():
         return (f"{expected}; its cost is unknown ({assumed})",)
-    usd = sum(taken / SECONDS_PER_HOUR * known_prices[key] for key, taken in seconds.items())
+    usd = sum(taken / SECONDS_PER_HOUR * known_prices[one] for one, taken in seconds.items())
     return (f"{expected}, about ${usd:.2f} ({assumed})",)
 
 
@@ -299,16 +337,6 @@ def _dollars(request: DeploymentRequest, region: str, catalog: Catalog) -> str:
     regions = f" --regions {region}" if any(offer.region == region for offer in offers) else ""
     spot = {None: "", True: " --spot", False: " --no-spot"}[request.spot]
     return f"to measure on this cluster: sweep SPEC --providers {request.provider}{regions}{spot}"
-
-
-def _trials(sweep: DeployedSweep, key: str) -> int:
-    """Number of cells that this GPU can run with every extra installed."""
-    spec, gpu = sweep.spec, sweep.catalog.gpu(key)
-    return sum(
-        incompatibility(cell.recipe, spec.model(cell.model), gpu) is None
-        for cell in spec.all_cells()
-        if cell.device == key and not cell.simulated
-    )
 
 
 def _header(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
+from gpu_catalog.gpu import Gpu
 from trials.child_process.gpu_use import GpuUse, use_of_gpu
 from trials.devices.identity import identity_mistake
-from trials.devices.nvml import visible_device
+from trials.devices.nvml import visible_devices
 
 GIB = 2**30
 LEAST_FREE_SHARE = 0.9  # of a GPU's memory: the context that is asked takes some itself
@@ -32,26 +33,27 @@ class JoinError(UserError):
 def node_resources(
     keys: Sequence[str],
     catalog: Catalog,
-    look: Callable[[], tuple[str, int] | None] = visible_device,
+    look: Callable[[], Sequence[tuple[str, int]]] = visible_devices,
     try_gpu: Callable[[], GpuUse] = use_of_gpu,
     weights_gib: float = 0.0,
 ) -> str:
     """Resources of this machine's node as JSON for ``ray start --resources``.
 
     Args:
-        keys: keys of the catalog; this machine's GPU must be one of them.
+        keys: keys of the catalog; this machine's GPUs must all be of one of them.
         catalog: GPUs.
-        look: returns name and memory in bytes of this machine's GPU; None without one.
-        try_gpu: tries to use it.
+        look: returns name and memory in bytes of each of this machine's GPUs.
+        try_gpu: tries to use them.
         weights_gib: size of the weights that the node downloads.
 
     Raises:
-        JoinError: the GPU is none of them or of no use, the disk is full, or no key is given.
+        JoinError: a GPU is none of them or of no use, the disk is full, or no key is given.
         UnknownGpuError: a key is not in the catalog.
     """
     if not keys:
         raise JoinError("join-check: no key: give one of 'catalog gpus'")
-    device, mistakes = look(), []
+    devices, mistakes = look(), []
+    device = devices[0] if devices else None
     for gpu in [catalog.gpu(key) for key in keys]:
         if gpu.kind == "cpu":
             mistake = None
@@ -60,12 +62,12 @@ def node_resources(
         else:
             mistake = identity_mistake(gpu, *device, catalog)
         if mistake is None:
-            mistake = _full_disk(weights_gib) or (
-                None if gpu.kind == "cpu" else _of_no_use(try_gpu())
-            )
+            mistake = _full_disk(weights_gib)
+            if gpu.kind == "cuda":
+                mistake = mistake or _of_two_kinds(gpu, devices, catalog) or _of_no_use(try_gpu())
             if mistake is not None:
                 raise JoinError(f"{gpu.key}: {mistake}")
-            return json.dumps({gpu.key: 1})
+            return json.dumps({gpu.key: 1 if gpu.kind == "cpu" else len(devices)})
         mistakes.append(mistake)
     names = ", ".join(keys)
     if len(mistakes) == 1:
@@ -75,6 +77,17 @@ def node_resources(
     raise JoinError(
         f"the device is {device[0]} with {device[1] / 2**30:.1f} GiB, but this cluster measures "
         f"on {names}"
+    )
+
+
+def _of_two_kinds(gpu: Gpu, devices: Sequence[tuple[str, int]], catalog: Catalog) -> str | None:
+    """Reason why the GPUs of this machine are not those of one node; None if they are."""
+    others = [name for name, size in devices if identity_mistake(gpu, name, size, catalog)]
+    if not others:
+        return None
+    return (
+        f"this machine also has {', '.join(dict.fromkeys(others))}: set CUDA_VISIBLE_DEVICES to "
+        "its GPUs of one kind"
     )
 
 

@@ -1,7 +1,6 @@
 """Instance types of a cloud for a sweep's GPUs, and their prices. Pure."""
 
 import csv
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +8,7 @@ from importlib import resources
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market, Offer
+from orchestrator.planning.cluster_resources import devices_name
 
 # Used where the catalog has no price.
 REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
@@ -16,11 +16,37 @@ HEADS = {"aws": "m8a.large", "gcp": "e2-standard-2", "azure": "Standard_D2s_v5"}
 
 
 @dataclass(frozen=True, slots=True)
+class Devices:
+    """GPUs of one kind that train together on a node.
+
+    Attributes:
+        gpu: their key in the catalog.
+        count: number of them.
+    """
+
+    gpu: str
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        """Short name, as in tables."""
+        return devices_name(self.gpu, self.count)
+
+    def are_in(self, gpus: int) -> bool:
+        """Whether an instance with so many of these GPUs is one for them.
+
+        A single GPU is not looked for in instances with several, whose others would be idle.
+        """
+        return gpus >= self.count and (gpus == 1 or self.count > 1)
+
+
+@dataclass(frozen=True, slots=True)
 class CloudInstance:
-    """Instance type with one GPU, or with none."""
+    """Instance type with GPUs of one kind, or with none."""
 
     name: str
     gpu: str
+    gpus: int
     vcpus: int
     markets: tuple[Market, ...]
 
@@ -30,14 +56,14 @@ class NodeType:
     """Type of worker node of a cluster.
 
     Attributes:
-        gpu: catalog key of its GPU, which is also its Ray resource.
+        devices: GPUs of the trials that it is for.
         kind: cuda or cpu.
         instance: instance type that is rented.
         market: market on which it is rented.
         offer: price in the region; None where the catalog has none.
     """
 
-    gpu: str
+    devices: Devices
     kind: str
     instance: CloudInstance
     market: Market
@@ -51,7 +77,7 @@ class NodeType:
     @property
     def name(self) -> str:
         """Name of the node type in the cluster's file."""
-        return f"{self.gpu}-{self.market}"
+        return f"{self.devices.name}-{self.market}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +94,23 @@ class ChosenNodes:
     left_out: tuple[str, ...]
 
     @property
-    def gpus(self) -> list[str]:
-        """Catalog keys of the GPUs of the nodes."""
-        return list(dict.fromkeys(node.gpu for node in self.nodes))
+    def devices(self) -> list[str]:
+        """Names of the GPUs of the nodes."""
+        return list(dict.fromkeys(node.devices.name for node in self.nodes))
 
-    def prices(self, gpu: str) -> list[float]:
-        """Known prices of an hour on this GPU, ascending."""
-        prices = [n.usd_per_hour for n in self.nodes if n.gpu == gpu]
+    def prices(self, devices: str) -> list[float]:
+        """Known prices of an hour on these GPUs, ascending."""
+        prices = [n.usd_per_hour for n in self.nodes if n.devices.name == devices]
         return sorted(usd for usd in prices if usd is not None)
 
-    def most(self, gpu: str) -> float | None:
-        """Upper bound of the price of an hour on this GPU; None where it is not known.
+    def most(self, devices: str) -> float | None:
+        """Upper bound of the price of an hour on these GPUs; None where it is not known.
 
         Spot prices stay below the on-demand price, so the bound needs that one.
         """
-        nodes = [node for node in self.nodes if node.gpu == gpu]
+        nodes = [node for node in self.nodes if node.devices.name == devices]
         bound = next((n for n in nodes if n.market == "on-demand"), nodes[0])
-        return None if bound.offer is None else max(self.prices(gpu))
+        return None if bound.offer is None else max(self.prices(devices))
 
 
 @cache
@@ -93,19 +119,30 @@ def instances(provider: str) -> tuple[CloudInstance, ...]:
     file = resources.files("orchestrator.clouds") / "templates" / "instances.csv"
     markets: dict[str, tuple[Market, ...]] = {"both": ("spot", "on-demand"), "spot": ("spot",)}
     return tuple(
-        CloudInstance(row["instance"], row["gpu"], int(row["vcpus"]), markets[row["markets"]])
+        CloudInstance(
+            name=row["instance"],
+            gpu=row["gpu"],
+            gpus=int(row["gpus"]),
+            vcpus=int(row["vcpus"]),
+            markets=markets[row["markets"]],
+        )
         for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines())
         if row["provider"] == provider
     )
 
 
 def choose(
-    keys: Sequence[str], provider: str, catalog: Catalog, region: str | None, *, spot: bool | None
+    devices: Sequence[Devices],
+    provider: str,
+    catalog: Catalog,
+    region: str | None,
+    *,
+    spot: bool | None,
 ) -> ChosenNodes:
-    """Choose the cheapest instance type with one GPU for each of these GPUs.
+    """Choose the cheapest instance type for each of these GPUs.
 
     Args:
-        keys: keys of the catalog.
+        devices: GPUs of the catalog.
         provider: aws, gcp or azure.
         catalog: GPUs and prices.
         region: region of the provider; None for the region with prices of most of these GPUs, and
@@ -113,27 +150,40 @@ def choose(
         spot: True for spot only, False for on-demand only, None for spot first with an on-demand
             replacement.
     """
-    names = {instance.name for instance in instances(provider) if instance.gpu in keys}
     offers = {
-        key: [o for o in catalog.offers(key) if o.provider == provider and o.instance in names]
-        for key in keys
+        one.name: [
+            offer
+            for offer in catalog.offers(one.gpu)
+            if offer.provider == provider and offer.instance in _possible(one, provider)
+        ]
+        for one in devices
     }
     region = region or _region(offers, provider)
     nodes, left_out = [], []
-    for key in keys:
-        in_region = [o for o in offers[key] if o.region == region]
-        nodes_of_gpu = _nodes(key, provider, catalog, in_region, spot=spot)
-        if nodes_of_gpu:
-            nodes += nodes_of_gpu
+    for one in devices:
+        in_region = [o for o in offers[one.name] if o.region == region]
+        chosen = _nodes(one, provider, catalog, in_region, spot=spot)
+        if chosen:
+            nodes += chosen
         else:
-            left_out.append(_exclusion(key, provider, catalog, spot=spot))
+            left_out.append(_exclusion(one, provider, catalog, spot=spot))
     return ChosenNodes(region, tuple(nodes), tuple(left_out))
+
+
+def _possible(devices: Devices, provider: str) -> dict[str, CloudInstance]:
+    """Instance types that are large enough, by name, the smallest first."""
+    return {
+        instance.name: instance
+        for instance in sorted(instances(provider), key=lambda instance: instance.gpus)
+        if instance.gpu == devices.gpu and devices.are_in(instance.gpus)
+    }
 
 
 def _region(offers: dict[str, list[Offer]], provider: str) -> str:
     cheapest: dict[str, dict[str, float]] = {}
-    for offer in itertools.chain.from_iterable(offers.values()):
-        cheapest.setdefault(offer.region, {}).setdefault(offer.gpu, offer.usd_per_hour)
+    for name, of_devices in offers.items():
+        for offer in of_devices:
+            cheapest.setdefault(offer.region, {}).setdefault(name, offer.usd_per_hour)
     ranked = sorted(
         cheapest, key=lambda name: (-len(cheapest[name]), sum(cheapest[name].values()), name)
     )
@@ -141,9 +191,14 @@ def _region(offers: dict[str, list[Offer]], provider: str) -> str:
 
 
 def _nodes(
-    key: str, provider: str, catalog: Catalog, offers: Sequence[Offer], *, spot: bool | None
+    devices: Devices,
+    provider: str,
+    catalog: Catalog,
+    offers: Sequence[Offer],
+    *,
+    spot: bool | None,
 ) -> list[NodeType]:
-    by_name = {i.name: i for i in instances(provider) if i.gpu == key}
+    by_name = _possible(devices, provider)
     markets: dict[bool | None, tuple[Market, ...]] = {
         None: ("spot", "on-demand"),
         True: ("spot",),
@@ -158,21 +213,24 @@ def _nodes(
         # Without a price on this market, take the cheapest instance of the other market.
         other = offers[0].instance if offers else possible[0].name
         name = other if offer is None else offer.instance
-        nodes.append(NodeType(key, catalog.gpu(key).kind, by_name[name], market, offer))
+        kind = catalog.gpu(devices.gpu).kind
+        nodes.append(NodeType(devices, kind, by_name[name], market, offer))
     return nodes
 
 
-def _exclusion(key: str, provider: str, catalog: Catalog, *, spot: bool | None) -> str:
-    if any(instance.gpu == key for instance in instances(provider)):
+def _exclusion(devices: Devices, provider: str, catalog: Catalog, *, spot: bool | None) -> str:
+    if _possible(devices, provider):
         market = "on demand" if spot else "as a spot instance"
-        return f"{key}: {provider} offers it only {market}"
-    several = [o for o in catalog.offers(key) if o.provider == provider and o.gpus_per_instance > 1]
-    if several:
+        return f"{devices.name}: {provider} offers it only {market}"
+    of_gpu = catalog.offers(devices.gpu)
+    several = [o for o in of_gpu if o.provider == provider and o.gpus_per_instance > 1]
+    if several and devices.count == 1:
         offer = several[0]
         return (
-            f"{key}: excluded: {provider} offers it only with {offer.gpus_per_instance} GPUs per "
-            f"instance ({offer.instance}, ${offer.usd_per_hour:.2f}/h), and a sweep uses one"
+            f"{devices.name}: excluded: {provider} offers it only with {offer.gpus_per_instance} "
+            f"GPUs per instance ({offer.instance}, ${offer.usd_per_hour:.2f}/h), and the sweep "
+            "uses one"
         )
-    others = dict.fromkeys(o.provider for o in catalog.offers(key) if o.gpus_per_instance == 1)
+    others = dict.fromkeys(o.provider for o in of_gpu if devices.are_in(o.gpus_per_instance))
     elsewhere = f"; elsewhere: {', '.join(others)}" if others else ""
-    return f"{key}: {provider} does not offer it{elsewhere}"
+    return f"{devices.name}: {provider} does not offer it{elsewhere}"

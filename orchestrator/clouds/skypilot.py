@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
+from orchestrator.clouds.node_types import Devices
 
 SKYPILOT_CLOUDS = {
     **{name: name for name in ("aws", "azure", "cudo", "do", "gcp", "lambda", "nebius", "oci")},
@@ -60,18 +61,18 @@ class Place:
         return self.offer.market == "spot"
 
 
-def places(key: str, catalog: Catalog, *, spot: bool | None) -> list[Place]:
-    """Offers with one GPU of this key that SkyPilot can rent, the cheapest first.
+def places(devices: Devices, catalog: Catalog, *, spot: bool | None) -> list[Place]:
+    """Offers of instances for these GPUs that SkyPilot can rent, the cheapest first.
 
     Args:
-        key: key of the catalog.
+        devices: GPUs of the catalog.
         catalog: GPUs and prices.
         spot: True for spot only, False for on-demand only, None for both.
     """
     by_name: dict[tuple[str, str, bool], Place] = {}
-    for offer in sorted(catalog.offers(key), key=lambda o: o.usd_per_hour):
+    for offer in sorted(catalog.offers(devices.gpu), key=lambda o: o.usd_per_hour):
         instance = skypilot_instance(offer.provider, offer.instance)
-        if instance is None or offer.gpus_per_instance > 1:
+        if instance is None or not devices.are_in(offer.gpus_per_instance):
             continue
         region = named_region(offer.region)
         infra = SKYPILOT_CLOUDS[offer.provider] + (f"/{region}" if region else "")

@@ -61,6 +61,11 @@ class FailedLaunch:
         return self.node_type == name or self.node_type.startswith(f"{name}-")
 
 
+def devices_name(key: str, count: int) -> str:
+    """Name of so many GPUs of one kind, for example ``8xH100-SXM``; the key of a single one."""
+    return key if count == 1 else f"{count}x{key}"
+
+
 def node_name(name: str) -> str:
     """Name with the characters that Google's labels and Kubernetes' names allow."""
     return name.lower().replace(".", "-")
@@ -71,7 +76,7 @@ class ClusterResources:
     """Resources of the nodes of a Ray cluster, and of the nodes that its autoscaler can start.
 
     Ray lists only running nodes. The head therefore declares the largest number of nodes with a GPU
-    as its resource ``scales-to-KEY``.
+    as its resource ``scales-to-KEY``, or with at least four of it as ``scales-to-4xKEY``.
 
     Attributes:
         nodes: running nodes.
@@ -86,13 +91,17 @@ class ClusterResources:
         """Whether its autoscaler can start nodes with a GPU."""
         return any(name.startswith(SCALES_TO) for node in self.nodes for name in node.resources)
 
-    def nodes_for(self, gpu: Gpu) -> list[Node]:
-        """Nodes that a trial on this GPU can be placed on.
+    def nodes_for(self, gpu: Gpu, ranks: int = 1) -> list[Node]:
+        """Nodes with a GPU, on which a trial can be placed if they have enough of it.
 
         A node with a GPU declares the GPU's catalog key as a resource. A cpu device may run on any
         core where no node declares its key.
+
+        Args:
+            gpu: GPU of the trial.
+            ranks: GPUs that train together, which a node that can be started has.
         """
-        keyed = self._keyed(gpu) or self._startable(gpu)
+        keyed = self._keyed(gpu) or self._startable(gpu, ranks)
         with_cores = [node for node in self.nodes if node.has("CPU")]
         return with_cores if not keyed and gpu.kind == "cpu" else keyed
 
@@ -100,11 +109,13 @@ class ClusterResources:
         """Running nodes that declare the key of this GPU."""
         return [node for node in self.nodes if node.has("CPU") and node.has(gpu.key)]
 
-    def _startable(self, gpu: Gpu) -> list[Node]:
-        """A node that the autoscaler would start for this GPU; its other resources are unknown."""
-        if not any(node.has(SCALES_TO + gpu.key) for node in self.nodes):
+    def _startable(self, gpu: Gpu, ranks: int) -> list[Node]:
+        """A node that the autoscaler would start for a trial; its other resources are unknown."""
+        if not self.starting(devices_name(gpu.key, ranks)):
             return []
-        return [Node({"CPU": 1.0, gpu.key: 1.0} | ({"GPU": 1.0} if gpu.kind == "cuda" else {}))]
+        cores = 1.0 if gpu.kind == "cuda" else float(ranks)
+        shown = {"GPU": float(ranks)} if gpu.kind == "cuda" else {}
+        return [Node({"CPU": cores, gpu.key: float(ranks)} | shown)]
 
     def trial_resources(self, gpu: Gpu, ranks: int = 1) -> dict[str, float] | None:
         """Resources that a trial on this GPU requests from Ray; None when no node has that GPU.
@@ -116,7 +127,7 @@ class ClusterResources:
             gpu: GPU of the trial.
             ranks: GPUs that train together, on one node; each rank on a CPU has a core.
         """
-        nodes = self.nodes_for(gpu)
+        nodes = self.nodes_for(gpu, ranks)
         if not nodes:
             return None
         count = float(ranks)
@@ -127,23 +138,25 @@ class ClusterResources:
     def at_a_time(self, gpu: Gpu, ranks: int = 1) -> int:
         """Number of concurrent trials on this GPU, with the nodes that can still start.
 
-        Trials of several ranks are placed on running nodes alone: how many GPUs a node will have
-        is not known.
+        A node that will start counts for one trial, whatever it will have room for.
         """
         if ranks > 1:
             request = self.trial_resources(gpu, ranks)
-            return 0 if request is None else self.holding(request)
+            running = 0 if request is None else self.holding(request)
+            return max(running, self.starting(devices_name(gpu.key, ranks)))
         keyed = sum(node.resources.get(gpu.key, 0) for node in self.nodes if node.has("CPU"))
         to_start = self.starting(gpu.key)
         if gpu.kind == "cpu" and not keyed and not to_start:
             return int(sum(node.resources.get("CPU", 0) for node in self.nodes))
         return int(max(keyed, to_start))
 
-    def nodes_text(self, gpu: Gpu) -> str:
-        """Running and startable nodes for trials on this GPU, in words."""
-        there = self._keyed(gpu) or (self.nodes_for(gpu) if not self.starting(gpu.key) else [])
+    def nodes_text(self, gpu: Gpu, ranks: int = 1) -> str:
+        """Running and startable nodes for trials on this GPU, or so many of it, in words."""
+        scales_to = self.starting(devices_name(gpu.key, ranks))
+        keyed = [node for node in self._keyed(gpu) if node.resources[gpu.key] >= ranks]
+        there = keyed or (self.nodes_for(gpu) if not scales_to else [])
         # The autoscaler's limit includes the nodes that are running.
-        to_start = max(0, self.starting(gpu.key) - len(there))
+        to_start = max(0, scales_to - len(there))
         parts = ((len(there), "there"), (to_start, "to be started"))
         return ", ".join(f"{count} {state}" for count, state in parts if count)
 
@@ -156,20 +169,21 @@ class ClusterResources:
         """Ids of the nodes that will be taken away."""
         return {n.node_id for n in self.nodes if n.is_leaving and n.node_id is not None}
 
-    def starting(self, key: str) -> int:
-        """Largest number of nodes with a GPU of this key that the autoscaler can run."""
-        return int(sum(node.resources.get(SCALES_TO + key, 0) for node in self.nodes))
+    def starting(self, devices: str) -> int:
+        """Largest number of nodes with these GPUs that the autoscaler can run."""
+        return int(sum(node.resources.get(SCALES_TO + devices, 0) for node in self.nodes))
 
-    def threads(self, gpu: Gpu, ranks: int = 1) -> int:
+    def threads(self, gpu: Gpu) -> int:
         """Number of CPU threads that the steps of a trial, or of each of its ranks, may use.
 
-        A trial on a GPU has the node to itself. A trial on a CPU holds one core, since the other
-        cores run other trials.
+        The GPUs of a node share its cores, whether or not one trial has them all. A trial on a CPU
+        holds one core, since the other cores run other trials.
         """
         nodes = self.nodes_for(gpu)
         if gpu.kind == "cpu" or not nodes:
             return 1
-        return max(1, int(min(node.resources["CPU"] for node in nodes)) // ranks)
+        shares = (node.resources["CPU"] // node.resources.get(gpu.key, 1.0) for node in nodes)
+        return max(1, int(min(shares)))
 
 
 def this_machine() -> ClusterResources:

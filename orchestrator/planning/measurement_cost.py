@@ -134,7 +134,7 @@ def remaining_work(
                 gpu=device,
                 trials=len(pending),
                 at_a_time=max(cluster.at_a_time(gpu, ranks), 1),
-                nodes=cluster.nodes_text(gpu),
+                nodes=cluster.nodes_text(gpu, ranks),
                 start_seconds=cost.start_seconds(device),
                 probe_seconds=seconds,
                 offer=rates.offer(device),

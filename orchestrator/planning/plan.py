@@ -163,9 +163,10 @@ def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -
     if request is None:
         return (
             f"no node of the cluster has a core and the resource {gpu.key!r}: start one with "
-            f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": 1}}'"
+            f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": {cell.ranks}}}'"
         )
-    if cell.parallel is not None and not cluster.holding(request):
+    is_startable = cluster.starting(cell.devices) > 0
+    if cell.parallel is not None and not is_startable and not cluster.holding(request):
         wanted = " and ".join(f"{amount:g} {name}" for name, amount in request.items())
         return f"no node of the cluster has {wanted}, which {cell.ranks} ranks need: start one"
     return None

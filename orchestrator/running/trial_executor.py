@@ -186,7 +186,7 @@ class TrialExecutor:
         self, cell: Cell, observations: Sequence[Observation], cluster: ClusterResources
     ) -> TrialTask:
         catalog = self.session.catalog
-        threads = cluster.threads(catalog.gpu(cell.device), cell.ranks)
+        threads = cluster.threads(catalog.gpu(cell.device))
         return trial_task(self.session.spec, catalog, cell, observations, threads=threads)
 
     def _execute(

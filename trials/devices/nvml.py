@@ -139,8 +139,8 @@ class Neighbours:
         return max(0, self._unlisted_bytes + others)
 
 
-def visible_device(library: ModuleType | None = None) -> tuple[str, int] | None:
-    """Name and bytes of the first GPU that CUDA would show; None where there is none.
+def visible_devices(library: ModuleType | None = None) -> list[tuple[str, int]]:
+    """Name and bytes of each GPU that CUDA would show.
 
     It avoids torch, which would make a CUDA context.
 
@@ -148,18 +148,25 @@ def visible_device(library: ModuleType | None = None) -> tuple[str, int] | None:
         library: the pynvml module; absent for the installed one.
     """
     library = library or _initialised_library()
+    devices: list[tuple[str, int]] = []
     if library is None:
-        return None
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    try:
-        handle = (
-            library.nvmlDeviceGetHandleByIndex(int(first))
-            if first.isdigit()
-            else library.nvmlDeviceGetHandleByUUID(first)
-        )
-        return _text(library.nvmlDeviceGetName(handle)), _memory(library, handle)[0]
-    except library.NVMLError:
-        return None
+        return devices
+    # As CUDA does, the list ends at the first entry that is no GPU.
+    with contextlib.suppress(library.NVMLError):
+        every = ",".join(map(str, range(library.nvmlDeviceGetCount())))
+        for entry in filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")):
+            handle = (
+                library.nvmlDeviceGetHandleByIndex(int(entry))
+                if entry.isdigit()
+                else library.nvmlDeviceGetHandleByUUID(entry)
+            )
+            devices.append((_text(library.nvmlDeviceGetName(handle)), _memory(library, handle)[0]))
+    return devices
+
+
+def visible_device() -> tuple[str, int] | None:
+    """Name and bytes of the first GPU that CUDA would show; None where there is none."""
+    return next(iter(visible_devices()), None)
 
 
 def _memory(library: ModuleType, handle: Any) -> tuple[int, int]:
