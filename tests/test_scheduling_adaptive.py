@@ -254,6 +254,10 @@ def test_the_list_says_what_each_measurement_saves_and_costs() -> None:
     assert re.search(r"largest .*needed first", first)
     assert "2 more: --most" in table
     assert "may decide: 4" in table
+    choice = chosen([])
+    least = dataclasses.replace(choice.candidates[-1], saving=1e-30, saving_usd=1e-28)
+    hardly = dataclasses.replace(choice, candidates=(least,))
+    assert "| under $0.01 " in next_measurements_table([hardly], most=2)
     observations, _ = swept(adaptive(), WORLD)
     assert "Every choice is decided." in next_measurements_table([chosen(observations)], most=5)
 

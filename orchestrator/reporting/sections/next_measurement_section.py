@@ -55,8 +55,8 @@ def _saving(candidate: CandidateMeasurement) -> str:
     if math.isinf(candidate.saving):
         return "needed first"
     if candidate.saving_usd is None:
-        return f"{candidate.saving:.1%}"
-    return f"${short(candidate.saving_usd, 2)}"
+        return "under 0.1%" if candidate.saving < 0.001 else f"{candidate.saving:.1%}"
+    return "under $0.01" if candidate.saving_usd < 0.01 else f"${short(candidate.saving_usd, 2)}"
 
 
 def choices_table(choices: Sequence[GpuChoice]) -> str:
