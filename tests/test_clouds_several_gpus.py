@@ -1,12 +1,14 @@
 """Cluster files for trials that train on several GPUs together."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.clusters import CATALOG, ray_config, yaml_documents
 from test_clouds_node_types import launched
 
+from orchestrator.cli.main import main
 from orchestrator.clouds.deployment import DeployedSweep, DeployError, Deployment, deployment
 from orchestrator.clouds.deployment_request import DeploymentRequest
 from orchestrator.planning.cluster_resources import ClusterResources, Node
@@ -121,3 +123,17 @@ def test_pods_and_tasks_have_all_the_gpus() -> None:
     assert names <= large
     hosts = deployed(gangs_on("L4"), "local", hosts=("10.0.0.1", "10.0.0.2")).text
     assert "join-check --head $RAY_HEAD_IP L4)" in hosts
+
+
+def test_plan_prices_the_nodes_that_ranks_would_need(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for single GPUs, where no cluster is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    _, text = gangs_on("H100-SXM")
+    (tmp_path / "gangs.yaml").write_text(text, encoding="utf-8")
+    assert main(["plan", "gangs.yaml", "--providers", "aws", "--prices", "shipped"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"\| 4xH100-SXM \| 1 +\| 1 to be started \| 1 .*\| 9\.37 ", shown)
+    assert re.search(r"\| H100-SXM +\| 1 +\| 1 to be started \| 1 ", shown)

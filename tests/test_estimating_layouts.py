@@ -84,6 +84,17 @@ def test_tensor_parallelism_takes_the_gpus_of_a_node_and_auto_leaves_it_out() ->
         layouts(2, "tp", 2)
 
 
+def test_the_degree_of_tensor_parallelism_divides_the_gpus_of_a_node() -> None:
+    """Two groups of four on each of two nodes; no other strategy has one."""
+    assert [layout and layout.key for layout in layouts(16, "tp", 2, 4)] == ["16xtp-4degree-2nodes"]
+    assert layouts(8, "tp", 1, 8) == layouts(8, "tp", 1)
+    for degree in (1, 3, 16):
+        with pytest.raises(EstimateError, match=f"--degree {degree}: the 8 GPUs of a node cannot"):
+            layouts(8, "tp", 1, degree)
+    with pytest.raises(EstimateError, match="--degree 2 is a choice of tp: add --strategy tp"):
+        layouts(8, "auto", 1, 2)
+
+
 def test_nodes_alone_stand_for_instances_with_eight_gpus() -> None:
     """Given numbers are those of all nodes."""
     given = {"model": "llama-tiny", "seq_len": 128, "nodes": 2}

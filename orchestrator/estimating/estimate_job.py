@@ -150,7 +150,7 @@ def _of_counts(
     on_layouts = [
         (on_layout(question, placed, BATCH_LIMIT), some)
         for count, gpus in requested.items()
-        for layout in layouts(count, request.strategy, request.nodes)
+        for layout in layouts(count, request.strategy, request.nodes, request.degree)
         for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
     ]
     if len(on_layouts) > 1:

@@ -75,6 +75,7 @@ class EstimateRequest:
     gpus: Counts | None = None
     nodes: PositiveInt = 1
     strategy: StrategyOption = "auto"
+    degree: PositiveInt | None = None
     memory_gib: float | None = None
     usd_per_kwh: Above | None = None
     active_experts: PositiveInt | None = None
@@ -142,7 +143,7 @@ def checks_of(request: EstimateRequest) -> Checks:
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
     for count in checks.of(names_by_count, request.gpu, request.counts) or ():
-        checks.of(layouts, count, request.strategy, request.nodes)
+        checks.of(layouts, count, request.strategy, request.nodes, request.degree)
     if checks.of(requested_gpus, request.names, request.memory_gib, catalog) is not None:
         checks.of(with_electricity, request, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)

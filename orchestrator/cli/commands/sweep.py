@@ -184,14 +184,17 @@ def _print_cost_of_absent_gpus(
 ) -> None:
     """Print hours and dollars of the GPUs that the cluster lacks, with one node for each."""
     catalog = rates.catalog
-    skipped = dict.fromkeys(skip.cell.device for skip in plan.skipped)
-    absent = [catalog.gpu(key) for key in skipped if not cluster.nodes_for(catalog.gpu(key))]
-    nodes = tuple(Node({SCALES_TO + gpu.key: 1.0}) for gpu in absent)
+    skipped = {skip.cell.devices: skip.cell for skip in plan.skipped}
+    absent = {
+        name
+        for name, cell in skipped.items()
+        if not cluster.at_a_time(catalog.gpu(cell.device), cell.ranks)
+    }
+    nodes = tuple(Node({SCALES_TO + name: 1.0}) for name in absent)
     extended = ClusterResources((*cluster.nodes, *nodes))
     extended_plan = make_plan(spec, catalog, extended, observations)
-    keys = {gpu.key for gpu in absent}  # of several GPUs at once, none are deployed
     work = remaining_work(spec, rates, extended, extended_plan, observations)
-    left = [part for part in work if part.gpu in keys]
+    left = [part for part in work if part.gpu in absent]
     if left:
         names = ", ".join(part.gpu for part in left)
         print_result(f"\nOn a cluster with one node per GPU ({names}; 'deploy' writes its file):")
@@ -207,15 +210,17 @@ def print_plan(
     catalog: Catalog,
 ) -> None:
     """Print each trial with its plan and its reason."""
-    devices = {c.device for c in plan.pending if not c.simulated and cluster_address() is not None}
+    measured_now = (c for c in plan.pending if not c.simulated and cluster_address() is not None)
     nodes = {
-        key: f"nodes: {text}" for key in devices if (text := cluster.nodes_text(catalog.gpu(key)))
+        devices: f"nodes: {text}"
+        for devices, cell in {c.devices: c for c in measured_now}.items()
+        if (text := cluster.nodes_text(catalog.gpu(cell.device), cell.ranks))
     }
     rows = [
         *(
             (c.key, "to simulate", "")
             if c.simulated
-            else (c.key, "to measure", nodes.get(c.device, ""))
+            else (c.key, "to measure", nodes.get(c.devices, ""))
             for c in plan.pending
         ),
         *((cell.key, "done", f"in {folder}") for cell in plan.complete),

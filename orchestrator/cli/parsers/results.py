@@ -43,6 +43,8 @@ STRATEGY = """
                          on each node, in shards there), tp (linear layers divided among the GPUs
                          of a node), or auto for the best of the first three that fits (default:
                          auto)
+--degree N               with --strategy tp: GPUs of a group that divides layers; the groups share
+                         the model in shards, as fsdp2 (default: all GPUs of a node)
 --nodes NODES            nodes that the GPUs are on, as many on each (default: 1)
 """
 SEVERAL = """
@@ -193,7 +195,8 @@ def add_estimate(commands: Any) -> None:
         "Nothing is measured.",
     )
     _add_training(estimate)
-    add_table(estimate, SEVERAL + STRATEGY, gpus=positives, strategy=strategy, nodes=positive)
+    several = SEVERAL + STRATEGY
+    add_table(estimate, several, gpus=positives, strategy=strategy, degree=positive, nodes=positive)
     add_table(estimate, CONFIG + RESULTS, routing_draws=positive)
     estimate.set_defaults(gpu="all")
     check = commands.add_parser(
@@ -206,7 +209,8 @@ def add_estimate(commands: Any) -> None:
         "it does, and 2 where the verdict is unknown, as after a mistake. Nothing is measured.",
     )
     _add_training(check, required=["--model", "--gpu"])
-    add_table(check, STRATEGY + CHECK, gpus=positive, strategy=strategy, nodes=positive)
+    several = STRATEGY + CHECK
+    add_table(check, several, gpus=positive, strategy=strategy, degree=positive, nodes=positive)
     calibrate = commands.add_parser(
         "calibrate",
         run="fit.run_calibrate",

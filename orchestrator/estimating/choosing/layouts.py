@@ -52,14 +52,21 @@ def names_by_count(names: Sequence[str], counts: Sequence[int]) -> dict[int, tup
     return {count: tuple(group) for count, group in groups.items()}
 
 
-def layouts(count: int, strategy: StrategyOption, nodes: int) -> tuple[Parallel | None, ...]:
+def layouts(
+    count: int, strategy: StrategyOption, nodes: int, degree: int | None = None
+) -> tuple[Parallel | None, ...]:
     """Layouts of so many GPUs of all nodes; None for one GPU.
 
     ``hsdp`` has a copy of the model on each node, in shards among the GPUs there.
 
     Raises:
-        EstimateError: the nodes cannot share the GPUs, or have too few for the strategy.
+        EstimateError: the nodes cannot share the GPUs, or have too few for the strategy; or the
+            degree is none of the strategy.
     """
+    if degree is not None and strategy != "tp":
+        raise EstimateError(
+            f"--degree {degree} is a choice of tp: add --strategy tp, or leave it out"
+        )
     if count % nodes:
         raise EstimateError(
             f"--nodes {nodes}: {count} GPUs cannot be divided among them: give a multiple"
@@ -77,9 +84,14 @@ def layouts(count: int, strategy: StrategyOption, nodes: int) -> tuple[Parallel 
             f"--strategy tp: {count} GPUs on {nodes} nodes: it divides layers among the GPUs of a "
             "node: give more --gpus, or fsdp2"
         )
+    if degree is not None and (degree == 1 or count // nodes % degree):
+        raise EstimateError(
+            f"--degree {degree}: the {count // nodes} GPUs of a node cannot be divided into groups "
+            "of so many: give a divisor of at least 2"
+        )
     copies = {"hsdp": nodes} if nodes > 1 and count > nodes else {}
     return tuple(
-        Parallel(gpus=count, strategy=one, nodes=nodes, replicas=copies.get(one))
+        Parallel(gpus=count, strategy=one, nodes=nodes, replicas=copies.get(one), degree=degree)
         for one in STRATEGIES[strategy]
         if one != "hsdp" or copies
     )
