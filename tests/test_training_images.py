@@ -19,6 +19,7 @@ from builders.vision import (
     QWEN25,
     QWEN35,
     TOKENS_PER_IMAGE,
+    TOWER,
     any_size,
     tiny_vision,
 )
@@ -264,6 +265,11 @@ def written(folder: Path, config: dict[str, Any]) -> str:
             any_size("glm4v", {}, {"intermediate_size": 96}),
             {"image_tokens": 4},
             r"images of 'glm4v' have no one size \(its class takes image_grid_thw\)",
+        ),
+        (
+            LLAVA | {"model_type": "smolvlm", "vision_config": TOWER},
+            {"image_tokens": 4},
+            "class of 'smolvlm' takes images in another way than as pixels of one size",
         ),
         (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
     ],

@@ -14,6 +14,7 @@ from trials.records.compatibility import ANY_SIZE_FAMILIES
 GRID = "image_grid_thw"  # argument of such towers
 KINDS = "mm_token_type_ids"  # argument of such models: kinds of the tokens
 SIZED = "image_size"  # key of the one size of a tower's images
+ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
 MOST_ASPECT = 4  # longer side of an image over the shorter one
 
 
@@ -39,6 +40,8 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
     if takes_any_size(model):
         grid_of(base, image_tokens)
         return 1
+    if not hasattr(base, "get_image_features"):
+        raise FamilyError(f"--image-tokens: the class of {family!r} {ANOTHER_WAY}")
     needed = inspect.signature(base.get_image_features).parameters
     extra = [n for n, p in needed.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     extra = [n for n in extra if n != "pixel_values"] or [n for n in needed if n == GRID]
@@ -47,8 +50,13 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
         raise FamilyError(
             f"--image-tokens: images of {family!r} have no one size ({why}), which is not estimated"
         )
-    with torch.no_grad():
-        features = base.get_image_features(pixel_values=_pixels(base, 1)).pooler_output
+    try:
+        with torch.no_grad():
+            features = base.get_image_features(pixel_values=_pixels(base, 1)).pooler_output
+    except (AttributeError, ValueError) as error:
+        raise FamilyError(
+            f"--image-tokens: the class of {family!r} {ANOTHER_WAY} ({error})"
+        ) from None
     width: int = base.config.get_text_config().hidden_size
     of_one: int = sum(part.numel() for part in features) // width
     if image_tokens % of_one:
