@@ -153,3 +153,12 @@ def test_a_damaged_line_is_treated_like_a_single_line(line: bytes, data: st.Data
     assert result_of(damaged, reader.observation) == result_of(
         damaged, Observation.model_validate_json
     )
+
+
+def test_a_deeply_nested_line_is_a_mistake_like_others() -> None:
+    """Whatever part of it is nested."""
+    reader = LineReader()
+    for before, after in ((b'{"cell":', b"}"), (b"", b"")):
+        line = before + b"[" * 10_000 + b"]" * 10_000 + after + b"\n"
+        with pytest.raises(ValidationError):
+            reader.observation(line)

@@ -140,7 +140,7 @@ class LineReader:
         """
         try:
             return self._taken_apart(line)
-        except (msgspec.MsgspecError, ValueError):  # errors get their messages here
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # pydantic has the messages
             return Observation.model_validate_json(line)
 
     def logged(self, line: bytes) -> Logged:
