@@ -56,6 +56,26 @@ def test_a_mistake_is_one_line(
     assert shown.out == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "adapted"),
+    [
+        ({}, "lora-r16-attention-"),
+        ({"experts": "looped"}, "lora-r16-experts+router-"),
+        ({"lora_targets": "experts,router"}, "lora-r16-experts+router-"),
+    ],
+)
+def test_adapters_of_a_mixture_are_on_attention_unless_experts_are_named(
+    options: dict[str, str], adapted: str
+) -> None:
+    """As TRL trains it: transformers' grouped experts are no linear layers."""
+    estimated = orchestrator.estimate(
+        "mixtral-tiny", gpu="A40", seq_len=32, method="lora", batch_size=1, **options
+    )
+    row = estimated[0].estimate
+    assert row.recipe.startswith(adapted)
+    assert ("looped" in row.recipe) == bool(options)
+
+
 MISTAKES = (
     *("--model", "llama-tinyy", "--gpu", "A4,L44", "--providers", "awss", "--optimizer", "adam"),
     *("--price-drift", "5", "--constants", "none.json"),

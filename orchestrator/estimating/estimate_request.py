@@ -53,6 +53,7 @@ from orchestrator.spec.job_options import (
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, of_task, rows
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
+from orchestrator.spec.trainer_defaults import adapted_experts
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
@@ -220,7 +221,7 @@ def question_on(
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
     seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len)
-    filled = {} if model.experts else dict(WITHOUT_EXPERTS)
+    filled = dict(adapted_experts(recipe, model) if model.experts else WITHOUT_EXPERTS)
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)

@@ -3,6 +3,8 @@
 from typing import Any, Literal, get_args
 
 from trials.recipes.fields import TASK_LOSSES, Method, Precision, Task
+from trials.recipes.recipe import Recipe
+from trials.records.model import Model
 
 RecipeDefaults = Literal["trl", "plain"]
 """Source of absent fields: TRL's trainer, or the defaults of ``Recipe`` itself."""
@@ -83,3 +85,14 @@ def with_trl_defaults(stated: dict[str, Any], *, has_bf16: bool = True) -> dict[
         has_bf16=has_bf16,
     )
     return stated | {name: value for name, value in defaults.items() if name not in stated}
+
+
+def adapted_experts(recipe: Recipe, model: Model) -> dict[str, object]:
+    """Fields of a LoRA recipe of a mixture of experts that were left out.
+
+    The experts of transformers 5 are no linear layers, and PEFT adapts no others unless it is given
+    their names (``target_parameters``): so adapters are on attention, beside grouped experts.
+    """
+    is_stated = recipe.experts is not None or recipe.lora_targets is not None
+    is_default = recipe.method == "lora" and model.has_attention and not is_stated
+    return {"experts": "grouped"} if is_default else {}
