@@ -68,12 +68,12 @@ def test_adapters_of_a_mixture_are_on_attention_unless_experts_are_named(
     options: dict[str, str], adapted: str
 ) -> None:
     """As TRL trains it: transformers' grouped experts are no linear layers."""
-    estimated = orchestrator.estimate(
+    (row,) = orchestrator.estimate(
         "mixtral-tiny", gpu="A40", seq_len=32, method="lora", batch_size=1, **options
     )
-    row = estimated[0].estimate
-    assert row.recipe.startswith(adapted)
-    assert ("looped" in row.recipe) == bool(options)
+    recipe = row.estimate.recipe
+    assert recipe.startswith(adapted)
+    assert ("looped" in recipe) == bool(options)
 
 
 MISTAKES = (
