@@ -53,7 +53,7 @@ from orchestrator.spec.job_options import (
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, of_task, rows
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
-from orchestrator.spec.trainer_defaults import adapted_experts
+from orchestrator.spec.trainer_defaults import expert_fields
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
@@ -61,8 +61,6 @@ from trials.records.model import Model
 DEFAULT_JOB = Job(examples=10_000, epochs=3)
 BATCH_LIMIT = 65_536  # the largest batch to try
 EFFECTIVE_BATCH = 16  # examples per optimizer step, assumed where nothing is stated
-WITHOUT_EXPERTS: dict[str, Any] = {"experts": None, "quantised_experts": False}
-"""Fields of a dense model's recipe, which does not name how experts are run."""
 NODE_GPUS = 8  # GPUs of each of several nodes where their number is not given
 MOST_DRAWS = 100  # seconds each; the 95th percentile needs no more
 
@@ -221,7 +219,7 @@ def question_on(
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
     seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len)
-    filled = dict(adapted_experts(recipe, model) if model.experts else WITHOUT_EXPERTS)
+    filled = expert_fields(recipe, model)
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)
@@ -264,8 +262,6 @@ def varied_question(
     kept = question.recipe.model_dump(
         include={"effective_batch", "examples_per_row"} - changes.keys()
     )
-    if question.model.experts is None:
-        kept |= WITHOUT_EXPERTS
     job, cutoff = question.workload, changes.get("cutoff")
     if cutoff is not None:
         job = job.model_copy(update={"cutoff": cutoff})
@@ -275,6 +271,7 @@ def varied_question(
         recipe = _recipe(changed)
     except OptionError:
         return None
+    kept |= expert_fields(recipe, question.model)
     return replace(
         question,
         recipe=recipe.model_copy(update=kept),

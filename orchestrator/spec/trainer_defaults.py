@@ -87,12 +87,15 @@ def with_trl_defaults(stated: dict[str, Any], *, has_bf16: bool = True) -> dict[
     return stated | {name: value for name, value in defaults.items() if name not in stated}
 
 
-def adapted_experts(recipe: Recipe, model: Model) -> dict[str, object]:
-    """Fields of a LoRA recipe of a mixture of experts that were left out.
+def expert_fields(recipe: Recipe, model: Model) -> dict[str, Any]:
+    """Fields of a recipe that follow from whether a model has experts.
 
-    The experts of transformers 5 are no linear layers, and PEFT adapts no others unless it is given
-    their names (``target_parameters``): so adapters are on attention, beside grouped experts.
+    A dense model's recipe does not name how experts are run. The experts of transformers 5 are no
+    linear layers, and PEFT adapts no others unless it is given their names
+    (``target_parameters``): so by default LoRA is on attention, beside grouped experts.
     """
+    if model.experts is None:
+        return {"experts": None, "quantised_experts": False}
     is_stated = recipe.experts is not None or recipe.lora_targets is not None
     is_default = recipe.method == "lora" and model.has_attention and not is_stated
     return {"experts": "grouped"} if is_default else {}
