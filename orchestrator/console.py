@@ -8,7 +8,7 @@ import sys
 from contextvars import ContextVar
 
 from gpu_catalog.safe_text import printable
-from orchestrator.tables_in_terminal import fitted
+from orchestrator.tables_in_terminal import fitted, wrapped
 
 BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
 # Bold text of a recommendation, a paragraph, wins.
@@ -64,8 +64,12 @@ def _code(code: str) -> str:
 
 
 def remark(text: str) -> None:
-    """Print a line beside the results."""
-    sys.stderr.write(printable(text) + "\n")
+    """Print a line beside the results; a terminal breaks it between words."""
+    text = printable(text)
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(part for line in text.split("\n") for part in wrapped(line, width))
+    sys.stderr.write(text + "\n")
 
 
 class RemarkHandler(logging.Handler):

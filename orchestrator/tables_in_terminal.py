@@ -2,7 +2,8 @@
 
 The column of long text moves to a line below each row, and then the recipe. If that does not
 suffice, columns that decide nothing are hidden, and a line below the table names them; then the
-batch moves below, too. Sentences beside tables break between words.
+batch moves below, too. A table that is still too wide becomes a list. Sentences beside tables break
+between words, and names of cells after a slash.
 """
 
 import re
@@ -16,9 +17,10 @@ from orchestrator.markdown_table import table
 MINOR = (
     *("stack", "price date", "condition number", "reserved GiB", "peak GiB", "s/step"),
     *("source", "region", "examples/s", "largest", "$/h", "basis"),
+    *("billed", "recorded", "as of"),
 )
 # Columns of long text, one of which moves to a line below each row.
-LONG = ("offer", "why", "detail", "cell", "trial")
+LONG = ("offer", "why", "detail", "cell", "trial", "device name", "instance")
 # Columns that follow it if the table is still too wide: before any is hidden, and after.
 EARLY, LATE = ("recipe",), ("batch", "batch size")
 CELL_END = re.compile(r"(?<!\\)\|")
@@ -42,13 +44,19 @@ def fitted(text: str, width: int) -> str:
         if is_table:
             parts += _narrowed(lines, width) if is_wide else lines
         else:
-            parts += [part for line in lines for part in _wrapped(line, width)] if tables else lines
+            parts += [part for line in lines for part in wrapped(line, width)] if tables else lines
     return "\n".join(parts)
 
 
-def _wrapped(line: str, width: int) -> list[str]:
-    """A line of text, broken between words where it is too long."""
-    indent = INDENT[:2] if line.startswith("- ") else ""
+def wrapped(line: str, width: int) -> list[str]:
+    """A line of text, broken between words where it is too long; indented lines stay so.
+
+    Args:
+        line: text without line ends.
+        width: columns of the terminal.
+    """
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    indent += INDENT[:2] if line.startswith("- ") else ""
     return textwrap.wrap(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     ) or [line]
@@ -69,14 +77,32 @@ def _narrowed(lines: Sequence[str], width: int) -> list[str]:
         else:
             hidden += [name] * len(places)
         shown = [place for place in shown if place not in places]
+    if sum(widths[place] + 3 for place in shown) + 1 > width:
+        return _listed(headers, rows, width)
     made = table(
         [headers[place] for place in shown],
         [[row[place].replace("\\|", "|") for place in shown] for row in rows],
     ).split("\n")
     return [
-        *_with_lines_below(made, [_below(headers, row, below) for row in rows]),
-        *_note(hidden),
+        *_with_lines_below(made, [_below(headers, row, below) for row in rows], width),
+        *_note(hidden, width),
     ]
+
+
+def _listed(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """The first cell of each row, and below it the others with the names of their columns."""
+    lines: list[str] = []
+    for first, *others in rows:
+        texts = [f"{name} {text}" for name, text in zip(headers[1:], others, strict=True) if text]
+        lines += _after_slashes(f"- {first}", width)
+        lines += wrapped(f"{INDENT}{'; '.join(texts)}", width) if texts else []
+    return lines
+
+
+def _after_slashes(line: str, width: int) -> list[str]:
+    """The name of a cell, broken after its slashes where it is too long."""
+    parts = wrapped(line.replace("/", "/\0 "), width)
+    return [part.replace("\0 ", "").removesuffix("\0") for part in parts]
 
 
 def _below(headers: Sequence[str], row: Sequence[str], places: Sequence[int]) -> str:
@@ -89,14 +115,16 @@ def _below(headers: Sequence[str], row: Sequence[str], places: Sequence[int]) ->
     return "; ".join(texts)
 
 
-def _with_lines_below(made: Sequence[str], texts: Sequence[str]) -> Iterator[str]:
+def _with_lines_below(made: Sequence[str], texts: Sequence[str], width: int) -> Iterator[str]:
     yield from made[:2]
     for place, line in enumerate(made[2:]):
         yield line
         if texts[place]:
-            yield f"{INDENT}{texts[place]}"
+            yield from wrapped(f"{INDENT}{texts[place]}", width)
 
 
-def _note(hidden: Sequence[str]) -> Iterator[str]:
-    if hidden:
-        yield f"Hidden in this narrow terminal: {', '.join(hidden)}; --wide shows them."
+def _note(hidden: Sequence[str], width: int) -> list[str]:
+    if not hidden:
+        return []
+    note = f"Hidden in this narrow terminal: {', '.join(hidden)}; --wide shows them."
+    return wrapped(note, width)

@@ -1,15 +1,12 @@
 """Sweeps on a real Ray on this machine: undisturbed, with killed children, and resumed."""
 
-import fcntl
 import os
-import pty
 import random
 import re
 import signal
 import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fakes.ray_sweeps import SPEC, environment, observations, start_sweep
+from fakes.terminal import shown, without_style
 from tensorboardX.proto import event_pb2
 
 from orchestrator.run_folder.run_folder import RunFolder
@@ -38,14 +36,6 @@ FOREIGN = re.compile(
 def foreign_lines(text: str) -> list[str]:
     """Lines that Ray or Tune wrote."""
     return [line for line in text.splitlines() if FOREIGN.search(line)]
-
-
-def read_terminal(driver: int) -> bytes:
-    """What was written to a terminal; empty at its end."""
-    try:
-        return os.read(driver, 65536)
-    except OSError:  # on Linux the end of a terminal is an error
-        return b""
 
 
 def wait_until(true: Callable[[], bool], *, seconds: float) -> bool:
@@ -159,29 +149,23 @@ def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) 
     assert foreign_lines(log) == []
 
 
-def test_lines_of_ray_and_tune_do_not_reach_a_terminal(home: Path) -> None:
-    """A cell is swept under a pseudo-terminal, which shows a live table."""
-    out = home / "terminal"
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (50, 200)])
+def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
+    home: Path, rows: int, columns: int
+) -> None:
+    """The bar and the table are no wider than the terminal."""
+    out = home / f"terminal-{columns}"
     arguments = [sys.executable, "-m", "orchestrator", "sweep", "one.yaml", "--out", str(out)]
     one = SPEC.replace("[24, 32, 40]", "[24]").replace("max_batch_size: 32", "max_batch_size: 2")
     (home / "one.yaml").write_text(one, encoding="utf-8")
-    driver, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    sweep = subprocess.Popen(
-        arguments,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**environment(home), "TERM": "xterm"},
-        cwd=home,
-    )
-    os.close(terminal)
-    shown = b"".join(iter(lambda: read_terminal(driver), b"")).decode()
-    assert sweep.wait(timeout=60) == 0, shown
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    code, written = shown(arguments, environment(home), home, rows=rows, columns=columns)
+    assert code == 0, written
+    text = without_style(written)
     assert "elapsed, 0/1 done" in text
     assert "largest batch" in text
     assert foreign_lines(text) == []
+    live = [line for line in re.split(r"[\r\n]+", text) if "elapsed" in line or " trial" in line]
+    assert max(map(len, live)) <= columns
 
 
 def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbed: Path) -> None:

@@ -42,9 +42,9 @@ REJECTED = "rejected.txt"
 
 def run_gpus(options: argparse.Namespace) -> int:
     """Print the GPUs of the catalog."""
-    print_result(gpus_table(request_of(PriceOptions, vars(options)).in_use().catalog))
+    gpus = gpus_table(request_of(PriceOptions, vars(options)).in_use().catalog)
     reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out().items())
-    print_result(f"\nLeft out: {reasons}")
+    print_result(f"{gpus}\n\nLeft out: {reasons}")
     return 0
 
 
