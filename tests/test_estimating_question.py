@@ -60,6 +60,7 @@ def test_a_mistake_is_one_line(
     ("options", "adapted"),
     [
         ({}, "lora-r16-attention-"),
+        ({"method": "qlora"}, "qlora-r16-attention-"),
         ({"experts": "looped"}, "lora-r16-experts+router-"),
         ({"lora_targets": "experts,router"}, "lora-r16-experts+router-"),
     ],
@@ -68,12 +69,11 @@ def test_adapters_of_a_mixture_are_on_attention_unless_experts_are_named(
     options: dict[str, str], adapted: str
 ) -> None:
     """As TRL trains it: transformers' grouped experts are no linear layers."""
-    (row,) = orchestrator.estimate(
-        "mixtral-tiny", gpu="A40", seq_len=32, method="lora", batch_size=1, **options
-    )
+    given = {"method": "lora"} | options
+    (row,) = orchestrator.estimate("mixtral-tiny", gpu="A40", seq_len=32, batch_size=1, **given)
     recipe = row.estimate.recipe
     assert recipe.startswith(adapted)
-    assert ("looped" in recipe) == bool(options)
+    assert ("looped" in recipe) == bool(options.keys() - {"method"})
 
 
 MISTAKES = (

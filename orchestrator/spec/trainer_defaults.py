@@ -91,11 +91,12 @@ def expert_fields(recipe: Recipe, model: Model) -> dict[str, Any]:
     """Fields of a recipe that follow from whether a model has experts.
 
     A dense model's recipe does not name how experts are run. The experts of transformers 5 are no
-    linear layers, and PEFT adapts no others unless it is given their names
-    (``target_parameters``): so by default LoRA is on attention, beside grouped experts.
+    linear layers. PEFT adapts no others unless it is given their names (``target_parameters``), and
+    bitsandbytes quantises no others: so by default adapters are on attention, and grouped experts
+    stay in 16 bits.
     """
     if model.experts is None:
         return {"experts": None, "quantised_experts": False}
     is_stated = recipe.experts is not None or recipe.lora_targets is not None
-    is_default = recipe.method == "lora" and model.has_attention and not is_stated
+    is_default = recipe.method != "full" and model.has_attention and not is_stated
     return {"experts": "grouped"} if is_default else {}
