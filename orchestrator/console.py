@@ -20,6 +20,7 @@ FAILS = re.compile(
 UNSURE = re.compile(r"not told apart(?: in cost)?|\bextrapolated\b|(?<=\)) [!~](?= +\|)")
 BRIGHT, GREEN, RED, YELLOW = "1", "1;32", "31", "33"
 LEAST_ROWS, MOST_ROWS = 4, 12  # of a table that is cut to a screen
+JSON_STARTS = ("{", "[")
 PACKAGES = ("gpu_catalog", "trials", "fitting", "orchestrator")
 
 
@@ -27,14 +28,19 @@ ALL_COLUMNS: ContextVar[bool] = ContextVar("all_columns", default=False)
 """Whether tables have all their columns, however narrow the terminal."""
 
 
-def print_result(text: str) -> None:
-    """Print a result, in Markdown.
+def print_file(text: str) -> None:
+    """Print the content of a file, as it is."""
+    sys.stdout.write(printable(text) + "\n")
 
-    A terminal shows bold text as bold, and tables that are no wider than itself.
+
+def print_result(text: str) -> None:
+    """Print a result, in Markdown or JSON.
+
+    A terminal shows bold text as bold, and tables and sentences that are no wider than itself.
     """
     text = printable(text)
     if sys.stdout.isatty():
-        if not ALL_COLUMNS.get():
+        if not ALL_COLUMNS.get() and not text.startswith(JSON_STARTS):
             text = fitted(text, shutil.get_terminal_size().columns)
         text = _styled(text)
     sys.stdout.write(text + "\n")

@@ -28,23 +28,20 @@ INDENT = "    "
 
 
 def fitted(text: str, width: int) -> str:
-    """Text with every Markdown table in it at most as wide as a terminal, where that is possible.
+    """Text whose Markdown tables and sentences are no wider than a terminal, where possible.
 
     Args:
         text: Markdown.
         width: columns of the terminal.
     """
     parts: list[str] = []
-    every = text.split("\n")
-    # Text without a table may be a file, such as JSON.
-    tables = any(line.startswith("|") for line in every)
-    for is_table, group in groupby(every, key=lambda line: line.startswith("|")):
+    for is_table, group in groupby(text.split("\n"), key=lambda line: line.startswith("|")):
         lines = list(group)
         is_wide = is_table and max(map(len, lines)) > width
         if is_table:
             parts += _narrowed(lines, width) if is_wide else lines
         else:
-            parts += [part for line in lines for part in wrapped(line, width)] if tables else lines
+            parts += [part for line in lines for part in wrapped(line, width)]
     return "\n".join(parts)
 
 

@@ -11,7 +11,7 @@ from orchestrator.clouds.join_check import JoinError, clock_mistake, node_resour
 from orchestrator.clouds.launch import LaunchError, files_left_behind, launch
 from orchestrator.clouds.preemption_notice import wait_for_notice
 from orchestrator.configurations.cells import spec_text, with_cells
-from orchestrator.console import print_result, remark
+from orchestrator.console import print_file, print_result, remark
 from orchestrator.estimating.calibration_file import known_constants
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import names_in, request_of
@@ -39,7 +39,7 @@ def run_deploy(options: argparse.Namespace) -> int:
     )
     deployed = deployment(request, DeployedSweep(spec, text, str(options.spec), catalog))
     if options.out is None:
-        print_result(deployed.text.rstrip("\n"))
+        print_file(deployed.text.rstrip("\n"))
     else:
         write_file(options.out, deployed.text)
     for line in (*deployed.left_out, *deployed.bill):

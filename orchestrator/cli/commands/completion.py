@@ -14,7 +14,7 @@ import shtab
 from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.options.help import PROGRAM
 from orchestrator.cli.parsers.program import build_parser
-from orchestrator.console import print_result
+from orchestrator.console import print_file
 from orchestrator.spec.spec_file import shipped_specs
 from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.records.model import presets
@@ -25,7 +25,7 @@ RUNS = ("RUN", "OTHER", "DIR", "SPEC|RUN")
 
 def run(options: argparse.Namespace) -> int:
     """Print the completion script of a shell."""
-    print_result(completion_script(build_parser(), options.shell))
+    print_file(completion_script(build_parser(), options.shell))
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_catalog.errors import UserError
-from orchestrator.console import print_result, remark
+from orchestrator.console import print_file, print_result, remark
 
 if TYPE_CHECKING:
     from orchestrator.exporting.task_file import Target
@@ -41,7 +41,7 @@ def run_export(options: argparse.Namespace) -> int:
     training = ranked_training(ranking, folder.spec(), options.model)
     if options.config is not None:
         training = configured(training, options.config, training.seq_len)
-    print_result(export(training, options.to, options.out))
+    print_file(export(training, options.to, options.out))
     return 0
 
 

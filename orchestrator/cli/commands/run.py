@@ -5,7 +5,7 @@ import dataclasses
 
 from gpu_catalog.errors import UserError
 from orchestrator.cli.options.clock import now, today
-from orchestrator.console import print_result, remark
+from orchestrator.console import print_file, print_result, remark
 from orchestrator.markdown_table import table
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.spending import Meter
@@ -41,7 +41,7 @@ def run_rank(options: argparse.Namespace) -> int:
     if options.json:
         print_result(ranking.model_dump_json(indent=1))
     elif options.csv:
-        print_result(ranking_csv(ranking).rstrip("\n"))
+        print_file(ranking_csv(ranking).rstrip("\n"))
     else:
         print_result(f"{headline(ranking)}\n\n{cheapest_section(ranking)}")
     return 0 if ranking.offers else 1
