@@ -17,6 +17,7 @@ def shown(
     words: Sequence[str], env: Mapping[str, str], cwd: Path, *, rows: int = 24, columns: int = 80
 ) -> tuple[int, str]:
     """Run a program in a terminal; its exit code and what it wrote there."""
+    kept = {name: value for name, value in env.items() if name not in {"COLUMNS", "LINES"}}
     driver, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     program = subprocess.Popen(
@@ -24,7 +25,7 @@ def shown(
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
-        env={**env, "TERM": "xterm"},
+        env=kept | {"TERM": "xterm"},
         cwd=cwd,
     )
     os.close(terminal)
