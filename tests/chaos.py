@@ -4,7 +4,8 @@ A sweep of ten cells runs on a Ray of its own: into a folder, into a bucket that
 of the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
 driver are killed, and children are stopped. A driver that ends early is started again until the
 sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model; but for those
-of one more sweep, whose trials train on two and on four ranks, which are killed too.
+of one more sweep, whose trials train on two and on four ranks, which are killed too. `WHERE=ranks`
+runs sweeps of this kind alone.
 
 Printed are kills; observations that were in the log and are not any more; probes with two verdicts;
 processes that live a minute after their driver; files left among the temporary ones; and how long

@@ -62,6 +62,17 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             cluster.stop()
 
 
+def swept(cluster: Cluster, spec: str, wait_minutes: str) -> tuple[Path, str]:
+    """Run folder and messages of a sweep on a cluster."""
+    (cluster.home / "spec.yaml").write_text(spec, encoding="utf-8")
+    out = cluster.home / "run"
+    cluster.env |= {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}"}
+    sweep = ("python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out))
+    ended = cluster.run(*sweep, "--wait-for-nodes", wait_minutes, timeout=360)
+    assert ended.returncode == 0, ended.stderr
+    return out, ended.stderr
+
+
 def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     """A GPU without a node type is skipped at once, one whose node never starts after the wait.
 
@@ -71,14 +82,9 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
     cluster.env |= {"PYTHONPATH": path}
     assert sorted(cluster.start_autoscaling_head(FILE, "desk")) == sorted(STARTED)
     assert not {*STARTED} & cluster.node_ids().keys()
-    (cluster.home / "spec.yaml").write_text(SPEC, encoding="utf-8")
-    out = cluster.home / "run"
-    cluster.env |= {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}"}
-    sweep = ("python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out))
-    swept = cluster.run(*sweep, "--wait-for-nodes", "1.5", timeout=360)
-    assert swept.returncode == 0, swept.stderr
-    assert 0 < swept.stderr.index("resource 'H200-SXM'") < swept.stderr.index(": started\n")
-    assert re.search(r"^.*desk: .*1\.5 minutes", swept.stderr, re.MULTILINE)
+    out, said = swept(cluster, SPEC, "1.5")
+    assert 0 < said.index("resource 'H200-SXM'") < said.index(": started\n")
+    assert re.search(r"^.*desk: .*1\.5 minutes", said, re.MULTILINE)
     plan = RunFolder(out).plan()
     assert plan is not None
     assert [skip.cell.gpu for skip in plan.skipped] == [*["H200-SXM"] * 2, *["desk"] * 2]
@@ -90,7 +96,7 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
         assert largest_batch(of_gpu) is not None
         assert {o.environment.node_id for o in of_gpu if o.environment} == {nodes[key]}
     rented = RunFolder(out).rented().nodes
-    *_, priced = (line for line in swept.stderr.splitlines() if line.startswith("priced as: "))
+    *_, priced = (line for line in said.splitlines() if line.startswith("priced as: "))
     for key in STARTED:  # the cheapest kind, by its own price
         labels = FILE["available_node_types"][f"{key.lower()}-spot"]["labels"]
         assert rented[nodes[key]].labels == labels
@@ -101,12 +107,7 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
 def test_ranks_that_train_together_get_a_node_with_room_for_all(cluster: Cluster) -> None:
     """The node is started for them, and every rank is on it."""
     assert cluster.start_autoscaling_head(PAIRS) == ["2xpair"]
-    (cluster.home / "spec.yaml").write_text(PAIR_SPEC, encoding="utf-8")
-    out = cluster.home / "run"
-    cluster.env |= {"RAY_ADDRESS": f"127.0.0.1:{cluster.gcs}"}
-    sweep = ("python", "-m", "orchestrator", "sweep", "spec.yaml", "--out", str(out))
-    swept = cluster.run(*sweep, "--wait-for-nodes", "3", timeout=360)
-    assert swept.returncode == 0, swept.stderr
+    out, _ = swept(cluster, PAIR_SPEC, "3")
     node = cluster.node_ids()["pair"]
     observed = observations(out)
     assert largest_batch(observed) is not None

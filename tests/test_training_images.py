@@ -129,31 +129,18 @@ def traced_peak(config: dict[str, Any], cell: Cell) -> int:
 
 @pytest.mark.parametrize(
     ("config", "settings"),
-    CELLS,
+    [*CELLS, *CELLS_OF_ANY_SIZE],
     ids=lambda part: part.key if isinstance(part, Recipe) else part["model_type"],
 )
 def test_a_traced_peak_is_that_of_real_steps_with_images(
     config: dict[str, Any], settings: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the byte, with the tower's forward pass, and its backward pass if it has one."""
-    monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
-    cell = cell_of(config, settings)
-    assert traced_peak(config, cell) == counted_peak(config, cell)
-
-
-@pytest.mark.parametrize(
-    ("config", "settings"),
-    CELLS_OF_ANY_SIZE,
-    ids=lambda part: part.key if isinstance(part, Recipe) else part["model_type"],
-)
-def test_a_traced_peak_with_images_of_any_size_misses_positions_alone(
-    config: dict[str, Any], settings: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Windows with narrower ones at the edge, and features of the tower in several layers."""
+    """To the byte with images of one size; with those of any size positions are missing."""
     monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
     cell = cell_of(config, settings)
     missed = counted_peak(config, cell) - traced_peak(config, cell)
-    assert 0 <= missed <= LEFT_OUT_BYTES * BATCH
+    most = LEFT_OUT_BYTES * BATCH if (config, settings) in CELLS_OF_ANY_SIZE else 0
+    assert 0 <= missed <= most
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from importlib import resources
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market, Offer
-from orchestrator.planning.cluster_resources import devices_name
+from trials.records.cell import devices_name
 
 # Used where the catalog has no price.
 REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpu_catalog.gpu import Gpu
+from trials.records.cell import devices_name
 from trials.records.optional_packages import importable_extras
 
 
@@ -59,11 +60,6 @@ class FailedLaunch:
         """Whether its node type is one of this GPU."""
         name = node_name(gpu)
         return self.node_type == name or self.node_type.startswith(f"{name}-")
-
-
-def devices_name(key: str, count: int) -> str:
-    """Name of so many GPUs of one kind, for example ``8xH100-SXM``; the key of a single one."""
-    return key if count == 1 else f"{count}x{key}"
 
 
 def node_name(name: str) -> str:

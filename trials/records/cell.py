@@ -14,6 +14,11 @@ from trials.recipes.recipe import Recipe
 Weights = Literal["random", "pretrained"]
 
 
+def devices_name(key: str, count: int) -> str:
+    """Name of so many GPUs of one kind, for example ``8xH100-SXM``; the key of a single one."""
+    return key if count == 1 else f"{count}x{key}"
+
+
 class Cell(Record):
     """One (GPU, model, recipe, layout, sparsity, length): the scope of one set of coefficients.
 
@@ -114,7 +119,7 @@ class Cell(Record):
     @property
     def devices(self) -> str:
         """Number and key of the GPUs that run the cell, for example ``8xH100-SXM``."""
-        return self.device if self.parallel is None else f"{self.ranks}x{self.device}"
+        return devices_name(self.device, self.ranks)
 
     @property
     def gpus(self) -> str:

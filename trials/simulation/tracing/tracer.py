@@ -224,7 +224,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
     ) -> tuple[Any, ShapeEffects]:
         """Result of an operator, and its effects on all arguments of the same shapes."""
         routed = func in ROUTED
-        result = _picked(args[0], self._shares) if routed else _result(func, args, kwargs)
+        result = _picked(args[0], self._shares(args[0])) if routed else _result(func, args, kwargs)
         if self.note_operator is not None:
             self.note_operator(func.name(), result)
         taken = workspace(func, args, kwargs) if self._with_workspaces else NO_NUMBERS
@@ -235,7 +235,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
     def _entries(self, mask: torch.Tensor) -> torch.Tensor:
         """Indices of the tokens of images, which a kernel finds as ``nonzero`` does."""
-        result = _picked(mask, lambda mask: len(mask) * (self.image_tokens or 0))
+        result = _picked(mask, len(mask) * (self.image_tokens or 0))
         self.note_result(FIND, (mask,), result)
         self._record_work(ShapeEffects(NO_NUMBERS, describe(FIND, (mask,), {}, result)))
         self.event(Kind.WAITED, 0, NO_NUMBERS)
@@ -268,7 +268,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             # Whether nothing is padded, or each row has one example.
             return not (self._needs_mask and reader == MASKS)
         one = tensor.untyped_storage()._cdata != self._overflows  # noqa: SLF001 - as StorageWatch
-        return (float if tensor.is_floating_point() else int)(one)
+        return float(one) if tensor.is_floating_point() else int(one)
 
     def recording(self, gradients: IntArray) -> Recording:
         """Recording of the step.
@@ -304,9 +304,9 @@ def _numbers_of_storage(size: int, stream: int) -> Numbers:
     return tuple(numbers)
 
 
-def _picked(mask: torch.Tensor, shares: Callable[[torch.Tensor], int]) -> torch.Tensor:
-    """Indices of the set entries of a mask, (entries, dimensions)."""
-    return mask.new_empty((shares(mask), mask.dim()), dtype=torch.int64)
+def _picked(mask: torch.Tensor, entries: int) -> torch.Tensor:
+    """Indices of so many set entries of a mask, (entries, dimensions)."""
+    return mask.new_empty((entries, mask.dim()), dtype=torch.int64)
 
 
 def _unmasked(

@@ -11,8 +11,8 @@ from trials.models.build import FamilyError
 from trials.models.fused_head import base_of
 from trials.records.compatibility import ANY_SIZE_FAMILIES
 
-GRID = "image_grid_thw"  # argument of such towers
-KINDS = "mm_token_type_ids"  # argument of such models: kinds of the tokens
+GRID = "image_grid_thw"  # argument of models that take images of any size
+KINDS = "mm_token_type_ids"  # another one: kinds of the tokens
 SIZED = "image_size"  # key of the one size of a tower's images
 ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
 MOST_ASPECT = 4  # longer side of an image over the shorter one
