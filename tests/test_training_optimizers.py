@@ -307,6 +307,8 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDeepSpeed]:
     fake = FakeDeepSpeed()
     monkeypatch.setitem(sys.modules, "deepspeed", fake)
     monkeypatch.setenv("LOCAL_RANK", "0")  # so that what is set is put back
+    # A test before in this process may have traced fake ranks, whose group stays.
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
     gc.disable()
     yield fake
     gc.enable()
