@@ -11,3 +11,8 @@ def short(value: float, digits: int = 3) -> str:
 def ends(low: float, high: float) -> str:
     """Write the ends of an interval."""
     return f"{short(low)} to {short(high)}"
+
+
+def given(value: float) -> str:
+    """Write a number that a user gave, with all its digits: 1,000,000 or 0.5."""
+    return short(value, 12)

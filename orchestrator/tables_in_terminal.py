@@ -2,12 +2,11 @@
 
 The column of long text moves to a line below each row, and then the recipe. If that does not
 suffice, columns that decide nothing are hidden, and a line below the table names them; then the
-batch moves below, too. A table that is still too wide becomes a list. Sentences beside tables break
-between words, and names of cells after a slash.
+batch and what is alike in most rows move below, too. A table that is still too wide becomes a list.
+Sentences beside tables break between words, and names of cells after a slash.
 """
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -16,15 +15,17 @@ from orchestrator.markdown_table import table
 # Columns in the order in which they are hidden.
 MINOR = (
     *("stack", "price date", "condition number", "reserved GiB", "peak GiB", "s/step"),
-    *("source", "region", "examples/s", "largest", "$/h", "basis"),
+    *("source", "region", "examples/s", "largest", "$/h"),
     *("billed", "recorded", "as of"),
 )
 # Columns of long text, one of which moves to a line below each row.
 LONG = ("offer", "why", "detail", "cell", "trial", "device name", "instance")
 # Columns that follow it if the table is still too wide: before any is hidden, and after.
-EARLY, LATE = ("recipe",), ("batch", "batch size")
+EARLY = ("recipe",)
+LATE = ("basis", "batch", "batch size", "P(cheapest)", "experts", "tokens")
 CELL_END = re.compile(r"(?<!\\)\|")
 INDENT = "    "
+WHOLE = re.compile(r"://|^[~.]?/|\.\w{2,4}$")  # a URL or a path of a file
 
 
 def fitted(text: str, width: int) -> str:
@@ -52,11 +53,31 @@ def wrapped(line: str, width: int) -> list[str]:
         line: text without line ends.
         width: columns of the terminal.
     """
-    indent = line[: len(line) - len(line.lstrip(" "))]
-    indent += INDENT[:2] if line.startswith("- ") else ""
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    ) or [line]
+    start = line[: len(line) - len(line.lstrip(" "))]
+    indent = start + INDENT[:2] * line.startswith("- ")
+    lines, begins = [start], True
+    for word in line[len(start) :].split(" "):
+        for place, part in enumerate(_parts(word, width - len(indent))):
+            space = " " if place == 0 and not begins else ""
+            if begins or lines[-1].strip() == "-" or len(lines[-1] + space + part) <= width:
+                lines[-1] += space + part
+            else:
+                lines.append(indent + part)
+            begins = False
+    return lines
+
+
+def _parts(word: str, width: int) -> list[str]:
+    """A word, broken where it is too long for a line: after slashes, or else after hyphens.
+
+    URLs and paths of files stay whole, for they are copied.
+    """
+    if len(word) <= width or WHOLE.search(word):
+        return [word]
+    parts = re.findall(r"[^/]*/|[^/]+$", word)
+    if len(parts) == 1:
+        return re.findall(r"[^-]*-|[^-]+$", word)
+    return [piece for part in parts for piece in _parts(part, width)]
 
 
 def _narrowed(lines: Sequence[str], width: int) -> list[str]:
@@ -91,22 +112,17 @@ def _listed(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
     lines: list[str] = []
     for first, *others in rows:
         texts = [f"{name} {text}" for name, text in zip(headers[1:], others, strict=True) if text]
-        lines += _after_slashes(f"- {first}", width)
+        lines += wrapped(f"- {first}", width)
         lines += wrapped(f"{INDENT}{'; '.join(texts)}", width) if texts else []
     return lines
 
 
-def _after_slashes(line: str, width: int) -> list[str]:
-    """The name of a cell, broken after its slashes where it is too long."""
-    parts = wrapped(line.replace("/", "/\0 "), width)
-    return [part.replace("\0 ", "").removesuffix("\0") for part in parts]
-
-
 def _below(headers: Sequence[str], row: Sequence[str], places: Sequence[int]) -> str:
-    """Texts of a row that stand below it; all but the first with the names of their columns."""
+    """Texts of a row that stand below it, with the names of their columns unless they are long."""
+    alone = (*LONG, *EARLY)  # texts that say themselves what they are
     texts = [
-        row[place] if n == 0 or headers[place] in EARLY else f"{headers[place]} {row[place]}"
-        for n, place in enumerate(places)
+        row[place] if headers[place] in alone else f"{headers[place]} {row[place]}"
+        for place in sorted(places)
         if row[place]
     ]
     return "; ".join(texts)

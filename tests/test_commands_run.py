@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from builders.runs import TWO_CELLS, made_run
+from builders.runs import ONE_CELL, TWO_CELLS, made_run
 from PIL import Image
 
 from orchestrator.cli.main import main
@@ -59,8 +59,47 @@ def test_rank_prices_the_given_job_and_writes_both_files(
         assert [float(row["usd"]) for row in csv.DictReader(file)] == [
             offer.usd for offer in ranking.offers
         ]
-    assert main(["rank", "run", "--batch-size", "41"]) == 1  # no offer
-    assert "batch size 41" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("--batch-size", "41"), "the largest is 40; give --batch-size max"),
+        (("--regions", "us-east-1", "--spot"), "--regions us-east-1 and --spot: relax one of them"),
+        (("--deadline", "0.01"), "Give a longer --deadline."),
+        (("--budget-usd", "0.001"), "Give a higher --budget-usd."),
+    ],
+)
+def test_what_if_that_ranks_nothing_names_the_option_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], remedy: str
+) -> None:
+    """It exits 1."""
+    made_run(tmp_path / "run")
+    assert main(["what-if", "run", *options]) == 1
+    assert remedy in capsys.readouterr().out
+
+
+def test_cells_that_were_not_measured_are_excluded_with_the_command_that_measures_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One cell has no observation yet."""
+    made_run(tmp_path / "run", TWO_CELLS)
+    assert main(["what-if", "run"]) == 0
+    assert "seq32: not measured: sweep --resume --out RUN" in capsys.readouterr().out
+
+
+def test_many_cells_that_miss_a_deadline_are_one_line_with_their_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the shortest to the longest."""
+    lengths = ONE_CELL.replace("[16]", "[16, 32, 48, 64]")
+    made_run(tmp_path / "run", lengths, measured=4)
+    assert main(["what-if", "run", "--deadline", "0.01"]) == 1
+    lead, _, excluded = capsys.readouterr().out.partition("Excluded:\n\n")
+    assert lead.rstrip().endswith("Give a longer --deadline.")
+    assert re.fullmatch(
+        r"- 4 cells: are expected to take [\d.]+ to [\d.]+ h; the deadline is 0.01\n", excluded
+    )
 
 
 def test_what_if_leaves_the_run_unchanged(

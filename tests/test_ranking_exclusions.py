@@ -37,6 +37,7 @@ def test_requested_batch_that_does_not_fit_is_excluded() -> None:
     reason = exclusion_reason(ranked(whole_trial(DESK, SPEC), job_at(41)))
     assert "41 does not fit" in reason
     assert "largest is 40" in reason
+    assert reason.endswith("give --batch-size max")
 
 
 def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
@@ -67,7 +68,7 @@ def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
-        ([], "not measured"),
+        ([], "not measured: sweep --resume --out RUN"),
         (
             limit_probes(0),
             "not even one example fits: OUT_OF_MEMORY at batch size 1 (why)",
@@ -86,7 +87,7 @@ def test_requested_batch_that_no_law_predicts_is_excluded() -> None:
             ],
             "batch size 2 FAILED 3 times: error 5",
         ),
-        ([observation(1, cell=DESK)], "run the sweep again"),
+        ([observation(1, cell=DESK)], "not fully measured: sweep --resume --out RUN"),
     ],
 )
 def test_cell_without_times_is_excluded_with_the_reason(
@@ -155,13 +156,14 @@ def test_offers_that_miss_a_constraint_are_excluded() -> None:
     assert left(market="on-demand") == ["slow", "whole"]
     assert left(market="spot", single_gpu=True) == ["single"]
     assert left(single_gpu=True) == ["slow", "single"]
-    assert any("none of its 2 offers" in reason for reason in reasons)
+    assert "no offer of its 2 meets --providers pub: leave it out" in reasons
+    assert any("--spot and --single-gpu-instances: relax one of" in reason for reason in reasons)
     # 375 steps of 0.1 and 0.2 s: 38 and 75 s; $0.0375 and $0.01875.
     reasons.clear()
     assert left(deadline_hours=60 / 3600) == ["single", "whole"]
     (reason,) = reasons
     assert "0.0208 h" in reason
-    assert "deadline is 0.0166667" in reason
+    assert "deadline is 0.01666" in reason
     reasons.clear()
     assert left(budget_usd=0.03) == ["slow"]
     (reason,) = reasons

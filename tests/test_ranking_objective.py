@@ -78,7 +78,7 @@ def test_an_estimate_answers_the_objective() -> None:
     assert (fastest.estimated[0].estimate.hours or 0) <= (cheapest.estimated[0].estimate.hours or 0)
     both = estimates("both", budget_usd=1000)
     shown = as_table(both.estimated, both.question)
-    assert "The cheapest within the budget of $1000" in shown
+    assert "The cheapest within the budget of $1,000" in shown
     assert "fastest" in shown
     rows = json.loads(as_json(both.estimated, one=False))
     assert [row["gpu"] for row in rows if "cost" in row["best_by"]] == [rows[0]["gpu"]]
@@ -101,5 +101,5 @@ def test_where_nothing_qualifies_one_line_has_the_nearest() -> None:
     for objective in ("time", "both"):
         none = estimates(objective, budget_usd=1e-6)
         shown = as_table(none.estimated, none.question)
-        assert "No offer meets the budget of $1e-06: the cheapest" in shown
+        assert "No offer meets the budget of $0.000001: the cheapest" in shown
         assert "Give a higher --budget-usd." in shown

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from builders.runs import ONE_CELL, SIMULATED, results
 
 from orchestrator.reporting.comparison import (
@@ -82,6 +83,10 @@ def test_recipes_of_one_job_have_different_names() -> None:
     assert "-fp32-checkpointed " in cheapest
 
 
+FULL = "method: full, precision: fp32"
+SIMULATED_ONLY = (
+    f"name: made\ngpus: [cpu]\ncells:\n{SIMULATED}{ONE_CELL[ONE_CELL.index('workload') :]}"
+)
 CHECKPOINTED = ONE_CELL.replace("recipes: [{", "recipes: [{gradient_checkpointing: true, ")
 
 
@@ -94,6 +99,65 @@ def test_recipes_that_differ_in_a_field_stand_side_by_side_with_it() -> None:
     text = comparison_markdown(comparison)
     assert "gradient_checkpointing: False → True" in text
     assert "Only in" not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [
+        (
+            "method: lora, lora_rank: 16, precision: bf16",
+            "method: lora, lora_rank: 8, precision: bf16",
+            "lora_rank: 16 → 8",
+        ),
+        (
+            "method: lora, lora_rank: 16, precision: bf16, adapter_dtype: fp32",
+            "method: qlora, lora_rank: 16, precision: bf16",
+            "method: lora → qlora",
+        ),
+        (
+            "method: lora, lora_rank: 16, precision: bf16",
+            "method: full, precision: bf16",
+            "method: lora → full",
+        ),
+    ],
+)
+def test_fields_that_follow_from_another_do_not_count(before: str, after: str, field: str) -> None:
+    """A rank takes its alpha along, and a method what it alone has; offers are compared, too."""
+    first, second = (ONE_CELL.replace(FULL, recipe) for recipe in (before, after))
+    comparison = compare(results(first), results(second), ("a", "b"))
+    assert [speed.recipe.partition("(")[2].rstrip(")") for speed in comparison.speeds] == [field]
+    cheapest = comparison_markdown(comparison).partition("## Cheapest offers")[2].partition("##")[0]
+    assert f"({field})" in cheapest
+
+
+def test_a_rank_and_an_alpha_that_differ_are_two_fields() -> None:
+    """The scale of the update differs, too, so neither cell has a partner."""
+    first, second = (
+        ONE_CELL.replace(
+            FULL, f"method: lora, lora_rank: {rank}, lora_alpha: {alpha}, precision: bf16"
+        )
+        for rank, alpha in ((16, 32), (8, 64))
+    )
+    assert compare(results(first), results(second), ("a", "b")).speeds == []
+
+
+def test_the_verdict_on_costs_counts_both_intervals() -> None:
+    """A difference inside them is not told apart; two simulations of a GPU share their errors."""
+    before = results(ONE_CELL)
+    simulated = results(SIMULATED_ONLY)
+    for first, factor, verdict in (
+        (before, 1.0, "not told apart"),
+        (before, 1.001, "not told apart"),
+        (before, 1000.0, "more"),
+        (before, 0.001, "less"),
+        (simulated, 1.0, "same, both simulated"),
+        (simulated, 1000.0, "more, both simulated"),
+    ):
+        text = ONE_CELL if first is before else SIMULATED_ONLY
+        second = results(text, slower(first.observed, factor))
+        shown = comparison_markdown(compare(first, second, ("a", "b")))
+        rows = shown.partition("## Cheapest offers")[2].partition("##")[0].strip().splitlines()[2:]
+        assert {row.rstrip("| ").rpartition("|")[2].strip() for row in rows} == {verdict}
 
 
 def test_a_cell_with_two_such_partners_has_none() -> None:

@@ -31,14 +31,14 @@ TABLE = table(HEADERS, [ROW])
 
 
 def test_at_80_columns_the_columns_that_decide_are_left() -> None:
-    """The offer stands below its row, and hidden columns are named."""
-    head, _, row, offer, *hidden = lines = fitted(TABLE, 80).split("\n")
+    """The offer and the basis stand below its row, and hidden columns are named."""
+    head, _, row, below, *hidden = lines = fitted(TABLE, 80).split("\n")
     assert max(map(len, lines)) <= 80
     assert [part.strip() for part in head.strip("| ").split("|")] == ["GPU", "batch", "hours", "$"]
     assert "0.553 (0.441 to 1.54)" in row
-    assert offer.strip() == OFFER
+    assert below.strip() == f"{OFFER}; basis simulated"
     assert " ".join(hidden).startswith(
-        "Hidden in this narrow terminal: reserved GiB, peak GiB, s/step, $/h, basis;"
+        "Hidden in this narrow terminal: reserved GiB, peak GiB, s/step, $/h;"
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import given, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +42,5 @@ class TrainingCost:
         if left is None:
             return text
         if left < 0:
-            return f"{text}: WARNING: the budget of ${self.budget_usd:g} lacks ${short(-left)}"
-        return f"{text}; ${short(left)} of ${self.budget_usd:g} are left"
+            return f"{text}: WARNING: the budget of ${given(self.budget_usd)} lacks ${short(-left)}"
+        return f"{text}; ${short(left)} of ${given(self.budget_usd)} are left"

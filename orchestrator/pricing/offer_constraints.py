@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import given, short
 from gpu_catalog.offer import Market, Offer
 from gpu_catalog.record import Record
 
@@ -27,6 +27,15 @@ class OfferFilter(Record):
     regions: tuple[str, ...] = ()
     market: Market | None = None
     single_gpu: bool = False
+
+    @property
+    def options(self) -> list[str]:
+        """Options of the command line that set the filter."""
+        lists = {"--providers": self.providers, "--regions": self.regions}
+        given = [f"{option} {','.join(names)}" for option, names in lists.items() if names]
+        if self.market is not None:
+            given.append("--spot" if self.market == "spot" else "--no-spot")
+        return [*given, *["--single-gpu-instances"] * self.single_gpu]
 
     def allows(self, offer: Offer) -> bool:
         """Whether an offer passes the filter."""
@@ -59,9 +68,9 @@ class Constraints(OfferFilter):
         """Name of the best offer in words, with the limits that it keeps."""
         limits = []
         if self.deadline_hours is not None:
-            limits.append(f"the deadline of {self.deadline_hours:g} h")
+            limits.append(f"the deadline of {given(self.deadline_hours)} h")
         if self.budget_usd is not None:
-            limits.append(f"the budget of ${self.budget_usd:g}")
+            limits.append(f"the budget of ${given(self.budget_usd)}")
         return f"{superlative}{' within ' if limits else ''}{' and '.join(limits)}"
 
     def refuse(self, hours: float, usd: float) -> bool:
@@ -100,12 +109,12 @@ class MissedConstraints(Record):
         if self.misses_deadline(wanted):
             parts.append(
                 f"is expected to take {short(self.quickest_hours)} h; the deadline is "
-                f"{wanted.deadline_hours:g}"
+                f"{given(wanted.deadline_hours)}"
             )
         if self.exceeds_budget(wanted):
             parts.append(
                 f"is expected to cost ${short(self.cheapest_usd)}; the budget is "
-                f"${wanted.budget_usd:g}"
+                f"${given(wanted.budget_usd)}"
             )
         return "; ".join(parts) or "meets both the deadline and the budget on no offer"
 
@@ -123,10 +132,10 @@ def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstrai
     costs = f"the cheapest is expected to cost ${short(cheapest.cheapest_usd)}, on {on_cheapest}"
     parts = []
     if quickest.misses_deadline(wanted):
-        parts.append(f"No offer meets the deadline of {wanted.deadline_hours:g} h: {takes}.")
+        parts.append(f"No offer meets the deadline of {given(wanted.deadline_hours)} h: {takes}.")
         parts.append("Give a longer --deadline.")
     if cheapest.exceeds_budget(wanted):
-        parts.append(f"No offer meets the budget of ${wanted.budget_usd:g}: {costs}.")
+        parts.append(f"No offer meets the budget of ${given(wanted.budget_usd)}: {costs}.")
         parts.append("Give a higher --budget-usd.")
     both = f"No offer meets both the deadline and the budget: {takes}; {costs}."
     return " ".join(parts) or f"{both} Give a longer --deadline or a higher --budget-usd."

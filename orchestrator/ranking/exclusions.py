@@ -20,8 +20,9 @@ def excluded(priced: PricedCell, inputs: RankingInputs) -> Excluded:
 def excluded_reason(priced: PricedCell, inputs: RankingInputs) -> str:
     """Reason why a cell has no price."""
     if priced.has_step_time and priced.offers_of_gpu:
-        count = priced.offers_of_gpu
-        return f"none of its {count} offers is of the requested providers, regions and kind"
+        options = inputs.constraints.options
+        drop = "leave it out" if len(options) == 1 else "relax one of them"
+        return f"no offer of its {priced.offers_of_gpu} meets {' and '.join(options)}: {drop}"
     if priced.reason is not None:
         return priced.reason
     cell = priced.cell
@@ -49,8 +50,8 @@ def _reason_by_largest(batch: Batch, cell: Cell, observations: Sequence[Observat
     if isinstance(batch, str):
         return None
     if batch > largest:
-        return f"batch size {batch} does not fit: the largest is {largest}"
-    return f"batch size {batch} was not measured, and no law predicts it"
+        return f"batch size {batch} does not fit: the largest is {largest}; give --batch-size max"
+    return f"batch size {batch} was not measured, and no law predicts it: give --batch-size fastest"
 
 
 def _progress(observations: Sequence[Observation]) -> str:
@@ -60,4 +61,5 @@ def _progress(observations: Sequence[Observation]) -> str:
         last = failures[-1]
         times = sum((o.purpose, o.batch_size) == (last.purpose, last.batch_size) for o in failures)
         return f"batch size {last.batch_size} {last.outcome} {times} times: {last.detail}"
-    return "not fully measured: run the sweep again to continue" if observations else "not measured"
+    state = "not fully measured" if observations else "not measured"
+    return f"{state}: sweep --resume --out RUN measures it"

@@ -26,6 +26,7 @@ from orchestrator.reporting.sections.recommendation import (
     recommendations,
 )
 from orchestrator.run_folder.run_results import RunResults
+from orchestrator.spec.recipe_options import FILLED_IN
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Basis, largest_batch
@@ -67,7 +68,7 @@ class SpeedChange:
     @property
     def recipe(self) -> str:
         """Key of the recipe, with the field in which the second run's differs."""
-        return " ".join([self.cell.recipe.key, *_field(self.cell.recipe, self.other)])
+        return _recipe_text(self.cell.recipe, self.other)
 
     @property
     def verdict(self) -> str:
@@ -143,7 +144,7 @@ def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Co
         differing=run_differences(before, after),
         speeds=list(_speeds(before, after, pairs)),
         largest=list(_largest_changes(before, after, pairs)),
-        choices=list(_choices(before, after)),
+        choices=list(_choices(before, after, pairs)),
         unmatched=(
             [cell for cell in alone if cell not in matched],
             [cell for cell in alone_after if cell not in matched],
@@ -171,13 +172,24 @@ def _setting(cell: Cell) -> tuple[object, ...]:
 
 
 def _field(before: Recipe, after: Recipe) -> list[str]:
-    """The one field in which two recipes differ, as text; empty for none and for several."""
-    fields = [name for name, value in before if value != getattr(after, name)]
-    return [
-        f"({name}: {getattr(before, name)} → {getattr(after, name)})"
-        for name in fields
-        if len(fields) == 1
-    ]
+    """The one field in which two recipes differ, as text; empty for none and for several.
+
+    Fields that follow from it do not count: those that only one method has or fills in, and a
+    ``lora_alpha`` that grows with the rank.
+    """
+    other = dict(after)
+    changed = {name: (value, other[name]) for name, value in before if value != other[name]}
+    if "method" in changed:
+        follow = FILLED_IN | {name for name, values in changed.items() if None in values}
+    elif {"lora_rank", "lora_alpha"} <= changed.keys():
+        (rank, rank_after), (alpha, alpha_after) = changed["lora_rank"], changed["lora_alpha"]
+        follow = {"lora_alpha"} if alpha * rank_after == alpha_after * rank else set()
+    else:
+        follow = set()
+    if len(changed.keys() - follow) != 1:
+        return []
+    (name,) = changed.keys() - follow
+    return [f"({name}: {changed[name][0]} → {changed[name][1]})"]
 
 
 def _largest_changes(
@@ -193,14 +205,16 @@ def _largest_changes(
 
 
 def _choices(
-    before: RunResults, after: RunResults
+    before: RunResults, after: RunResults, pairs: Sequence[tuple[Cell, Cell]]
 ) -> Iterator[tuple[Recommendation, Recommendation]]:
-    """Yield the recommendations of both runs for each job that both rank."""
+    """Yield the recommendations of both runs for each job that both rank, or a paired one."""
     second = {comparable(r.best.cell): r for r in recommendations(after.ranking)}
+    paired = {comparable(cell): comparable(other) for cell, other in pairs}
     for first in recommendations(before.ranking):
         job = comparable(first.best.cell)
-        if job in second:
-            yield first, second[job]
+        other = job if job in second else paired.get(job)
+        if other in second:
+            yield first, second[other]
 
 
 def _identity(cell: Cell) -> tuple[object, ...]:
@@ -290,14 +304,22 @@ def _choice_row(before: Recommendation, after: Recommendation) -> tuple[object, 
     cell, first, second = before.best.cell, before.best, after.best
     change = _more(second.usd / first.usd)
     choices = (_choice(before), _choice(after))
-    return (job_title(cell), cell.recipe.key, *choices, change, _cost_verdict(first, second))
+    recipe = _recipe_text(cell.recipe, second.cell.recipe)
+    return (job_title(cell), recipe, *choices, change, _cost_verdict(first, second))
+
+
+def _recipe_text(before: Recipe, after: Recipe) -> str:
+    """Key of a recipe, with the field in which the second run's differs."""
+    return " ".join([before.key, *_field(before, after)])
 
 
 def _cost_verdict(before: RankedOffer, after: RankedOffer) -> str:
     """Whether the difference of two costs is larger than its 90 % interval; of errors apart."""
-    if before.basis is after.basis is Basis.SIMULATED and before.cell.gpu == after.cell.gpu:
-        return ""  # the two share their error
     ratio = math.log(after.usd / before.usd)
+    if before.basis is after.basis is Basis.SIMULATED and before.cell.gpu == after.cell.gpu:
+        # The two share their error.
+        words = "same" if abs(ratio) < SAME else "more" if ratio > 0 else "less"
+        return f"{words}, both simulated"
     rise = math.hypot(math.log(after.usd_high / after.usd), math.log(before.usd / before.usd_low))
     fall = math.hypot(math.log(after.usd / after.usd_low), math.log(before.usd_high / before.usd))
     if -rise <= ratio <= fall:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from fitting.laws.fit_result import Interval
-from gpu_catalog.number_text import ends, short
+from gpu_catalog.number_text import ends, given, short
 from orchestrator.estimating.estimate_records import Estimated, Price
 from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import Question
@@ -97,10 +97,10 @@ def _limits_text(price: Price, wanted: Constraints) -> str:
     """Whether the whole 90 % interval keeps deadline and budget, or only the expected value."""
     limits = []
     if wanted.deadline_hours is not None:
-        name = f"the deadline of {wanted.deadline_hours:g} h"
+        name = f"the deadline of {given(wanted.deadline_hours)} h"
         limits.append((name, exceeds(price.hours_interval, wanted.deadline_hours)))
     if wanted.budget_usd is not None:
-        name = f"the budget of ${wanted.budget_usd:g}"
+        name = f"the budget of ${given(wanted.budget_usd)}"
         limits.append((name, exceeds(price.usd_interval, wanted.budget_usd)))
     if not limits:
         return ""
@@ -131,9 +131,9 @@ def missed_text(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator
         if gpu not in late and gpu not in expensive
     }
     if late:
-        yield f"Excluded by the deadline of {wanted.deadline_hours:g} h: {_listed(late)}."
+        yield f"Excluded by the deadline of {given(wanted.deadline_hours)} h: {_listed(late)}."
     if expensive:
-        yield f"Excluded by the budget of ${wanted.budget_usd:g}: {_listed(expensive)}."
+        yield f"Excluded by the budget of ${given(wanted.budget_usd)}: {_listed(expensive)}."
     if both:
         yield f"Excluded because no offer meets both deadline and budget: {_listed(both)}."
 

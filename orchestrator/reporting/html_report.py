@@ -34,12 +34,12 @@ from orchestrator.reporting.comparison import (
 from orchestrator.reporting.markdown_report import (
     detail_sections,
     headline,
-    keys_by_reason,
     notes_text,
     ranking_notes,
     winners_tables,
 )
 from orchestrator.reporting.notes.certainty_notes import certainty_notes
+from orchestrator.reporting.notes.excluded_cells import keys_by_reason
 from orchestrator.reporting.page.law_tables import (
     errors_table,
     largest_table,
@@ -125,7 +125,7 @@ def html_report(whole: RunResults, made: datetime, *, image: str | None = None) 
         measured=any(not o.cell.simulated for o in whole.observed),
         observations=len(whole.observed),
         cells=len(whole.cells),
-        left_out=keys_by_reason(ranking.excluded),
+        left_out=keys_by_reason(ranking),
         sure=list(certainty_notes(results)),
         details=[section for section in sections if section[0] not in RESEARCH],
         research=[section for section in sections if section[0] in RESEARCH],

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fitting.laws.fit_result import Fit
-from gpu_catalog.number_text import ends, short
+from gpu_catalog.number_text import ends, given, short
 from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
-from orchestrator.pricing.offer_constraints import nothing_text
-from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
+from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.reporting.notes.certainty_notes import interval_sources
 from orchestrator.reporting.notes.data_notes import approximate_text
+from orchestrator.reporting.notes.excluded_cells import excluded_list, no_offer_text
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
@@ -42,7 +42,6 @@ from trials.records.cell import Cell
 from trials.records.observation import Basis, Environment, Observation
 
 MOST_RECOMMENDATIONS = 6  # written as sentences; more would bury the tables
-MOST_NAMED = 3  # excluded cells named for one reason; more are counted
 MOST_OFFERS = 25  # offers listed for one job
 HEADING = re.compile(r"^(#{1,4} )", re.MULTILINE)
 STABLE = 0.10  # widest stable interval of the hours, as a part of them
@@ -178,13 +177,9 @@ def cheapest_section(ranking: Ranking) -> str:
             parts.append("\n".join(_recommendation_lines(recommendations(ranking))))
         parts += [winners_tables(winners), ranking_notes(winners, ranking)]
     else:
-        parts.append(_no_offer_text(ranking))
+        parts.append(no_offer_text(ranking))
     if ranking.excluded:
-        lines = [
-            f"- {', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} cells'}: {reason}"
-            for reason, keys in keys_by_reason(ranking.excluded).items()
-        ]
-        parts += ["Excluded:", "\n".join(lines)]
+        parts += ["Excluded:", excluded_list(ranking)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -195,16 +190,6 @@ def _recommendation_lines(advice: Sequence[Recommendation]) -> Iterator[str]:
         job = job_title(item.best.cell)
         recipe = f", {item.best.cell.recipe.key}" if jobs[job] > 1 else ""
         yield f"- {job}{recipe}: {' '.join(item.sentences())}"
-
-
-def _no_offer_text(ranking: Ranking) -> str:
-    """Reason for an empty ranking: the smallest miss of the deadline or budget, if there is one."""
-    misses = [
-        (f"{row.cell.gpus}{' (simulated)' if row.cell.simulated else ''}", row.missed)
-        for row in ranking.excluded
-        if row.missed is not None
-    ]
-    return nothing_text(ranking.constraints, misses) if misses else "Nothing can be ranked yet."
 
 
 def winners_tables(winners: Sequence[RankedOffer]) -> str:
@@ -221,14 +206,6 @@ def winners_tables(winners: Sequence[RankedOffer]) -> str:
             )
         )
     return "\n\n".join(parts)
-
-
-def keys_by_reason(excluded: Sequence[Excluded]) -> dict[str, list[str]]:
-    """Keys of the excluded cells by the reason of their exclusion."""
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for row in excluded:
-        reasons[row.reason].append(row.cell.key)
-    return reasons
 
 
 def _ranking_section(ranking: Ranking) -> str:
@@ -338,7 +315,7 @@ def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
             f"start-up: {mostly}. To distinguish GPUs, price a longer job or set --startup-minutes."
         )
     if deadline is not None and any(row.hours_high > deadline for row in rows):
-        yield f"Some offers may miss the deadline of {deadline:g} h, which is in their interval."
+        yield f"Some offers may miss the deadline of {given(deadline)} h, which is in their interval."
 
 
 def _is_unstable(row: RankedOffer) -> bool:

@@ -101,7 +101,7 @@ def print_outcome(outcome: SweepOutcome, budget_usd: float | None) -> int:
     if conclusion.unpaid:
         keys = ", ".join(cell.key for cell in conclusion.unpaid)
         remark(
-            f"{len(conclusion.unpaid)} trials are excluded by the budget of ${budget_usd:g}: "
+            f"{len(conclusion.unpaid)} trials are excluded by the budget of ${given(budget_usd)}: "
             f"{keys}: run the same command with a larger budget to measure them"
         )
     if conclusion.failure is None:

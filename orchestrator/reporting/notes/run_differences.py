@@ -54,4 +54,4 @@ def _brief(value: object) -> str:
 
 
 def _listed(versions: set[str] | None) -> str:
-    return ", ".join(sorted(versions or ())) or "none"
+    return "; ".join(sorted(versions or ())) or "none"

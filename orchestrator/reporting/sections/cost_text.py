@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import given, short
 from orchestrator.markdown_table import records_table
 from orchestrator.planning.measurement_cost import PROBE_SECONDS, Budget, RemainingWork
 from orchestrator.planning.node_pricing import NodePrices
@@ -84,7 +84,7 @@ def expected_text(
         yield "the budget has no effect: no node is rented at a known price"
     elif budget.spent_usd + sum(usd) > budget.budget_usd:
         spent = f", of which ${budget.spent_usd:,.2f} is spent" if budget.spent_usd else ""
-        yield f"the budget is ${budget.budget_usd:g}{spent}: measurements stop when it is spent"
+        yield f"the budget is ${given(budget.budget_usd)}{spent}: measurements stop when it is spent"
 
 
 def _dollars(usd: float) -> str:
