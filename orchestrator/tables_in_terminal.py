@@ -25,7 +25,7 @@ EARLY = ("recipe",)
 LATE = ("basis", "batch", "batch size", "P(cheapest)", "experts", "tokens")
 CELL_END = re.compile(r"(?<!\\)\|")
 INDENT = "    "
-WHOLE = re.compile(r"://|^[~.]?/|\.\w{2,4}$")  # a URL or a path of a file
+WHOLE = re.compile(r"://|^[~.]?/|\.\w{2,4}\W?$")  # a URL or a path of a file
 
 
 def fitted(text: str, width: int) -> str:

@@ -4,9 +4,14 @@ import numpy as np
 
 from fitting.families.fit_family import fit_each
 from fitting.families.records import FamilyFit, FamilyName
+from fitting.laws.fit_result import Parameter
 from fitting.laws.forms import EQUATIONS, Form
 from fitting.points.step_time_rows import StepTimes
-from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section
+from orchestrator.reporting.sections.law_section import (
+    LAW_NAMES,
+    laws_section,
+    parameters_text,
+)
 from trials.records.observation import Basis
 
 NAME = FamilyName(model="mixtral-8x7b", recipe="qlora", basis=Basis.MEASURED, software="soft")
@@ -33,6 +38,15 @@ def family(sizes: np.ndarray = SIZES, *, slow: int | None = None) -> FamilyFit:
     )
     (fit,) = fit_each([(NAME, times)])
     return fit
+
+
+def test_parameters_are_written_without_exponents() -> None:
+    """Whatever their size; one without a unit or an error has none."""
+    parameters = [
+        Parameter(name="c", value=2.914e-05, standard_error=3.1e-07, unit="s"),
+        Parameter(name="d", value=123456.0, standard_error=None, unit="1"),
+    ]
+    assert parameters_text(parameters) == "c = 0.00002914 ± 0.00000031 s; d = 123,500"
 
 
 def test_a_law_has_its_equation_and_a_row_for_every_rival() -> None:

@@ -1,9 +1,11 @@
 """Tables in a narrow terminal: the columns that decide stay, and no word breaks."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from builders.runs import made_run
 from fakes.ray_sweeps import environment
 from fakes.terminal import shown, without_style
 from hypothesis import given
@@ -24,6 +26,26 @@ HEADERS = (
     "$",
     "basis",
 )
+LONG_NAMES = """\
+name: long
+gpus: [cpu]
+cells:
+  - models: [mixtral-tiny]
+    active_experts: [2, 8]
+    recipes:
+      - method: qlora
+        lora_rank: 16
+        lora_targets: [experts, router]
+        precision: bf16
+        adapter_dtype: fp32
+        gradient_checkpointing: true
+        max_grad_norm: 1.0
+        loss: chunked
+    seq_lens: [80]
+workload: {examples: 1000, epochs: 3}
+max_batch_size: 64
+boundary_repeats: 0
+"""
 OFFER = "cudo ice-lake-a40-compute_1x2v4gb on-demand"
 ROW = ("A40", OFFER, "0.37", "2 x 8 of 3 (3 to 4)", "26.1", "26.5 of 43.9", "12.7")
 ROW += ("1.5 (1.19 to 4.16)", "0.553 (0.441 to 1.54)", "simulated")
@@ -69,6 +91,41 @@ def test_the_recipe_and_the_batch_follow_the_offer_below_a_row() -> None:
     assert words == f"{OFFER}; qlora, checkpointed; batch {ROW[3]}"
 
 
+def test_a_ranking_keeps_gpu_hours_and_dollars() -> None:
+    """What tells its rows apart stands first in the line below, in the order of the columns."""
+    headers = ("experts", "tokens", "GPU", "offer", "$/h", "batch size", "hours", "$")
+    headers += ("P(cheapest)", "basis")
+    row = (
+        "2 of 8",
+        "176",
+        "A100-80GB-SXM",
+        OFFER,
+        "0.37",
+        "25 (max 55)",
+        "0.393 (0.373 to 0.416) ~",
+    )
+    row += ("0.0479 (0.0448 to 0.0513)", "63%", "simulated")
+    head, _, _, *below = fitted(table(headers, [row]), 80).split("\n")
+    assert [part.strip() for part in head.strip("| ").split("|")] == ["GPU", "hours", "$"]
+    assert " ".join(line.strip() for line in below[:-1]) == (
+        f"experts 2 of 8; tokens 176; {OFFER}; batch size 25 (max 55); P(cheapest) 63%; "
+        "basis simulated"
+    )
+
+
+def test_names_break_after_slashes_and_paths_do_not() -> None:
+    """A recipe that is longer than a line breaks after its hyphens."""
+    cell = "A40/mixtral-8x7b/qlora-r16-experts-checkpointed/2of8/seq80"
+    assert fitted(f"{cell}: not measured", 20).split("\n") == [
+        "A40/mixtral-8x7b/",
+        "qlora-r16-experts-",
+        "checkpointed/2of8/",
+        "seq80: not measured",
+    ]
+    for whole in ("https://example.org/a/long/address", "/srv/a/long/path/of/a/file/report.html"):
+        assert whole in fitted(f"see {whole} there", 20).split("\n")
+
+
 def test_a_table_that_nothing_narrows_enough_becomes_a_list() -> None:
     """Names of cells break after a slash."""
     cell = "A40(simulated)/mixtral-8x7b/qlora-r16-experts+router-bf16-checkpointed/2of8/seq80"
@@ -80,24 +137,58 @@ def test_a_table_that_nothing_narrows_enough_becomes_a_list() -> None:
     ]
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (50, 200)])
+SIZES = pytest.mark.parametrize(("rows", "columns"), [(24, 80), (50, 200)])
+
+
+def printed(folder: Path, rows: int, columns: int, *words: str, code: int = 0) -> str:
+    """What a command prints in a terminal, without a line that is wider."""
+    command = [sys.executable, "-m", "orchestrator", *words]
+    ended, written = shown(command, environment(folder), folder, rows=rows, columns=columns)
+    text = without_style(written).replace("\r\n", "\n")
+    assert ended == code, text
+    assert max(map(len, text.split("\n"))) <= columns
+    return text
+
+
+@SIZES
 def test_no_line_is_wider_than_a_terminal(tmp_path: Path, rows: int, columns: int) -> None:
     """Tables, sentences and remarks; a wider terminal shows more columns."""
     estimate = ("estimate", "--model", "llama-tiny", "--seq-len", "64", "--gpu", "A40,L4,RTX-4090")
-    texts = []
-    for words in (
-        ("catalog", "gpus"),
-        ("reproduce",),
-        ("catalog", "prices", "--prices", "shipped"),
-        (*estimate, "--method", "lora", "--prices", "shipped"),
-    ):
-        command = [sys.executable, "-m", "orchestrator", *words]
-        code, written = shown(command, environment(tmp_path), tmp_path, rows=rows, columns=columns)
-        texts.append(without_style(written))
-        assert code == 0, texts[-1]
-        assert max(map(len, texts[-1].split("\r\n"))) <= columns
-    prices, estimated = texts[2:]
+    printed(tmp_path, rows, columns, "catalog", "gpus")
+    printed(tmp_path, rows, columns, "reproduce")
+    prices = printed(tmp_path, rows, columns, "catalog", "prices", "--prices", "shipped")
+    wanted = (*estimate, "--method", "lora", "--prices", "shipped")
+    estimated = printed(tmp_path, rows, columns, *wanted)
+    check = ("check", *estimate[1:-1], "A40", "--method", "lora", "--batch-size", "4")
+    printed(tmp_path, rows, columns, *check)
+    printed(tmp_path, rows, columns, *estimate, "--deadline-in-hours", "2", code=2)
     assert ("| billed " in prices, "| s/step " in estimated) == (columns == 200, columns == 200)
+
+
+@SIZES
+def test_tables_of_a_run_fit_a_terminal(tmp_path: Path, rows: int, columns: int) -> None:
+    """Names of cells are longer than 80 columns; a ranking keeps GPUs, hours and dollars."""
+    for name, sizes in (("a", "[80]"), ("b", "[80, 96]")):
+        made_run(tmp_path / name, LONG_NAMES.replace("[80]", sizes), measured=2)
+    run = partial(printed, tmp_path, rows, columns)
+    ranked = run("rank", "a", "--prices", "shipped")
+    heads = [line for line in ranked.split("\n") if line.startswith("| ") and "hours" in line]
+    if columns == 80:
+        assert [part.strip() for part in heads[0].strip("| ").split("|")][-3:] == [
+            *("GPU", "hours", "$")
+        ]
+        assert "\n    aws m8a.large on-demand; " in ranked
+        assert "Hidden in this narrow terminal: examples/s, $/h;" in " ".join(ranked.split())
+    else:
+        assert [part.strip() for part in heads[0].strip("| ").split("|")][:2] == [
+            *("experts", "tokens")
+        ]
+    assert "the deadline is 0.01" in " ".join(
+        run("what-if", "a", "--deadline", "0.01", code=1).split()
+    )
+    assert "largest batch" in run("status", "b")
+    assert "usable" in run("fit", "a")
+    assert "## Only in b" in run("report", "a", "b", "--prices", "shipped")
 
 
 def test_sentences_beside_a_table_break_between_words() -> None:

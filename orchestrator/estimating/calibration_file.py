@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fitting.clock_calibration import LARGEST_HOST_FACTOR, Calibration, CalibrationError
+from gpu_catalog.number_text import ends, short
 from gpu_catalog.user_file import text_of
 from orchestrator.markdown_table import table
 from trials.simulation.timing_model import EfficiencyConstants
@@ -51,9 +52,9 @@ def calibration_text(calibration: Calibration) -> str:
     rows = [
         (
             row.name,
-            f"{row.start:.3g}",
-            f"{row.value:.3g}" if row.fitted else "unchanged: no step depends on it",
-            "" if row.interval is None else f"{row.interval.low:.3g} to {row.interval.high:.3g}",
+            short(row.start),
+            short(row.value) if row.fitted else "unchanged: no step depends on it",
+            "" if row.interval is None else ends(row.interval.low, row.interval.high),
         )
         for row in calibration.fitted
     ]

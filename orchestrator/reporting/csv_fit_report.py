@@ -12,6 +12,7 @@ from fitting.tables.csv_rows import COLUMNS
 from fitting.tables.csv_table import CsvTable, read_csv
 from fitting.tables.frames import PREDICTED, FrameFits, fit_frame, predict_frame
 from fitting.tables.observations_table import read_lengths
+from gpu_catalog.number_text import short
 from gpu_catalog.safe_text import spreadsheet_cell
 from orchestrator.markdown_table import records_table, table
 from orchestrator.storage.run_storage import StoreError
@@ -160,7 +161,7 @@ def _valued(parameter: Parameter | None) -> str:
     if parameter is None:
         return ""
     error = parameter.standard_error
-    return f"{parameter.value:.4g}" + ("" if error is None else f" +- {error:.2g}")
+    return short(parameter.value, 4) + ("" if error is None else f" +- {short(error, 2)}")
 
 
 def _suspects(suspects: pd.DataFrame) -> str:
@@ -169,8 +170,8 @@ def _suspects(suspects: pd.DataFrame) -> str:
             "series": row["series"],
             "s": f"{row['sparsity']:g}",
             "batch": f"{row['batch_size']:g}",
-            "seconds": f"{row['seconds']:.4g}",
-            "expected": f"{row['expected_seconds']:.4g}",
+            "seconds": short(row["seconds"], 4),
+            "expected": short(row["expected_seconds"], 4),
             "spreads off": f"{row['spreads']:.1f}",
             "lines": row["rows"],
         }
@@ -224,7 +225,7 @@ def _extrapolated(predicted: pd.DataFrame) -> "pd.Series[bool]":
 
 def _with_interval(predicted: pd.DataFrame, place: int, name: str) -> str:
     value, low, high = (predicted[f"{name}{end}"].iloc[place] for end in ("", "_low", "_high"))
-    return f"{value:.4g} ({low:.4g} to {high:.4g})"
+    return f"{short(value, 4)} ({short(low, 4)} to {short(high, 4)})"
 
 
 def _rows(count: int) -> str:

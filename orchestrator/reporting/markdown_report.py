@@ -315,7 +315,8 @@ def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
             f"start-up: {mostly}. To distinguish GPUs, price a longer job or set --startup-minutes."
         )
     if deadline is not None and any(row.hours_high > deadline for row in rows):
-        yield f"Some offers may miss the deadline of {given(deadline)} h, which is in their interval."
+        limit = f"the deadline of {given(deadline)} h"
+        yield f"Some offers may miss {limit}, which is in their interval."
 
 
 def _is_unstable(row: RankedOffer) -> bool:

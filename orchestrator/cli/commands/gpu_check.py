@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 
+from gpu_catalog.number_text import short
 from orchestrator.cli.options.clock import now
 from orchestrator.console import print_result, remark
 from orchestrator.planning.plan import make_plan, trial_task
@@ -82,19 +83,20 @@ def run_host_speed(options: argparse.Namespace) -> int:
 
 
 def _host_speed_text(steps: DispatchedSteps) -> str:
-    fastest, speed = min(steps.seconds), f"{steps.host_factor:.2g}"
+    fastest, speed = min(steps.seconds), short(steps.host_factor, 2)
+    per_operator = short(1e6 * fastest / steps.operators, 2)
     text = (
         f"**Host speed: {speed}.** The fastest of {len(steps.seconds)} steps took "
-        f"{1e3 * fastest:.3g} ms of the processor, {1e6 * fastest / steps.operators:.2g} us for "
+        f"{short(1e3 * fastest)} ms of the processor, {per_operator} us for "
         f"each of {steps.operators:,} operators; the clock assumes "
-        f"{1e3 * steps.assumed_seconds:.3g} ms.\n\n"
+        f"{short(1e3 * steps.assumed_seconds)} ms.\n\n"
         f"To estimate steps on this machine: estimate … --host-speed {speed}\n\n"
         "CUDA's launches are not in it, so the interval of a step time stays as it is: one "
         "measured step and 'calibrate' say more."
     )
     if steps.median_factor > BUSY * steps.host_factor:
         text += (
-            f"\n\nThe median step took {steps.median_factor:.2g} times as long as assumed: other "
-            "programs slow this machine. Run it again when it is idle."
+            f"\n\nThe median step took {short(steps.median_factor, 2)} times as long as assumed: "
+            "other programs slow this machine. Run it again when it is idle."
         )
     return text

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fitting.families.fit_family import fit_families
 from gpu_catalog.catalog import Catalog
+from gpu_catalog.number_text import given
 from orchestrator.cli.options.clock import now, today
 from orchestrator.configurations.cells import spec_text
 from orchestrator.console import print_result, remark

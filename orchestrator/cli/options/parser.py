@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from gpu_catalog.suggestions import did_you_mean
+from orchestrator.console import remark
 
 UNKNOWN = "unrecognized arguments: "
 MISSING = "the following arguments are required: "
@@ -41,7 +42,8 @@ class Parser(argparse.ArgumentParser):
         others = [line for line in mistakes if line.partition(" ")[0] not in self._wrong_values]
         lines = dict.fromkeys([*self._wrong_values.values(), *others])
         text = "\n".join(f"{self.prog}: {line}" for line in lines)
-        self.exit(2, f"{text} (--help lists every option)\n")
+        remark(f"{text} (--help lists every option)")
+        self.exit(2)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and let the command itself reject arguments that it does not have."""

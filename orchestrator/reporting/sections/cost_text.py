@@ -84,7 +84,8 @@ def expected_text(
         yield "the budget has no effect: no node is rented at a known price"
     elif budget.spent_usd + sum(usd) > budget.budget_usd:
         spent = f", of which ${budget.spent_usd:,.2f} is spent" if budget.spent_usd else ""
-        yield f"the budget is ${given(budget.budget_usd)}{spent}: measurements stop when it is spent"
+        limit = f"the budget is ${given(budget.budget_usd)}{spent}"
+        yield f"{limit}: measurements stop when it is spent"
 
 
 def _dollars(usd: float) -> str:

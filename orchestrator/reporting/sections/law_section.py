@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fitting.families.records import FamilyFit, GroupLaw, LawCandidate, Suspect
 from fitting.laws.fit_result import Law, Parameter
 from fitting.laws.forms import Form
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import records_table, span, table
 
 LAW_NAMES: dict[Form | Law, str] = {
@@ -38,8 +39,8 @@ def laws_section(families: Sequence[FamilyFit]) -> str:
 def parameters_text(parameters: Sequence[Parameter]) -> str:
     """Values with standard errors and units; a dimensionless value has no unit."""
     return "; ".join(
-        f"{p.name} = {p.value:.4g}"
-        + (f" ± {p.standard_error:.2g}" if p.standard_error is not None else "")
+        f"{p.name} = {short(p.value, 4)}"
+        + (f" ± {short(p.standard_error, 2)}" if p.standard_error is not None else "")
         + (f" {p.unit}" if p.unit != "1" else "")
         for p in parameters
     )
@@ -77,7 +78,7 @@ def _candidates_table(candidates: Sequence[LawCandidate]) -> str:
             "error, larger batches excluded": _percent(law.growing_error),
             "error, one length excluded": _percent(law.length_error),
             "parameters": law.parameters,
-            "condition number": "" if law.condition is None else f"{law.condition:.3g}",
+            "condition number": "" if law.condition is None else short(law.condition),
         }
         for law in candidates
     )
@@ -105,8 +106,8 @@ def _group_text(group: GroupLaw) -> str:
 def _suspect_line(suspect: Suspect) -> str:
     return (
         f"- {suspect.series}, sparsity {suspect.sparsity:g}, batch size {suspect.batch_size:g}: "
-        f"measured {suspect.seconds:.4g} s, predicted {suspect.expected_seconds:.4g} s, "
-        f"{suspect.spreads:.1f} spreads apart"
+        f"measured {short(suspect.seconds, 4)} s, "
+        f"predicted {short(suspect.expected_seconds, 4)} s, {suspect.spreads:.1f} spreads apart"
     )
 
 

@@ -16,6 +16,7 @@ from fitting.learning_curves import (
     gain,
     standard_error,
 )
+from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
 from trials.records.learning import LearnedEpoch
 from trials.records.observation import Basis
@@ -176,8 +177,8 @@ def _cells(curve: LearningCurve, number: int) -> list[str]:
     error = standard_error(epoch.tested, "loss")
     accuracy_error = standard_error(epoch.tested, "accuracy")
     return [
-        "" if epoch.train_loss is None else f"{epoch.train_loss:.4g}",
-        f"{epoch.tested.loss:.4g}" + (f" ± {error:.2g}" if math.isfinite(error) else ""),
+        "" if epoch.train_loss is None else short(epoch.train_loss, 4),
+        short(epoch.tested.loss, 4) + (f" ± {short(error, 2)}" if math.isfinite(error) else ""),
         f"{100 * epoch.tested.accuracy:.1f} ± {100 * accuracy_error:.1f} %"
         + (" *" if number == best(curve).epoch else ""),
     ]
@@ -201,7 +202,7 @@ def _stop_text(curve: LearningCurve) -> str:
         return f"{start}no epoch was better than the untrained model."
     return (
         f"{start}stops improving at epoch {stop.epoch} (by {stop.by}; none of the next {patience} "
-        f"was better): held-out loss {scores.loss:.4g}, accuracy "
+        f"was better): held-out loss {short(scores.loss, 4)}, accuracy "
         f"{100 * scores.accuracy:.1f} %."
     )
 
