@@ -142,38 +142,6 @@ def test_offers_are_filtered_by_provider_market_and_deadline(report: Opened) -> 
     assert re.search(r"probability of .*%\.$", report.texts(LEAD)[0])
 
 
-@pytest.mark.parametrize("nonsense", ["-3", "0", "-0.5"])
-def test_a_limit_that_is_not_positive_is_refused_where_it_is_typed(
-    report: Opened, nonsense: str
-) -> None:
-    """It filters nothing, the field is marked, and the address does not have it."""
-    report.page.fill("#deadline", nonsense)
-    assert "deadline" not in report.page.url
-    assert report.texts("#matches") == [f"{nonsense} is not a deadline: enter a number above 0."]
-    assert report.page.locator("#deadline").get_attribute("aria-invalid") == "true"
-    assert report.texts(LEAD)[0].startswith("Rent ")
-    report.page.fill("#deadline", "")
-    assert report.page.locator("#deadline").get_attribute("aria-invalid") == "false"
-
-
-def test_the_address_holds_the_job_and_the_filters(browser: BrowserContext, report: Opened) -> None:
-    """Another person who opens the address sees the same view."""
-    choose(report, "llama-2-7b, 64 tokens")
-    page = report.page
-    page.select_option("#gpu", "A40")
-    page.select_option("#market", "on-demand")
-    page.fill("#deadline", "500")
-    address, seen = page.evaluate("location.href"), report.texts(LEAD)
-    assert "Rent A40" in seen[0]
-    sent = browser.new_page()
-    sent.goto(address)
-    sent.wait_for_selector("html[data-ready]")
-    assert sent.locator(LEAD).all_inner_texts() == seen
-    assert sent.input_value("#deadline") == "500"
-    assert sent.locator("#speed-charts figcaption").all_inner_texts() == ["A40"]
-    sent.close()
-
-
 def test_the_fastest_offer_is_not_called_the_cheapest(report: Opened) -> None:
     """Where the run's objective is time, its first offer may be more expensive than others."""
     text = report.page.evaluate(

@@ -84,6 +84,12 @@ class PageJob:
     recommendation: Recommendation | None
 
     @property
+    def key(self) -> str:
+        """Key of the cells without GPU and layout, which a link to this job holds."""
+        layout = "" if self.cell.parallel is None else f"/{self.cell.parallel.key}"
+        return self.cell.key.partition("/")[2].removesuffix(layout)
+
+    @property
     def title(self) -> str:
         """Model, active experts and length, in words."""
         return job_title(self.cell)

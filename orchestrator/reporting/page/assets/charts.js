@@ -4,6 +4,7 @@
 const CANVAS = "var(--card)";
 const COLOURS = 8;
 const FEW_OFFERS = 12;
+const MARGINS = { marginLeft: 52, marginBottom: 38, marginTop: 22, marginRight: 18 };
 const GPUS = [...new Set(CELLS.map((cell) => cell.gpu))];
 const gpuColour = (gpu) => `var(--s${GPUS.indexOf(gpu) % COLOURS})`;
 
@@ -57,7 +58,7 @@ function drawnRows(holder, names, size, make, label) {
 
 function plot(options, label) {
   const svg = Plot.plot({
-    marginLeft: 52, marginBottom: 38, marginTop: 22, marginRight: 18,
+    ...MARGINS,
     style: { background: "none", fontSize: "12px" },
     ...options,
   });
@@ -106,6 +107,33 @@ function offerTitle(row) {
   ].join("\n");
 }
 
+/** Where an offer stands in a drawing of cost against time, in pixels. */
+function positionsOf(x, y, width, height) {
+  const scaled = (scale, range) => (scale.type === "log" ? d3.scaleLog : d3.scaleLinear)(scale.domain, range);
+  const [across, up] = [scaled(x, [MARGINS.marginLeft, width - MARGINS.marginRight]), scaled(y, [height - MARGINS.marginBottom, MARGINS.marginTop])];
+  return (row) => [across(row.hours), up(row.usd)];
+}
+
+/** Offsets and anchors of the names of GPUs beside their points, so that no two overlap. */
+function besidePoints(rows, positionOf, width) {
+  const taken = [];
+  const heights = [-14, 16, -29, 31, -44, 46, -59, 61, -74, 76];
+  return rows.map((row) => {
+    const [x, y] = positionOf(row);
+    const long = 8 * row.cell.gpu.length;
+    const sides = x > width / 2 ? ["end", "start"] : ["start", "end"];
+    const places = heights.flatMap((dy) => sides.map((textAnchor) => {
+      const left = textAnchor === "end" ? x - 10 - long : x + 10;
+      return { textAnchor, dx: textAnchor === "end" ? -10 : 10, dy, left, top: y + dy - 7 };
+    }));
+    const isFree = ({ left, top }) => left >= 0 && left + long <= width && top >= 0
+      && taken.every((other) => left > other.left + other.long || other.left > left + long || Math.abs(top - other.top) > 14);
+    const { left, top, ...offset } = places.find(isFree) ?? places[0];
+    taken.push({ left, top, long });
+    return { row, ...offset };
+  });
+}
+
 /** Cost against time: intervals, and the Pareto front. */
 function costChart(holder, beyond, rows) {
   beyond.textContent = "";
@@ -125,24 +153,22 @@ function costChart(holder, beyond, rows) {
   const at = { x: "hours", y: "usd" };
   const colour = (row) => gpuColour(row.cell.gpu);
   const ends = (name) => [...notable.flatMap((row) => [row[`${name}_low`], row[`${name}_high`]]), ...near.map((row) => row[name])];
-  const middle = Math.sqrt(d3.min(ends("hours")) * d3.max(ends("hours")));
-  const names = (isRight) => Plot.text(firsts.filter((row) => row.hours > middle === isRight), {
-    ...at, text: (row) => row.cell.gpu, fill: colour, stroke: CANVAS, strokeWidth: 5, fontWeight: 600,
-    textAnchor: isRight ? "end" : "start", dx: isRight ? -10 : 10, dy: -14,
-  });
+  const [x, y] = [scaleOf(ends("hours"), short), scaleOf(ends("usd"), dollars)];
   const label = `Cost against time of ${rows.length} offers. The cheapest: ${offerTitle(byUsd[0]).replaceAll("\n", ", ")}.`;
+  const height = (width) => Math.max(260, Math.min(380, width * 0.6));
   return drawn(holder, (width) => plot({
-    width, height: Math.max(260, Math.min(380, width * 0.6)),
-    x: { ...labelled(scaleOf(ends("hours"), short), "hours"), grid: true },
-    y: { ...labelled(scaleOf(ends("usd"), dollars), "dollars", upwards), grid: true },
+    width, height: height(width),
+    x: { ...labelled(x, "hours"), grid: true },
+    y: { ...labelled(y, "dollars", upwards), grid: true },
     marks: [
       Plot.line(front, { ...at, curve: "step-after", stroke: "currentColor", strokeDasharray: "2 4", strokeOpacity: 0.7 }),
       Plot.link(notable, { x1: "hours_low", x2: "hours_high", y1: "usd_low", y2: "usd_high", stroke: colour, strokeWidth: 3, strokeOpacity: 0.35, strokeLinecap: "round" }),
       ...points(near.filter((row) => !notable.includes(row)), at, colour, 2.8),
       ...points(notable, at, colour, 5.5),
       Plot.dot([byUsd[0]], { ...at, r: 11, stroke: "currentColor", strokeWidth: 1.5 }),
-      names(false),
-      names(true),
+      ...besidePoints(firsts, positionsOf(x, y, width, height(width)), width).map(({ row, ...offset }) => Plot.text([row], {
+        ...at, ...offset, text: () => row.cell.gpu, fill: colour, stroke: CANVAS, strokeWidth: 5, fontWeight: 600,
+      })),
       tip(near, at, offerTitle),
     ],
   }, label));
@@ -198,9 +224,16 @@ function labelled(scale, name, arrow = (text) => `${text} →`) {
 
 const upwards = (text) => `↑ ${text}`;
 
+/** Whole numbers of a logarithmic axis: about so many powers of two, or others where they are few. */
+function wholeTicks(least, most, count) {
+  const powers = d3.range(Math.ceil(Math.log2(least)), Math.floor(Math.log2(most)) + 1).map((power) => 2 ** power);
+  const every = Math.ceil(powers.length / count);
+  return powers.length > 2 ? powers.filter((_, n) => n % every === 0) : d3.ticks(least, most, count).filter(Number.isInteger);
+}
+
 function batchScale(rows) {
-  const most = d3.max(rows, (row) => row.batch);
-  return { ...labelled({ type: "log", base: 2 }, "examples per step"), domain: [1, Math.max(most, 2)], ticks: 6, tickFormat: "d", grid: true };
+  const domain = [1, Math.max(d3.max(rows, (row) => row.batch), 2)];
+  return { ...labelled({ type: "log", base: 2 }, "examples per step"), domain, ticks: wholeTicks(...domain, 6), tickFormat: "d", grid: true };
 }
 
 /** Throughput against batch size: visits as points, the law and its 90 % interval. */
@@ -282,8 +315,11 @@ function largestChart(holder, rows) {
   ].join("\n");
   const predicted = rows.filter((row) => row.predicted !== null);
   const limits = rows.filter((row) => row.largest > 0);
+  const [least, most] = d3.extent(values);
+  const scale = most > 8 * least ? { type: "log", base: 2, domain: [least, most] } : { domain: [0, most] };
+  const ticks = (count) => (scale.type ? wholeTicks(least, most, count) : d3.ticks(0, most, count).filter(Number.isInteger));
   return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
-    x: { ...labelled(d3.max(values) > 8 * d3.min(values) ? { type: "log", base: 2 } : { zero: true }, "examples per step"), grid: true, ticks: width < 400 ? 4 : 8, tickFormat: "d" },
+    x: { ...labelled(scale, "examples per step"), grid: true, ticks: ticks(width < 400 ? 4 : 8), tickFormat: "d" },
     marks: [
       Plot.ruleY(predicted, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
       Plot.tickX(predicted, { x: "predicted", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),

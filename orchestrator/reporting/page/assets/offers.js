@@ -171,30 +171,44 @@ function showOffers() {
 function listChoices() {
   const ofJob = OFFERS.filter((row) => row.cell.job === job);
   for (const [id, of] of [["gpu", (row) => row.cell.gpu], ["provider", (row) => row.provider]]) {
-    const names = d3.sort(new Set(ofJob.map(of)));
-    const kept = at(id).dataset.asked ?? at(id).value;
-    delete at(id).dataset.asked;
-    at(id).replaceChildren(element("option", { value: "" }, "all"), ...names.map((name) => element("option", { value: name }, name)));
-    at(id).value = names.includes(kept) ? kept : "";
+    const kept = at(id).value;
+    at(id).replaceChildren(element("option", { value: "" }, "all"), ...d3.sort(new Set(ofJob.map(of))).map((name) => element("option", { value: name }, name)));
+    select(id, kept);
   }
 }
 
-/** Take the job and the filters from the address. */
+/** Select a value if the field has it, else the first; whether it does. */
+function select(id, value) {
+  const has = [...at(id).options].some((option) => option.value === value);
+  if (has) at(id).value = value;
+  else at(id).selectedIndex = id === "job" ? at(id).selectedIndex : 0;
+  return has;
+}
+
+/** Take the job and the filters from the address, and name what this report does not have. */
 function readView() {
   const view = new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
-  const asked = view.get("job");
-  if (asked !== null && [...at("job").options].some((option) => option.value === asked)) at("job").value = asked;
-  job = Number(at("job").value);
-  at("gpu").dataset.asked = view.get("gpu") ?? "";
-  at("provider").dataset.asked = view.get("provider") ?? "";
-  at("market").value = ["on-demand", "spot"].includes(view.get("market")) ? view.get("market") : "";
-  for (const id of Object.keys(LIMITS)) at(id).value = view.get(id) ?? "";
+  const absent = [];
+  const take = (id) => {
+    if (!select(id, view.get(id) ?? "") && view.get(id)) absent.push(`${id} ${view.get(id)}`);
+  };
+  take("job");
+  job = at("job").selectedIndex;
+  listChoices();
+  SELECTS.forEach(take);
+  for (const id of Object.keys(LIMITS)) {
+    at(id).value = view.get(id) ?? "";
+    if (view.get(id) && at(id).value === "") absent.push(`${id} ${view.get(id)}`);
+  }
+  at("absent").hidden = !absent.length;
+  at("absent").textContent = `The link asks for ${absent.join(" and ")}, which this report does not have.`;
 }
 
 /** Put the job and the filters into the address. */
 function writeView() {
-  const view = new URLSearchParams({ job });
+  const view = new URLSearchParams({ job: at("job").value });
   for (const id of SELECTS) if (at(id).value) view.set(id, at(id).value);
   for (const id of Object.keys(LIMITS)) if (limitOf(id) !== null) view.set(id, at(id).value);
   history.replaceState(null, "", `#${view}`);
+  at("absent").hidden = true;
 }

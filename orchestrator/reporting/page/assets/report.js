@@ -13,7 +13,8 @@ function showJob() {
   listChoices();
   showOffers();
   const isAlike = (cell) => cell.model === chosen.model && cell.weights === chosen.weights && cell.recipe === chosen.recipe;
-  const onGpu = (row) => !at("gpu").value || row.cell.gpu === at("gpu").value;
+  const gpus = new Set(OFFERS.filter((row) => row.cell.job === job && wanted(row)).map((row) => row.cell.gpu));
+  const onGpu = (row) => !isFiltered() || gpus.has(row.cell.gpu);
   const alike = (row) => isAlike(row.cell) && row.cell.seq_len === chosen.seq_len && onGpu(row);
   const caption = `${chosen.model}, ${chosen.recipe_words}`;
   document.querySelectorAll("[data-of=length]").forEach((part) => { part.textContent = `${caption}, ${chosen.seq_len} tokens per example`; });
@@ -23,9 +24,15 @@ function showJob() {
     largest: LARGEST.filter((row) => isAlike(row.cell) && onGpu(row)),
     errors: ERRORS.filter((row) => row.model === (chosen.weights === "random" ? chosen.model : `${chosen.model}, ${chosen.weights}`) && row.recipe === chosen.recipe),
   };
-  speedCharts(at("speed-charts"), at("speed-key"), shown.probes, shown.speeds);
-  memoryCharts(at("memory-charts"), at("memory-key"), shown.probes, shown.memory);
-  largestChart(at("largest-chart"), shown.largest);
+  const ofGpus = [
+    ["speed-charts", () => speedCharts(at("speed-charts"), at("speed-key"), shown.probes, shown.speeds)],
+    ["memory-charts", () => memoryCharts(at("memory-charts"), at("memory-key"), shown.probes, shown.memory)],
+    ["largest-chart", () => largestChart(at("largest-chart"), shown.largest)],
+  ];
+  for (const [id, draw] of ofGpus) {
+    if (isFiltered() && !gpus.size) nothing(at(id), "No offer matches.");
+    else draw();
+  }
   errorsChart(at("errors-chart"), shown.errors);
   Object.assign(SHOWN, shown);
   NUMBERS.forEach((fill) => fill());
@@ -63,7 +70,7 @@ if (rowsOf("spending").length) new Table(at("spending-table"), {
 }).fill(rowsOf("spending"));
 
 readView();
-at("job").addEventListener("change", () => { job = Number(at("job").value); showJob(); writeView(); });
+at("job").addEventListener("change", () => { job = at("job").selectedIndex; showJob(); writeView(); });
 at("filters").addEventListener("input", () => { showJob(); writeView(); });
 at("filters").addEventListener("submit", (event) => event.preventDefault());
 at("filters").addEventListener("reset", () => setTimeout(() => { showJob(); writeView(); }));
