@@ -13,6 +13,6 @@ def ends(low: float, high: float) -> str:
     return f"{short(low)} to {short(high)}"
 
 
-def given(value: float) -> str:
-    """Write a number that a user gave, with all its digits: 1,000,000 or 0.5."""
-    return short(value, 12)
+def given(value: float | None) -> str:
+    """Write a number that a user gave, with all its digits: 1,000,000 or 0.5; none as nothing."""
+    return "" if value is None else short(value, 12)

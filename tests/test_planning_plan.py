@@ -10,7 +10,7 @@ from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan, trial_task
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.observation import Observation, Outcome, largest_batch
-from trials.trial import run_trial
+from trials.run_trial import run_trial
 
 ONE_CORE = ClusterResources((Node({"CPU": 1.0}),))
 SMALL = """\

@@ -15,7 +15,8 @@ from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
 from trials.records.observation import CollectiveTime, Observation, Outcome
 from trials.records.timing_rule import TimingRule
-from trials.trial import TrialTask, run_trial
+from trials.run_trial import run_trial
+from trials.trial import TrialTask
 
 CATALOG = load_catalog()
 GIB = 2**30

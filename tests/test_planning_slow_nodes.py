@@ -29,7 +29,8 @@ from orchestrator.spec.sweep_spec import SweepSpec
 from trials.profile_trial import ProfileTask
 from trials.records.cell import Cell
 from trials.records.observation import Observation, without_superseded
-from trials.trial import next_probe, run_trial
+from trials.run_trial import run_trial
+from trials.trial import next_probe
 
 SPEC = spec_of(TWO_CELLS)
 SHORT, LONG = SPEC.all_cells()

@@ -15,6 +15,7 @@ from orchestrator.planning.plan import trial_task
 from orchestrator.ray_backend import trial_relay
 from orchestrator.ray_backend.trial_relay import TrialRelay, cause_of_death
 from orchestrator.ray_backend.tune_runner import first_line
+from orchestrator.scheduling.node_queue import Task
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.run_storage import StoreError
 from trials.records.cell import Cell
@@ -36,7 +37,7 @@ class Diary:
     def __init__(self) -> None:
         self.ends: list[tuple[Cell, str | None]] = []
 
-    def started(self, cell: Cell) -> None:
+    def started(self, task: Task) -> None:
         """Ignore the start of a trial."""
 
     def observed(self, observation: Observation) -> None:

@@ -24,7 +24,7 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.strategy import ExhaustiveStrategy
 from trials.profile_trial import ProfileTask
 from trials.records.observation import Observation
-from trials.trial import run_trial
+from trials.run_trial import run_trial
 
 SPEC = spec_of(TWO_CELLS)
 DEATH = "Ray on this machine has ended: its raylet died"

@@ -15,6 +15,7 @@ from orchestrator.running.gpu_check import (
     machine_with,
     time_is_left,
 )
+from orchestrator.scheduling.node_queue import Task
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.local_runner import run_trials_here
@@ -123,8 +124,8 @@ class Diary:
         self.heard: list[tuple[str, str]] = []
         self.seen: list[Observation] = []
 
-    def started(self, cell: Cell) -> None:
-        self.heard.append(("started", cell.key))
+    def started(self, task: Task) -> None:
+        self.heard.append(("started", task.cell.key))
 
     def observed(self, observation: Observation) -> None:
         self.seen.append(observation)

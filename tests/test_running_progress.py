@@ -10,11 +10,20 @@ from benchmarks.end_forecast import errors_at, kept_sweeps, largest_rise
 from builders.observations import measurement, observation
 from builders.runs import TWO_CELLS, spec_of, whole_trial
 
+from orchestrator.planning.plan import trial_task
 from orchestrator.running.progress import EndForecast, Pace, Progress, fastest, labels
+from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.cell import Cell
 from trials.records.observation import Basis, Outcome
+from trials.trial import TrialTask
 
 SPEC = spec_of(TWO_CELLS.replace("[16, 32]", "[8, 16, 32, 64]"))
 FIRST, SECOND, THIRD, FOURTH = CELLS = SPEC.all_cells()
+
+
+def task_of(cell: Cell, spec: SweepSpec = SPEC) -> TrialTask:
+    """Input of a cell's trial."""
+    return trial_task(spec, spec.merged_catalog(), cell, [])
 
 
 @dataclass
@@ -50,7 +59,7 @@ def test_a_resumed_trial_shows_its_earlier_results() -> None:
     *before, last = whole_trial(FIRST, SPEC)
     earlier = [*before, *whole_trial(SECOND, SPEC)]
     with Progress([FIRST], complete=1, earlier=earlier, stream=log) as progress:
-        progress.started(FIRST)
+        progress.started(task_of(FIRST))
         progress.observed(last)
         progress.ended(FIRST, None)
     counts = ("2/2 done", "0 running", "0 waiting")
@@ -61,8 +70,8 @@ def test_log_has_a_plain_line_for_every_start_result_and_end() -> None:
     """Every line has the progress; trials completed before count as done."""
     log, clock = io.StringIO(), Clock()
     with Progress(CELLS, complete=2, stream=log, clock=clock) as progress:
-        progress.started(FIRST)
-        progress.started(SECOND)
+        progress.started(task_of(FIRST))
+        progress.started(task_of(SECOND))
         for o in whole_trial(FIRST, SPEC):
             progress.observed(o)
         clock.seconds += 20
@@ -208,7 +217,7 @@ def test_log_stays_plain_where_colours_are_forced(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FORCE_COLOR", "1")
     log = io.StringIO()
     with Progress(CELLS, complete=0, stream=log) as progress:
-        progress.started(FIRST)
+        progress.started(task_of(FIRST))
     assert_plain_start(log)
 
 
@@ -231,7 +240,7 @@ def test_terminal_shows_every_trial_with_its_state_and_result(terminal: Terminal
     """A dead trial has its reason."""
     with Progress(CELLS, complete=1, stream=terminal) as progress:
         for cell in (FIRST, SECOND, THIRD):
-            progress.started(cell)
+            progress.started(task_of(cell))
         for o in whole_trial(FIRST, SPEC):
             progress.observed(o)
         progress.observed(observation(4, cell=THIRD))
@@ -254,7 +263,7 @@ def test_low_terminal_still_shows_the_progress(terminal: Terminal) -> None:
     """The terminal has fewer rows than there are trials."""
     many = spec_of(TWO_CELLS.replace("[16, 32]", str(list(range(1, 41))))).all_cells()
     with Progress(many, complete=0, stream=terminal) as progress:
-        progress.started(many[0])
+        progress.started(task_of(many[0]))
         shown = last_picture(terminal)
     assert "0/40 done, " in shown[0]
     assert len(shown) == 12
@@ -265,9 +274,9 @@ def test_low_terminal_shows_first_what_runs(terminal: Terminal) -> None:
     """Trials that ended give way to those that run."""
     many = spec_of(TWO_CELLS.replace("[16, 32]", str(list(range(1, 41))))).all_cells()
     with Progress(many, complete=0, stream=terminal) as progress:
-        progress.started(many[0])
+        progress.started(task_of(many[0]))
         progress.ended(many[0], None)
-        progress.started(many[30])
+        progress.started(task_of(many[30]))
     assert last_picture(terminal)[3].startswith("seq31 ")
 
 
@@ -275,15 +284,32 @@ def test_a_running_trial_shows_since_when_and_how_long_its_probe_takes(terminal:
     """The time of a probe begins with the result before it."""
     clock = Clock()
     with Progress(CELLS, complete=0, stream=terminal, clock=clock) as progress:
-        progress.started(FIRST)
-        progress.started(SECOND)
+        progress.started(task_of(FIRST))
+        progress.started(task_of(SECOND))
         clock.seconds += 62
         progress.observed(observation(4, cell=FIRST))
         clock.seconds += 5
     summary, _, _, first, second, *_ = last_picture(terminal)
     assert "1:07 elapsed" in summary
-    assert "running 1:07, this probe 0:05" in first
-    assert second.split(maxsplit=1)[1] == "running 1:07"
+    assert "running 1:07, trying batch 64 0:05" in first
+    assert second.split(maxsplit=1)[1] == "running 1:07, trying batch 1 1:07"
+
+
+def test_a_running_trial_shows_what_its_probe_does(terminal: Terminal) -> None:
+    """It follows from the results until now: those of the search, a repeat, then the ladder."""
+    spec = spec_of(TWO_CELLS.replace("boundary_repeats: 0", "boundary_repeats: 1"))
+    cell = spec.all_cells()[0]
+    *results, last = whole_trial(cell, spec)
+    with Progress(spec.all_cells(), complete=0, stream=terminal, clock=Clock()) as progress:
+        progress.started(task_of(cell, spec))
+        shown = []
+        for result in (*results, last):
+            progress._live.refresh()  # it is drawn twice a second
+            shown.append(re.findall(r"running 0:00, (.*) 0:00", last_picture(terminal)[3])[0])
+            progress.observed(result)
+    words = {"search": "trying", "boundary": "confirming", "ladder": "timing"}
+    assert shown == [f"{words[o.purpose]} batch {o.batch_size}" for o in (*results, last)]
+    assert {text.split()[0] for text in shown} == set(words.values())
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
@@ -354,7 +380,7 @@ def test_terminal_that_cannot_move_its_cursor_gets_plain_lines(
     """The terminal of an editor is one."""
     monkeypatch.setenv("TERM", "dumb")
     with Progress(CELLS, complete=0, stream=terminal) as progress:
-        progress.started(FIRST)
+        progress.started(task_of(FIRST))
     assert_plain_start(terminal)
 
 

@@ -25,7 +25,7 @@ from trials.child_process.fork_server import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Observation, Outcome
-from trials.trial import run_trial
+from trials.run_trial import run_trial
 
 PRICES = {"desk": 0.9, "lap": 0.3, "shed": 3.6, "attic": 1.2}
 ROWS = "".join(

@@ -27,7 +27,7 @@ from orchestrator.spec.spec_file import parse_spec
 from trials.child_process.fork_server import ProbeEnd
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.observation import Observation, Outcome, without_superseded
-from trials.trial import run_trial
+from trials.run_trial import run_trial
 
 # Whoever runs this without the rights is told so: a silent pass would say that it holds.
 LACKING = network_cluster.missing_requirement()

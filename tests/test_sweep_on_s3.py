@@ -14,6 +14,7 @@ from fakes.ray_sweeps import SPEC, environment
 from fakes.s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
 
 from orchestrator.planning.plan import trial_task
+from orchestrator.scheduling.node_queue import Task
 from orchestrator.spec.spec_file import parse_spec
 from trials.local_runner import run_trials_here
 from trials.records.cell import Cell
@@ -58,7 +59,7 @@ class Seen:
     def __init__(self) -> None:
         self.observations: list[Observation] = []
 
-    def started(self, cell: Cell) -> None:
+    def started(self, task: Task) -> None:
         """Ignore the start of a trial."""
 
     def observed(self, observation: Observation) -> None:

@@ -11,8 +11,9 @@ from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
 from trials.records.observation import Observation, largest_batch
 from trials.records.timing_rule import TimingRule
+from trials.run_trial import run_trial
 from trials.search import LikelyLargest
-from trials.trial import TrialTask, next_probe, run_trial
+from trials.trial import TrialTask, next_probe
 
 # Bytes that an example and the accumulated gradients take, and the largest micro-batch that leaves.
 ACCUMULATED = [

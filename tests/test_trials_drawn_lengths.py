@@ -13,7 +13,8 @@ from trials.child_process.fork_server import ProbeEnd
 from trials.drawn_lengths import MICRO_BATCHES, DrawnLengths, next_size, sizes_to_try
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Observation, Outcome, largest_batch, trainable_batch
-from trials.trial import ATTEMPTS, next_probe, run_trial
+from trials.run_trial import run_trial
+from trials.trial import ATTEMPTS, next_probe
 
 LENGTHS = DrawnLengths(
     histogram=((30, 2), (50, 5), (90, 1)),

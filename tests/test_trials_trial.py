@@ -19,8 +19,9 @@ from trials.records.observation import (
     largest_batch,
 )
 from trials.records.timing_rule import TimingRule
+from trials.run_trial import run_trial
 from trials.search import LikelyLargest
-from trials.trial import ATTEMPTS, HANGS, TrialTask, next_probe, run_trial
+from trials.trial import ATTEMPTS, HANGS, TrialTask, next_probe
 
 LIMIT = 64
 MISSES = [o for o in Outcome if o.is_verdict and o is not Outcome.FITS]

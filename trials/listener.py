@@ -2,14 +2,16 @@
 
 from typing import Protocol
 
+from trials.profile_trial import ProfileTask
 from trials.records.cell import Cell
 from trials.records.profile import Logged
+from trials.trial import TrialTask
 
 
 class TrialListener(Protocol):
     """Receives the events of trials in the driver."""
 
-    def started(self, cell: Cell) -> None:
+    def started(self, task: TrialTask | ProfileTask) -> None:
         """Note that a trial was placed and runs."""
 
     def observed(self, observation: Logged) -> None:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from trials.listener import TrialListener
 from trials.records.cell import Cell
 from trials.records.observation import Observation
+from trials.run_trial import child_prober, run_trial
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.simulated_prober import SimulatedProber
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import SMALLEST, TraceRequest
 from trials.simulation.varying_lengths import VaryingLengths
-from trials.trial import TrialTask, child_prober, run_trial
+from trials.trial import TrialTask
 
 
 def run_trials_here(
@@ -31,7 +32,7 @@ def run_trials_here(
     for task in tasks:
         if not keep_going():
             return
-        listener.started(task.cell)
+        listener.started(task)
         with child_prober(task) as prober:
             run_trial(task, prober, listener.observed, keep_going=keep_going)
         listener.ended(task.cell, None)
@@ -73,7 +74,7 @@ def simulate_trials(
         requests |= {request.key: request for request in (first, *others)}
     traces.prepare(list(requests.values()))
     for task, observations in _simulated(list(groups.values()), traces, constants):
-        listener.started(task.cell)
+        listener.started(task)
         for observation in observations:
             listener.observed(observation)
         listener.ended(task.cell, None)

@@ -1,23 +1,19 @@
-"""One trial: probe after probe, until the largest batch and the throughput of a cell are measured.
+"""One trial: its input, and the next probe of its cell by the observations until now.
 
 The next probe follows from the observations alone, so a trial that died continues where its
 observations end.
 """
 
-import datetime as dt
-import math
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.batch_ladder import LadderStep, batch_ladder
-from trials.child_process.child_prober import ChildProber, Prober
-from trials.child_process.fork_server import ProbeEnd
-from trials.drawn_lengths import DrawnBatch, DrawnLengths, next_size, sizes_to_try
+from trials.drawn_lengths import DrawnLengths, next_size, sizes_to_try
 from trials.records.cell import Cell
-from trials.records.messages import ProbeRequest, Setup
+from trials.records.messages import Setup
 from trials.records.model import Model
 from trials.records.observation import (
     MEMORY_MISSES,
@@ -118,20 +114,6 @@ class PlannedProbe:
     purpose: Purpose
     batch_size: int
     repeat: int
-
-
-def child_prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
-    """Make the prober of a trial.
-
-    Args:
-        task: input of the trial.
-        timeouts: factor on the timeout of a probe.
-    """
-    return ChildProber(
-        task.setup,
-        build_timeout_seconds=task.build_timeout_seconds,
-        probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
-    )
 
 
 def next_probe(
@@ -297,102 +279,24 @@ def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, ProbeResult], 
     return fits, smallest_miss
 
 
-def run_trial(
-    task: TrialTask,
-    prober: Prober,
-    emit: Callable[[Observation], None],
-    *,
-    node_id: str | None = None,
-    keep_going: Callable[[], bool] = lambda: True,
-) -> None:
-    """Probe until the trial is complete or cannot continue.
-
-    A build does not depend on the batch size. The trial ends when as many builds in a row fail as a
-    probe has attempts, rather than wait for those of the rest of the ladder.
+def probe_after(task: TrialTask, new: Sequence[Observation]) -> PlannedProbe | None:
+    """Next probe of a running trial; None when it is complete.
 
     Args:
         task: input of the trial.
-        prober: answers the probes.
-        emit: called with each observation as its probe ends.
-        node_id: id of the Ray node; absent outside a cluster.
-        keep_going: called before each probe; False ends the trial.
+        new: observations since it began.
     """
-    observed = list(task.done)
-    attempts: dict[PlannedProbe, int] = {}
-    given_up: set[PlannedProbe] = set()
-    failed_builds = 0
-    until = time.monotonic() + (math.inf if task.most_seconds is None else task.most_seconds)
-    while (planned := next_probe(task, observed, given_up)) is not None and keep_going():
-        if time.monotonic() > until:
-            return
-        observation, final = _observe(task, planned, prober, observed, node_id)
-        observed.append(observation)
-        emit(observation)
-        silent = not observation.outcome.is_verdict
-        failed_builds = failed_builds + 1 if silent and observation.environment is None else 0
-        most = HANGS if observation.outcome is Outcome.TIMED_OUT else ATTEMPTS
-        if final or failed_builds >= most:
-            return
-        attempts[planned] = attempts.get(planned, 0) + 1
-        if attempts[planned] >= most and silent:
-            given_up.add(planned)
+    outcomes: defaultdict[PlannedProbe, list[Outcome]] = defaultdict(list)
+    for o in new:
+        outcomes[PlannedProbe(o.purpose, o.batch_size, o.repeat)].append(o.outcome)
+    given_up = {
+        probe
+        for probe, ends in outcomes.items()
+        if not ends[-1].is_verdict and len(ends) >= most_attempts(ends[-1])
+    }
+    return next_probe(task, [*task.done, *new], given_up)
 
 
-def _observe(
-    task: TrialTask,
-    planned: PlannedProbe,
-    prober: Prober,
-    observed: Sequence[Observation],
-    node_id: str | None,
-) -> tuple[Observation, bool]:
-    """Make one probe; return its observation and whether further attempts are pointless."""
-    drawn: tuple[DrawnBatch, ...] = ()
-    if planned.purpose == "drawn" and task.drawn is not None:
-        drawn = task.drawn.batches(planned.batch_size, seed=planned.repeat)
-    request = ProbeRequest(
-        batch_size=planned.batch_size,
-        timing=task.timing if planned.purpose == "ladder" else None,
-        draw=planned.repeat + 1 if planned.purpose == "boundary" else 0,
-        lengths=tuple(batch.tokens for batch in drawn),
-        padded=tuple(batch.is_padded for batch in drawn),
-        times_collectives=task.cell.parallel is not None
-        and not any(o.measurement is not None and o.measurement.collectives for o in observed),
-    )
-    started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    started = time.monotonic()
-    end = prober.probe(request, fresh=planned.purpose in {"boundary", "drawn"})
-    environment, measured = end.environment, end.measurement
-    if environment is not None and node_id is not None:
-        environment = environment.model_copy(update={"node_id": node_id})
-    if measured is not None and node_id is not None:
-        on_node = (rank.model_copy(update={"node_id": node_id}) for rank in measured.ranks)
-        measured = measured.model_copy(update={"ranks": tuple(on_node)})
-    earlier = [
-        o.attempt
-        for o in observed
-        if (o.purpose, o.batch_size, o.repeat)
-        == (planned.purpose, planned.batch_size, planned.repeat)
-    ]
-    observation = Observation(
-        cell=task.cell,
-        purpose=planned.purpose,
-        batch_size=planned.batch_size,
-        lengths=request.lengths,
-        repeat=planned.repeat,
-        attempt=max(earlier, default=0) + 1,
-        outcome=end.outcome,
-        detail=end.detail,
-        basis=task.basis,
-        memory_limit_bytes=_limit(task, end),
-        batch_limit=task.batch_limit,
-        seed=task.seed,
-        measurement=measured,
-        environment=environment,
-        started_at=started_at,
-        seconds=round(time.monotonic() - started, 3),
-    )
-    return observation, end.final
-
-
-def _limit(task: TrialTask, end: ProbeEnd) -> int:
-    return task.memory_guess_bytes if end.memory_limit_bytes is None else end.memory_limit_bytes
+def most_attempts(outcome: Outcome) -> int:
+    """Attempts at a probe whose last one ended so."""
+    return HANGS if outcome is Outcome.TIMED_OUT else ATTEMPTS

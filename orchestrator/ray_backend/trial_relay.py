@@ -14,7 +14,7 @@ from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.ray_backend.cluster import RayEndedError, check_own_ray
 from orchestrator.ray_backend.ray_internals import worker_of
 from orchestrator.ray_backend.trial_worker import NODE_LEAVES
-from orchestrator.scheduling.node_queue import NodeAddress
+from orchestrator.scheduling.node_queue import NodeAddress, Task
 from orchestrator.scheduling.scheduler import Scheduler
 from trials.listener import TrialListener
 from trials.records.cell import Cell
@@ -61,7 +61,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         self._cluster_now = cluster_now
         self._record_nodes = record_nodes
         self._running: dict[str, Any] = {}
-        self._cells: dict[str, Cell] = {}
+        self._tasks: dict[str, Task] = {}
         self._killed: dict[str, str] = {}
         self._checked_at = time.monotonic()
 
@@ -83,7 +83,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         if placement is None:
             return None
         cell = placement.task.cell
-        self._cells[cell.key] = cell
+        self._tasks[cell.key] = placement.task
         return {
             "cell": cell.key,
             "kind": type(placement.task).__name__,
@@ -117,7 +117,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         cell = self._cell(trial)
         self._running[cell.key] = trial
         self._pass_on(lambda: self._scheduler.started(cell))
-        self._pass_on(lambda: self._listener.started(cell))
+        self._pass_on(lambda: self._listener.started(self._tasks[cell.key]))
 
     def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_info: Any) -> None:
         """Pass on the node or the observation that a trial reported."""
@@ -153,7 +153,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         return len(ran)
 
     def _cell(self, trial: Any) -> Cell:
-        return self._cells[trial.config["trial"]["cell"]]
+        return self._tasks[trial.config["trial"]["cell"]].cell
 
     def _pass_on(self, call: Callable[[], None]) -> None:
         try:

@@ -11,7 +11,8 @@ from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import Task
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.records.profile import Logged
-from trials.trial import TrialTask, child_prober, run_trial
+from trials.run_trial import child_prober, run_trial
+from trials.trial import TrialTask
 
 KINDS: dict[str, type[Task]] = {kind.__name__: kind for kind in (TrialTask, ProfileTask)}
 NODE_LEAVES = "its node had notice that it is to be taken away"

@@ -180,12 +180,12 @@ def _field(before: Recipe, after: Recipe) -> list[str]:
     other = dict(after)
     changed = {name: (value, other[name]) for name, value in before if value != other[name]}
     if "method" in changed:
-        follow = FILLED_IN | {name for name, values in changed.items() if None in values}
+        follow = FILLED_IN.union(name for name, values in changed.items() if None in values)
     elif {"lora_rank", "lora_alpha"} <= changed.keys():
         (rank, rank_after), (alpha, alpha_after) = changed["lora_rank"], changed["lora_alpha"]
-        follow = {"lora_alpha"} if alpha * rank_after == alpha_after * rank else set()
+        follow = frozenset({"lora_alpha"} if alpha * rank_after == alpha_after * rank else ())
     else:
-        follow = set()
+        follow = frozenset()
     if len(changed.keys() - follow) != 1:
         return []
     (name,) = changed.keys() - follow

@@ -23,7 +23,8 @@ from trials.records.observation import Observation, largest_batch
 from trials.records.optional_packages import importable_extras
 from trials.records.profile import Profiled, ProfileRule
 from trials.records.timing_rule import TimingRule
-from trials.trial import TrialTask, child_prober, run_trial
+from trials.run_trial import child_prober, run_trial
+from trials.trial import TrialTask
 
 TIMEOUT_SECONDS = 600.0  # the default of a specification
 NO_TIMING = TimingRule(warmup_steps=0, warmup_seconds=0.0, max_steps=6)

@@ -4,7 +4,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TextIO
 
@@ -18,11 +18,19 @@ from rich.text import Text
 from gpu_catalog.number_text import short
 from gpu_catalog.safe_text import printable
 from orchestrator.planning.throughput import fastest
+from orchestrator.scheduling.node_queue import Task
 from trials.records.cell import Cell
-from trials.records.observation import Observation, largest_batch
+from trials.records.observation import Observation, Purpose, largest_batch
 from trials.records.profile import Logged, Profiled
+from trials.trial import TrialTask, probe_after
 
 STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "died": "bold red"}
+DOING: Mapping[Purpose, str] = {
+    "search": "trying batch {}",
+    "boundary": "confirming batch {}",
+    "drawn": "drawing lengths of batch {}",
+    "ladder": "timing batch {}",
+}
 BAR_COLUMNS = 24
 HEAD_LINES = 4  # above the rows of the table
 MOST_DONE = 0.95  # of a trial that still runs
@@ -39,20 +47,32 @@ class _Trial:
         label: parts of the cell's key in which the trials differ.
         since: when it began to run, on the clock of the display.
         seconds: how long it ran, once it ended.
-        heard: when its last result came.
+        heard: when its last result came, or it began.
         results: number of its results since it began.
+        task: input of the trial, once it began.
+        earlier: number of its observations before it began.
     """
 
     label: str
     state: str = "waiting"
     since: float | None = None
     seconds: float = 0.0
-    heard: float | None = None
+    heard: float = 0.0
     results: int = 0
+    task: Task | None = None
+    earlier: int = 0
     observations: list[Observation] = field(default_factory=list)
     largest: int | None = None
     profiled: list[str] = field(default_factory=list)
     error: str | None = None
+
+    def doing(self) -> str:
+        """What its probe does that runs now."""
+        if not isinstance(self.task, TrialTask):
+            return "profiling"
+        probe = probe_after(self.task, self.observations[self.earlier :])
+        # None: it has what it is for, and ends.
+        return "ending" if probe is None else DOING[probe.purpose].format(probe.batch_size)
 
     def result(self) -> str:
         """Its result until now, in a few words."""
@@ -207,12 +227,13 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
-    def started(self, cell: Cell) -> None:
+    def started(self, task: Task) -> None:
         """Show that a trial runs."""
-        trial = self._trials[cell.key]
+        trial = self._trials[task.cell.key]
         trial.state, trial.error = "running", None
-        trial.since, trial.heard, trial.results = self._clock(), None, 0
-        self._line(cell, "started")
+        trial.since = trial.heard = self._clock()
+        trial.results, trial.task, trial.earlier = 0, task, len(trial.observations)
+        self._line(task.cell, "started")
 
     def observed(self, observation: Observation) -> None:
         """Show the result of a probe."""
@@ -333,11 +354,9 @@ class Progress:
         return sorted(trials, key=lambda trial: order.index(trial.state))
 
     def _state(self, trial: _Trial) -> str:
-        """Its state; for one that runs, since when, and the time since its last result."""
+        """Its state; for one that runs, for how long, what its probe does, and for how long."""
         if trial.state != "running" or trial.since is None:
             return trial.state
         now = self._clock()
-        text = f"running {clock_text(now - trial.since)}"
-        if trial.heard is None:
-            return text
-        return f"{text}, this probe {clock_text(now - trial.heard)}"
+        probe = f"{trial.doing()} {clock_text(now - trial.heard)}"
+        return f"running {clock_text(now - trial.since)}, {probe}"

@@ -11,6 +11,7 @@ from orchestrator.run_folder.file_names import FAULTS, RENTED
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.progress import Progress
+from orchestrator.scheduling.node_queue import Task
 from trials.records.cell import Cell
 from trials.records.observation import Observation
 from trials.records.profile import Logged, Profiled
@@ -26,9 +27,9 @@ class ObservationRecorder:
     learn: Callable[[Logged], None] = lambda _: None
     observations: list[Observation] = field(default_factory=list)
 
-    def started(self, cell: Cell) -> None:
+    def started(self, task: Task) -> None:
         """Show that a trial runs."""
-        self.progress.started(cell)
+        self.progress.started(task)
 
     def observed(self, result: Logged) -> None:
         """Record a probe or a profile that ended, unless the run has it."""

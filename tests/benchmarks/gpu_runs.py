@@ -34,12 +34,13 @@ from trials.records.model import Model, find_model
 from trials.records.observation import Observation
 from trials.records.profile import Logged, ProfileRule
 from trials.records.timing_rule import TimingRule
+from trials.run_trial import child_prober, run_trial
 from trials.search import LikelyLargest
 from trials.simulation.recording import OperatorClass
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants, step_time, timeline_of
 from trials.simulation.trace_cache import Traces
-from trials.trial import TrialTask, child_prober, run_trial
+from trials.trial import TrialTask
 
 FOLDER = Path(__file__).parent / "gpu_runs"
 RUNS = FOLDER / "runs.yaml"

@@ -15,7 +15,7 @@ from trials.child_process.fork_server import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Basis, Environment, Observation, Outcome
-from trials.trial import run_trial
+from trials.run_trial import run_trial
 
 # One cell, with one field per line, so that a test can break any of them.
 ONE_CELL = """\

@@ -15,7 +15,8 @@ from trials.child_process.fork_server import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Observation, Outcome
-from trials.trial import TrialTask, next_probe, run_trial
+from trials.run_trial import run_trial
+from trials.trial import TrialTask, next_probe
 
 SPEC = spec_of(
     ONE_CELL.replace("[cpu]", "[desk, lap]").replace("[16]", "[8, 16, 24, 32]")

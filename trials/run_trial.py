@@ -1,0 +1,122 @@
+"""The run of a trial: probe after probe, until its cell is measured."""
+
+import datetime as dt
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from trials.child_process.child_prober import ChildProber, Prober
+from trials.child_process.fork_server import ProbeEnd
+from trials.drawn_lengths import DrawnBatch
+from trials.records.messages import ProbeRequest
+from trials.records.observation import Observation
+from trials.trial import PlannedProbe, TrialTask, most_attempts, probe_after
+
+
+def child_prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
+    """Make the prober of a trial.
+
+    Args:
+        task: input of the trial.
+        timeouts: factor on the timeout of a probe.
+    """
+    return ChildProber(
+        task.setup,
+        build_timeout_seconds=task.build_timeout_seconds,
+        probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
+    )
+
+
+def run_trial(
+    task: TrialTask,
+    prober: Prober,
+    emit: Callable[[Observation], None],
+    *,
+    node_id: str | None = None,
+    keep_going: Callable[[], bool] = lambda: True,
+) -> None:
+    """Probe until the trial is complete or cannot continue.
+
+    A build does not depend on the batch size. The trial ends when as many builds in a row fail as a
+    probe has attempts, rather than wait for those of the rest of the ladder.
+
+    Args:
+        task: input of the trial.
+        prober: answers the probes.
+        emit: called with each observation as its probe ends.
+        node_id: id of the Ray node; absent outside a cluster.
+        keep_going: called before each probe; False ends the trial.
+    """
+    new: list[Observation] = []
+    failed_builds = 0
+    until = time.monotonic() + (math.inf if task.most_seconds is None else task.most_seconds)
+    while (planned := probe_after(task, new)) is not None and keep_going():
+        if time.monotonic() > until:
+            return
+        observation, final = _observe(task, planned, prober, [*task.done, *new], node_id)
+        new.append(observation)
+        emit(observation)
+        silent = not observation.outcome.is_verdict
+        failed_builds = failed_builds + 1 if silent and observation.environment is None else 0
+        if final or failed_builds >= most_attempts(observation.outcome):
+            return
+
+
+def _observe(
+    task: TrialTask,
+    planned: PlannedProbe,
+    prober: Prober,
+    observed: Sequence[Observation],
+    node_id: str | None,
+) -> tuple[Observation, bool]:
+    """Make one probe; return its observation and whether further attempts are pointless."""
+    drawn: tuple[DrawnBatch, ...] = ()
+    if planned.purpose == "drawn" and task.drawn is not None:
+        drawn = task.drawn.batches(planned.batch_size, seed=planned.repeat)
+    request = ProbeRequest(
+        batch_size=planned.batch_size,
+        timing=task.timing if planned.purpose == "ladder" else None,
+        draw=planned.repeat + 1 if planned.purpose == "boundary" else 0,
+        lengths=tuple(batch.tokens for batch in drawn),
+        padded=tuple(batch.is_padded for batch in drawn),
+        times_collectives=task.cell.parallel is not None
+        and not any(o.measurement is not None and o.measurement.collectives for o in observed),
+    )
+    started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    started = time.monotonic()
+    end = prober.probe(request, fresh=planned.purpose in {"boundary", "drawn"})
+    environment, measured = end.environment, end.measurement
+    if environment is not None and node_id is not None:
+        environment = environment.model_copy(update={"node_id": node_id})
+    if measured is not None and node_id is not None:
+        on_node = (rank.model_copy(update={"node_id": node_id}) for rank in measured.ranks)
+        measured = measured.model_copy(update={"ranks": tuple(on_node)})
+    earlier = [
+        o.attempt
+        for o in observed
+        if (o.purpose, o.batch_size, o.repeat)
+        == (planned.purpose, planned.batch_size, planned.repeat)
+    ]
+    observation = Observation(
+        cell=task.cell,
+        purpose=planned.purpose,
+        batch_size=planned.batch_size,
+        lengths=request.lengths,
+        repeat=planned.repeat,
+        attempt=max(earlier, default=0) + 1,
+        outcome=end.outcome,
+        detail=end.detail,
+        basis=task.basis,
+        memory_limit_bytes=_limit(task, end),
+        batch_limit=task.batch_limit,
+        seed=task.seed,
+        measurement=measured,
+        environment=environment,
+        started_at=started_at,
+        seconds=round(time.monotonic() - started, 3),
+    )
+    return observation, end.final
+
+
+def _limit(task: TrialTask, end: ProbeEnd) -> int:
+    return task.memory_guess_bytes if end.memory_limit_bytes is None else end.memory_limit_bytes
