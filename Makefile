@@ -31,12 +31,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.yaml for your own)
 	$(RUN) -m orchestrator sweep $(SPEC)
 
-demo: setup browser  ## three example reports in build/demo: this machine, eight kinds of GPU, one to eight GPUs
+demo: setup browser  ## three example reports in build/demo: this machine, every GPU, one to eight GPUs
 	$(RUN) -m orchestrator sweep --out build/demo/laptop
 	$(RUN) -m orchestrator report build/demo/laptop --image > build/demo/laptop.md
-	$(RUN) -m orchestrator sweep docs/demo/eight-kinds.yaml --out build/demo/eight-kinds
-	$(RUN) -m orchestrator report build/demo/eight-kinds --image > build/demo/eight-kinds.md
-	$(RUN) -m orchestrator estimate --model llama-3.1-70b --method qlora --seq-len 2048 --gpu H100-SXM --gpus 1,2,4,8 > build/demo/one-to-eight.md
+	$(RUN) -m orchestrator sweep docs/demo/all-gpus.yaml --out build/demo/all-gpus
+	$(RUN) -m orchestrator report build/demo/all-gpus --image > build/demo/all-gpus.md
+	$(RUN) -m orchestrator sweep docs/demo/one-to-eight.yaml --out build/demo/one-to-eight
+	$(RUN) -m orchestrator report build/demo/one-to-eight --image > build/demo/one-to-eight.md
 
 browser:  ## Chromium, which the tests open the report in (apt, where there is none)
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \

@@ -199,9 +199,38 @@ def test_the_picture_of_a_report_is_the_preview_of_its_link(
     assert "report.png" in capsys.readouterr().err
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert '<meta property="og:image" content="report.png">' in page
+    address = "https://example.org/runs/made/report.html"
+    assert main(["report", str(run.path), "--image", "--url", address]) == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert 'og:image" content="https://example.org/runs/made/report.png">' in page
     picture = Image.open(tmp_path / "run" / "report.png").convert("RGB")
     assert picture.size == (1200, 630)
     assert len(picture.getcolors(2**24)) > 100
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "mistake"),
+    [
+        (("--url", "https://example.org/"), 1, "--url is of the picture's preview: give --image"),
+        (("--image", "--url", "example.org"), 2, "'example.org' is not an address"),
+    ],
+)
+def test_an_address_without_a_picture_or_that_is_none_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    code: int,
+    mistake: str,
+) -> None:
+    """In one line, and nothing is written."""
+    made_run(tmp_path / "run")
+    try:
+        ended = main(["report", "run", *options])
+    except SystemExit as usage:
+        ended = int(usage.code or 0)
+    assert ended == code
+    assert mistake in capsys.readouterr().err
+    assert not (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_picture_needs_a_browser(

@@ -3,6 +3,7 @@
 import gpuhunt
 import pytest
 
+import orchestrator
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from gpu_catalog.live_prices.gpu_identification import names
 from orchestrator.estimating.question import EstimateError
@@ -94,3 +95,14 @@ def test_a_card_of_ones_own_is_named_by_a_prefix() -> None:
         requested_gpus(["own:A100"], None, CATALOG)
     (changed,) = own_cards(["own:A40"], 24, CATALOG)
     assert changed.key == "A40-24GiB"
+
+
+def test_an_amd_gpu_is_left_out_and_the_others_are_answered() -> None:
+    """Its times are not modelled; alone it is refused with the same reason."""
+    options = {"method": "lora", "seq_len": 64, "examples": 1000}
+    answered = orchestrator.estimate("llama-tiny", gpu="MI300X,L4", **options)
+    assert [row.estimate.gpu for row in answered] == ["L4"]
+    (reason,) = answered.skipped
+    assert reason.startswith("MI300X: times of AMD GPUs are neither measured nor modelled")
+    alone = orchestrator.estimate("llama-tiny", gpu="MI300X", **options)
+    assert (list(alone), alone.skipped) == ([], answered.skipped)

@@ -1,7 +1,6 @@
 """The shipped figures themselves: public catalogs lie, so ours is checked against itself."""
 
 import datetime as dt
-import re
 from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
@@ -152,12 +151,11 @@ def test_the_cpu_has_a_stated_budget_and_no_invented_rates() -> None:
     assert cpu.device_names == ()
 
 
-def test_every_gpu_has_an_offer_but_those_that_the_documentation_names() -> None:
-    """Where no dated price was found, the guide to prices says so."""
-    without = [gpu.key for gpu in CATALOG.gpus if not CATALOG.offers(gpu.key)]
+def test_every_gpu_has_an_offer_and_the_guide_counts_them() -> None:
+    """No GPU is without a dated price."""
+    assert [gpu.key for gpu in CATALOG.gpus if not CATALOG.offers(gpu.key)] == []
     text = (ROOT / "docs/how-to/prices.md").read_text(encoding="utf-8")
-    [named] = re.findall(r"No public price with a date was found for ([^:]+):", text)
-    assert without == named.split(", ")
+    assert f"The catalog ships {len(OFFERS)} prices" in text
 
 
 def test_marketplaces_and_serverless_offers_have_their_terms() -> None:
@@ -199,8 +197,14 @@ def test_a_spot_price_is_below_every_on_demand_price_of_its_instance() -> None:
 
 
 def test_a_spot_price_per_gpu_is_below_what_the_provider_asks_on_demand() -> None:
-    """This holds where the two are listed for instances of different size, too."""
+    """This holds where the two are listed for instances of different size, too.
+
+    DigitalOcean sells its B300 and MI355X as spot instances alone.
+    """
+    only_spot = {("do", "B300"), ("do", "MI355X")}
     for spot in (offer for offer in OFFERS if offer.market == "spot"):
+        if (spot.provider, spot.gpu) in only_spot:
+            continue
         same = [
             offer.usd_per_gpu_hour
             for offer in CATALOG.offers(spot.gpu)

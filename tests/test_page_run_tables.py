@@ -3,15 +3,23 @@
 import dataclasses
 from datetime import UTC, datetime
 
+import pytest
 from builders.curves import DENSE, epochs
 from builders.observations import recipe, tiny_cell
 from builders.profiles import profiled
 from builders.runs import ONE_CELL, results
 
 from fitting.learning_curves import curves
+from orchestrator.reporting.comparison import compare
 from orchestrator.reporting.html_report import html_report
-from orchestrator.reporting.page.law_tables import largest_table
-from orchestrator.reporting.page.run_tables import Named, chart_names
+from orchestrator.reporting.page.law_tables import largest_table, speed_table
+from orchestrator.reporting.page.run_tables import (
+    Named,
+    cells_table,
+    chart_names,
+    page_jobs,
+    probes_table,
+)
 from orchestrator.reporting.page.study_tables import curve_names, loads_table, profiles_table
 
 FAMILIES = "llama-tiny, qwen3-moe-tiny"
@@ -90,3 +98,28 @@ def test_curve_names_hold_the_parts_in_which_curves_differ() -> None:
         f"{sparse}, data.jsonl",
         f"{sparse}, other.jsonl",
     ]
+
+
+TWO_RANKS = ONE_CELL.replace("[16]", "[16]\n    parallel: [{gpus: 2, strategy: ddp}]")
+
+
+def test_throughput_of_two_gpus_is_that_of_both() -> None:
+    """The law's curve runs through the points, and the cell is named by its layout."""
+    run = results(TWO_RANKS)
+    columns, rows = (table := speed_table(run)).columns, table.rows
+    curve = {row[columns.index("batch")]: row[columns.index("examples_per_second")] for row in rows}
+    points = probes_table(run)
+    rate, batch = (points.columns.index(name) for name in ("examples_per_second", "batch"))
+    timed = {row[batch]: row[rate] for row in points.rows if row[rate] is not None}
+    assert timed[40] == pytest.approx(2 * 40 / 0.05)
+    both = curve.keys() & timed.keys()
+    assert {size: curve[size] for size in both} == pytest.approx({s: timed[s] for s in both})
+    cells = cells_table(run, page_jobs(run))
+    assert [row[cells.columns.index("gpu")] for row in cells.rows] == ["2xcpu ddp"]
+
+
+def test_a_comparison_counts_the_examples_of_all_gpus() -> None:
+    """Two ranks of 40 examples in 50 ms."""
+    run = results(TWO_RANKS)
+    (speed,) = compare(run, run, ("a", "b")).speeds
+    assert (speed.before, speed.after) == pytest.approx((1600, 1600))

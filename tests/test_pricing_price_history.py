@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from builders.price_rows import offer
+from builders.runs import made_run
 from fakes.s3_server import BUCKET, S3Server
 
 from gpu_catalog.catalog import CatalogError
@@ -20,6 +21,7 @@ from orchestrator.pricing.price_history import (
     write_snapshot,
 )
 from orchestrator.pricing.prices_in_use import prices_in_use
+from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.storage.run_storage import run_path
 
 FIRST, SECOND = dt.date(2026, 10, 1), dt.date(2026, 11, 1)
@@ -51,6 +53,32 @@ def test_the_snapshot_of_a_date_is_the_last_until_then(folder: Path) -> None:
     assert snapshot_of(folder, SECOND) == snapshot_of(folder, None)
     with pytest.raises(CatalogError, match="2026-10-01"):
         snapshot_of(folder, dt.date(2026, 9, 30))
+
+
+def test_history_draws_the_course_of_each_price(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its first to its last price, with its change."""
+    assert main(["catalog", "history", str(folder)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    cells = [[part.strip() for part in row.strip("|").split("|")] for row in rows]
+    courses = {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
+    assert courses["L40S"]["course"] == "▁█"
+    assert courses["B300"]["course"] == "▁"
+    assert "50" in courses["L40S"]["change"]
+
+
+def test_a_run_is_ranked_at_the_prices_of_a_date(tmp_path: Path) -> None:
+    """``rank --as-of`` takes the last snapshot until then, and ``rank`` alone the last of all."""
+    made_run(tmp_path / "run")
+    snapshots = tmp_path / "prices"
+    for date, usd in ((FIRST, 1.0), (SECOND, 3.0)):
+        write_snapshot(snapshots, [offer(gpu="cpu", usd_per_hour=usd)], date)
+    for options, usd in ((["--as-of", "2026-10-31"], 1.0), ([], 3.0)):
+        command = ["rank", str(tmp_path / "run"), "--prices", str(snapshots), *options]
+        assert main(command) == 0
+        ranking = Ranking.model_validate_json((tmp_path / "run" / "ranking.json").read_bytes())
+        assert {row.usd_per_hour for row in ranking.offers} == {usd}
 
 
 def test_prices_in_use_are_those_of_the_date(folder: Path) -> None:
@@ -108,8 +136,8 @@ def test_a_snapshot_is_written_and_shown(
     out = capsys.readouterr().out
     assert "3.75" in out
     assert "6.94" in out
-    assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "MI355X"]) == 1
-    assert "MI355X" in capsys.readouterr().err
+    assert main(["catalog", "history", str(tmp_path / "s"), "--gpu", "H9000"]) == 1
+    assert "H9000" in capsys.readouterr().err
     arguments = ["catalog", "prices", "--prices", str(tmp_path / "s"), "--as-of", "2020-01-01"]
     assert main(arguments) == 1
     assert "2020-01-01" in capsys.readouterr().err

@@ -121,12 +121,7 @@ def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
         raise EstimateError(
             f"--gpu {name}: only estimate simulates {number} GPUs: give {alone} for one"
         )
-    if any(gpu.kind == "rocm" for gpu in gpus):
-        raise EstimateError(
-            f"--gpu {name}: step times on AMD GPUs are not modelled: the catalog has its memory "
-            "and prices only"
-        )
-    if any(gpu.kind != "cuda" for gpu in gpus):
+    if any(gpu.kind == "cpu" for gpu in gpus):
         raise EstimateError(f"--gpu {name}: only CUDA GPUs are simulated; measure it")
     if is_own(name) and len(gpus) > 1:
         keys = ", ".join(f"{PREFIX}{gpu.key}" for gpu in gpus)

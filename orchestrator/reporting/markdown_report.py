@@ -306,7 +306,7 @@ def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
     if few:
         yield (
             f"Offers with fewer than {FEW_STEPS} optimizer steps per epoch: {few}. "
-            "--batch-size N prices a smaller batch size; effective_batch in a recipe bounds it."
+            "--batch-size N prices a smaller batch size."
         )
     mostly = sum(is_mostly_startup(job, row) for row in rows)
     if mostly:

@@ -1,6 +1,7 @@
 """Writes the files derived from a run's observations: fits, ranking and reports."""
 
 import datetime as dt
+from urllib.parse import urljoin
 
 from fitting.fit import Fits
 from gpu_catalog.catalog import Catalog
@@ -39,7 +40,12 @@ def write_report(
 
 
 def write_pages(
-    folder: RunFolder, results: RunResults, now: dt.datetime, *, image: bool = False
+    folder: RunFolder,
+    results: RunResults,
+    now: dt.datetime,
+    *,
+    image: bool = False,
+    url: str | None = None,
 ) -> None:
     """Write ``report.md`` and ``report.html``.
 
@@ -49,12 +55,13 @@ def write_pages(
         now: the time of the report.
         image: whether to write a picture of the page, too, which the page then names as the preview
             of its link.
+        url: address at which the page will be.
 
     Raises:
         BrowserError: no picture can be made; the reports are written.
     """
     folder.write(REPORT, markdown(results))
-    page = html_report(results, now, image=IMAGE if image else None)
+    page = html_report(results, now, image=urljoin(url or "", IMAGE) if image else None)
     folder.write(PAGE, page)
     if image:
         folder.storage.write(IMAGE, screenshot(page))

@@ -176,7 +176,10 @@ def has_bf16(gpu: Gpu) -> bool:
 
 def _device_incompatibility(recipe: Recipe, gpu: Gpu) -> str | None:
     if gpu.kind == "rocm":
-        return f"{gpu.key} is an AMD GPU: it is neither measured nor are its times modelled"
+        return (
+            "times of AMD GPUs are neither measured nor modelled: the catalog has their memory and "
+            "prices alone"
+        )
     reasons = _cpu_reasons(recipe, gpu) if gpu.kind == "cpu" else _cuda_reasons(recipe, gpu)
     return "; ".join(reasons) or None
 

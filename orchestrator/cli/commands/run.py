@@ -53,6 +53,8 @@ def run_report(options: argparse.Namespace) -> int:
         if options.image:
             raise UserError("--image is of one run's report: leave it out to compare two")
         return _compare(options)
+    if options.url is not None and not options.image:
+        raise UserError("--url is of the picture's preview: give --image, too")
     from orchestrator.reporting.write_reports import write_pages
 
     folder = RunFolder.existing(options.run)
@@ -61,7 +63,7 @@ def run_report(options: argparse.Namespace) -> int:
     results = results_of(folder, spec, catalog, today())
     courses = prices.courses({cell.gpu for cell in results.cells})
     results = dataclasses.replace(results, price_courses=courses)
-    write_pages(folder, results, now(), image=options.image)
+    write_pages(folder, results, now(), image=options.image, url=options.url)
     remark(f"In use: {prices.age(catalog, today())}")
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
     remark(f"{folder.path / PAGE}: the same report with charts, in one file")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options.value_types import above_zero, date, positive
+from orchestrator.cli.options.value_types import above_zero, date, positive, web_address
 
 # Types of values by how the help shows them.
 TYPES: dict[str, Callable[[str], object]] = {
@@ -27,6 +27,7 @@ TYPES: dict[str, Callable[[str], object]] = {
     "HOURS": above_zero,
     "FILE": Path,
     "DATE": date,
+    "URL": web_address,
 }
 
 

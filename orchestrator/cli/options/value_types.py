@@ -20,6 +20,13 @@ def date(text: str) -> dt.date:
         raise argparse.ArgumentTypeError(f"{text!r} is not a date, as 2026-11-22") from None
 
 
+def web_address(text: str) -> str:
+    """An address of the web."""
+    if not re.match(r"https?://[^/\s]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address, as https://example.org/my/")
+    return text
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1."""
     try:

@@ -201,9 +201,11 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
 
     return page_table(
         results.cells,
-        {"job": lambda cell: job_of[comparable(cell)]},
-        "gpu",
-        {"ran_on": lambda cell: cell.capped_on},
+        {
+            "job": lambda cell: job_of[comparable(cell)],
+            "gpu": lambda cell: cell.gpus,
+            "ran_on": lambda cell: cell.capped_on,
+        },
         "model weights",
         {
             "recipe": lambda cell: cell.recipe.key,

@@ -4,6 +4,7 @@
 const CANVAS = "var(--card)";
 const COLOURS = 8;
 const FEW_OFFERS = 12;
+const MOST_NAMES = 12;  // of GPUs in the chart of costs
 const MARGINS = { marginLeft: 52, marginBottom: 38, marginTop: 22, marginRight: 18 };
 const GPUS = [...new Set(CELLS.map((cell) => cell.gpu))];
 const gpuColour = (gpu) => `var(--s${GPUS.indexOf(gpu) % COLOURS})`;
@@ -145,11 +146,15 @@ function costChart(holder, beyond, rows) {
     if (!front.length || row.usd < front.at(-1).usd) front.push(row);
   }
   const notable = [...new Set([...firsts, ...front])];
+  const named = [...new Set([...front.filter((row) => firsts.includes(row)), ...firsts])].slice(0, MOST_NAMES);
   // Offers with idle GPUs are so expensive that they would squeeze all others.
   const most = rows.length > FEW_OFFERS ? 1.3 * d3.max(notable, (row) => row.usd_high) : Infinity;
   const near = rows.filter((row) => row.usd <= most);
   const far = rows.length - near.length;
-  if (far) beyond.textContent = `More expensive offers, listed only in the table: ${far}.`;
+  beyond.textContent = [
+    far ? `More expensive offers, listed only in the table: ${far}.` : "",
+    named.length < firsts.length ? `Of ${firsts.length} GPUs, ${named.length} have their names: the unbeaten ones, then the cheapest.` : "",
+  ].join(" ");
   const at = { x: "hours", y: "usd" };
   const colour = (row) => gpuColour(row.cell.gpu);
   const ends = (name) => [...notable.flatMap((row) => [row[`${name}_low`], row[`${name}_high`]]), ...near.map((row) => row[name])];
@@ -166,7 +171,7 @@ function costChart(holder, beyond, rows) {
       ...points(near.filter((row) => !notable.includes(row)), at, colour, 2.8),
       ...points(notable, at, colour, 5.5),
       Plot.dot([byUsd[0]], { ...at, r: 11, stroke: "currentColor", strokeWidth: 1.5 }),
-      ...besidePoints(firsts, positionsOf(x, y, width, height(width)), width).map(({ row, ...offset }) => Plot.text([row], {
+      ...besidePoints(named, positionsOf(x, y, width, height(width)), width).map(({ row, ...offset }) => Plot.text([row], {
         ...at, ...offset, text: () => row.cell.gpu, fill: colour, stroke: CANVAS, strokeWidth: 5, fontWeight: 600,
       })),
       tip(near, at, offerTitle),
