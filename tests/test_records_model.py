@@ -110,6 +110,10 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
         ),
         ({"vocab_size": 8}, "its configuration has no model_type"),
         (
+            {"model_type": "gemma4", "text_config": {"model_type": "gemma4_text"}},
+            "a gemma4 without a vision tower is its language model: give its text_config",
+        ),
+        (
             {"model_type": "x", "vocab_size": 8, "n_routed_experts": 4},
             "has experts but not how many are active",
         ),

@@ -104,6 +104,11 @@ class Model(Record):
             if not isinstance(self.config.get(key) or {}, dict):
                 # pydantic reports no TypeError.
                 raise ValueError(f"its {key} is {self.config[key]!r}: it must be a dictionary")  # noqa: TRY004
+        if isinstance(self.config.get(TEXT), dict) and not self.has_vision:
+            raise ValueError(
+                f"a {self.config.get('model_type')} without a vision tower is its language model: "
+                f"give its {TEXT} as a config.json of its own"
+            )
         # transformers has a size of its own where that of a part is absent.
         for key in ("model_type",) if self.has_vision else ("model_type", "vocab_size"):
             if self.config.get(key) is None:

@@ -57,7 +57,7 @@ class Recommendation:
             f"{rent_text(row.cell.gpus, row)}: the job costs "
             f"**${short(row.usd)}** ({ends(row.usd_low, row.usd_high)}) and takes "
             f"**{short(row.hours)} h** ({ends(row.hours_low, row.hours_high)}),{simulated} at "
-            f"batch size {batch_text(row)}{self._few_steps()}"
+            f"batch size {batch_text(row)}{each_gpu_text(row)}{self._few_steps()}"
             f"{'; generation comes on top' if row.cell.recipe.left_out else ''}. "
             f"{advantage}"
             f"{', if all examples have the full length' if row.as_if_full else ''}."
@@ -136,6 +136,11 @@ def batch_text(row: RankedOffer) -> str:
     """Micro-batch, and the number of them that accumulate."""
     micro_batches = row.cell.rank_recipe.micro_batches(row.batch_size)
     return f"{row.batch_size} x {micro_batches}" if micro_batches > 1 else str(row.batch_size)
+
+
+def each_gpu_text(row: RankedOffer) -> str:
+    """Words after the batch size of a cell on several GPUs, each of which has as many."""
+    return " on each GPU" if row.cell.ranks > 1 else ""
 
 
 def model_name(cell: Cell) -> str:

@@ -91,7 +91,7 @@ function adviceOf(rows) {
   const lead = element("p", { class: "lead" }, best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
     ` ${offerText(best)} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
     ` (${span(best.usd_low, best.usd_high)}) and takes `, strong(hours(best.hours)),
-    ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${few}. `,
+    ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}. `,
     ...(rows.length === 1 ? ["No other offer matches."]
       : isCheapest ? [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), "."]
         : [`It is the fastest of the ${rows.length} offers that match.`]));
@@ -142,7 +142,7 @@ const offerColumns = [
     under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
   { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => short(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
-  { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.cell.largest ?? "unknown"}` },
+  { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.cell.largest ?? "unknown"}${row.each}` },
   { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
 ];
 
