@@ -118,8 +118,8 @@ OTHER = """
 [other] OTHER            another run to compare with; writes comparison-OTHER.html into the first
 --image                  also write report.png, a picture of the page by Chromium, which sites show
                          beside a link to it
---url URL                with --image: address of the page; most sites show the picture only with the
-                         whole address
+--url URL                with --image: address of the page; most sites show the picture only with
+                         the whole address
 """
 FIT = """
 run RUN|FILE.csv         the run folder, or a CSV of observations
