@@ -26,10 +26,6 @@ ESTIMATE = (
     "finetune-cost estimate --model llama-3.1-8b --method lora --seq-len 512 --examples 5000 "
     "--epochs 3 --gpu A40,A100-80GB-SXM,H100-SXM"
 )
-ONE_TO_EIGHT = (
-    "finetune-cost estimate --model llama-3.1-70b --method qlora --seq-len 2048 --gpu H100-SXM "
-    "--gpus 1,2,4,8"
-)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TERMINAL = (110, 50)  # columns and lines
 PAGE_PIXELS = {"width": 1280, "height": 800}
@@ -103,7 +99,6 @@ def main() -> None:
     report_picture(demo / "one-to-eight", PICTURES / "one-to-eight.png")
     report_picture(demo / "laptop", PICTURES / "laptop.png")
     terminal_picture(ESTIMATE, PICTURES / "estimate.svg")
-    terminal_picture(ONE_TO_EIGHT, PICTURES / "one-to-eight.svg")
 
 
 if __name__ == "__main__":
