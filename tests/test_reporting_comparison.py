@@ -84,9 +84,7 @@ def test_recipes_of_one_job_have_different_names() -> None:
 
 
 FULL = "method: full, precision: fp32"
-SIMULATED_ONLY = (
-    f"name: made\ngpus: [cpu]\ncells:\n{SIMULATED}{ONE_CELL[ONE_CELL.index('workload') :]}"
-)
+SIMULATED_ONLY = f"name: made\ncells:\n{SIMULATED}{ONE_CELL[ONE_CELL.index('workload') :]}"
 CHECKPOINTED = ONE_CELL.replace("recipes: [{", "recipes: [{gradient_checkpointing: true, ")
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders.runs import ROUTED, spec_of
+from builders.runs import ONE_CELL, ROUTED, SIMULATED, spec_of
 from builders.specifications import altered
 
 from orchestrator.run_folder.run_folder import open_run
@@ -131,5 +131,22 @@ def test_a_misspelt_shipped_sweep_has_a_near_match() -> None:
 @pytest.mark.parametrize("file", sorted((Path(__file__).parent.parent / "docs/demo").glob("*")))
 def test_specifications_of_the_demo_measure_nothing(file: Path) -> None:
     """``make demo`` needs no GPU: every cell is simulated."""
-    [block] = parse_spec(file.read_text(encoding="utf-8"), file.name).cells
-    assert len(block.simulated_on) == 8
+    spec = parse_spec(file.read_text(encoding="utf-8"), file.name)
+    cells = spec.all_cells()
+    assert len(cells) >= 4
+    assert all(cell.simulated for cell in cells)
+
+
+SIMULATED_ALONE = f"name: made\ncells:\n{SIMULATED}workload: {{examples: 10, epochs: 1}}\n"
+
+
+def test_a_sweep_of_simulated_cells_names_no_gpus_to_measure_on() -> None:
+    """They are named where a block is measured; both ways out are in the message."""
+    assert all(cell.simulated for cell in spec_of(SIMULATED_ALONE).all_cells())
+    for text in (
+        SIMULATED_ALONE.replace("    simulated_on: [A40, H100-SXM]\n", ""),
+        ONE_CELL.replace("gpus: [cpu]\n", ""),
+    ):
+        with pytest.raises(SpecError) as error:
+            spec_of(text)
+        assert "gpus: is missing: add it, or simulated_on to each block" in str(error.value)

@@ -35,6 +35,17 @@ def excess_cells(located: LocatedYaml) -> Iterator[Problem]:
             return
 
 
+def missing_gpus(located: LocatedYaml) -> Iterator[Problem]:
+    """No GPUs to measure on, where a block of cells is not simulated."""
+    data = located.data
+    if not isinstance(data, dict) or "gpus" in data:
+        return
+    blocks = items(data, "cells")
+    if not blocks or any(not items(block, "simulated_on") for block in blocks):
+        text = "is missing: add it, or simulated_on to each block of cells"
+        yield problem_at(("gpus",), text, located)
+
+
 def own_keys(data: object) -> set[str]:
     """Keys of the file's own GPUs, whether or not their rows are valid."""
     rows = items(data.get("catalog") if isinstance(data, dict) else None, "gpus")

@@ -21,6 +21,7 @@ from orchestrator.spec.spec_checks import (
     excess_cells,
     items,
     layout_problems,
+    missing_gpus,
     models_of,
     own_keys,
     repetitions,
@@ -127,6 +128,7 @@ def parse_spec(
             with contextlib.suppress(ValidationError, TypeError, KeyError):
                 request = JobRequest.model_validate(located.data["workload"])
         problems += [
+            *missing_gpus(located),
             *repetitions(located),
             *cell_problems(located, models),
             *as_if_problems(located, catalog),

@@ -122,7 +122,8 @@ class SweepSpec(Record):
 
     Attributes:
         name: name of the run folder.
-        gpus: catalog keys of the GPUs to measure on.
+        gpus: catalog keys of the GPUs to measure on; it may be left out where all blocks are
+            simulated.
         as_if: catalog keys of smaller GPUs. Their largest batches are measured on a larger GPU of
             ``gpus``, under a memory cap.
         cells: models, recipes and lengths to fine-tune on each GPU.
@@ -145,7 +146,7 @@ class SweepSpec(Record):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-    gpus: GpuAxis
+    gpus: GpuAxis = ()
     as_if: tuple[KnownGpu, ...] = ()
     cells: Annotated[tuple[CellBlock, ...], Field(min_length=1)]
     workload: Job
