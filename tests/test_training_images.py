@@ -12,6 +12,7 @@ import torch
 from builders.observations import cpu, recipe
 from builders.vision import (
     GEMMA,
+    GEMMA4,
     LLAVA,
     QWEN2,
     QWEN3,
@@ -41,11 +42,13 @@ from trials.records.model import UnknownModelError, find_model
 from trials.simulation.recording import Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
+from trials.simulation.tracing.kernels import padded_images
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracing_worker import Tracing
 from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning, implied_counts
 from trials.training.optimizers import construction
+from trials.training.tasks import images
 from trials.training.tasks.images import (
     ImagesError,
     grid_of,
@@ -65,6 +68,9 @@ CELLS = [
     (GEMMA, recipe("lora", precision="bf16")),
     (GEMMA, CHECKPOINTED),
     (GEMMA, recipe("qlora", precision="bf16", loss="chunked")),
+    (GEMMA4, recipe("full", precision="bf16-mixed")),
+    (GEMMA4, CHECKPOINTED),
+    (GEMMA4, recipe("qlora", precision="bf16", loss="chunked")),
     (LLAVA, recipe("full", precision="bf16-mixed", gradient_checkpointing=True)),
     (LLAVA, recipe("lora", attention="eager")),
     (LLAVA, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
@@ -80,6 +86,13 @@ CELLS_OF_ANY_SIZE = [
 ]
 LEFT_OUT_BYTES = 40
 """Bytes of each example that a trace of images of any size leaves out: positions and bounds."""
+
+
+@pytest.fixture(autouse=True, params=[16])
+def most_padded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 4's images are padded to few tokens, so that the tower has not the peak."""
+    for module in (images, padded_images):
+        monkeypatch.setattr(module, "MOST_PADDED", request.param)
 
 
 def cell_of(config: dict[str, Any], settings: Recipe) -> Cell:
@@ -145,7 +158,7 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
 
 @pytest.mark.parametrize(
     ("config", "copies"),
-    [(GEMMA, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1)],
+    [(GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1)],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
 )
 def test_few_layers_and_two_batch_sizes_determine_a_step_with_images(
@@ -172,6 +185,23 @@ def test_attention_of_a_tower_is_that_within_each_window(attention: str, calls: 
     squares = sum(patches**2 for patches in (*windows, *image, *windows))
     assert numbers[:, Column.FLOPS].sum() == BATCH * 4 * 48 * squares
     assert numbers[:, Column.LAUNCHES].sum() == calls
+
+
+@pytest.mark.parametrize("most_padded", [12, 280], indirect=True)
+def test_padding_of_an_image_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image of 12 tokens has none if the processor pads to as many, and 268 by default."""
+    monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
+    cell = cell_of(GEMMA4, CHECKPOINTED)
+    assert cell.image_tokens == 12
+    assert traced_peak(GEMMA4, cell) == counted_peak(GEMMA4, cell)
+
+
+def test_a_padded_image_has_so_many_tokens_at_most() -> None:
+    """The message has the limit of the processor, here of the tests."""
+    model = stock_model(tiny_vision(GEMMA4), cell_of(GEMMA4, recipe("lora")).recipe, None)
+    assert images_for(model, 16) == 1
+    with pytest.raises(ImagesError, match=r"--image-tokens 20: .*'gemma4' gives at most 16"):
+        images_for(model, 20)
 
 
 def test_images_of_any_size_are_as_square_as_their_tokens_allow() -> None:

@@ -72,8 +72,37 @@ QWEN35 = any_size(
     LINEAR | WIDTHS | {"rope_parameters": PART},
     {"num_position_embeddings": 64, "intermediate_size": 96},
 )
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4",
+    "image_token_id": 90,
+    "video_token_id": 93,
+    "audio_token_id": 94,
+    "text_config": DECODER
+    | {
+        "model_type": "gemma4_text",
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 2,
+        "layer_types": ["full_attention"] * 6,
+        "vocab_size_per_layer_input": 100,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {
+        "model_type": "gemma4_vision",
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "patch_size": 2,
+        "position_embedding_size": 64,
+    },
+}
 TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16} | {
-    config["model_type"]: 6 for config in (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35)
+    config["model_type"]: 6 for config in (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4)
 }
 
 

@@ -100,15 +100,7 @@ class Model(Record):
                 "which is not estimated. For its language part alone give its text_config as a "
                 "config.json of its own, and count the other tokens in --seq-len"
             )
-        for key in (VISION, TEXT):
-            if not isinstance(self.config.get(key) or {}, dict):
-                # pydantic reports no TypeError.
-                raise ValueError(f"its {key} is {self.config[key]!r}: it must be a dictionary")  # noqa: TRY004
-        if isinstance(self.config.get(TEXT), dict) and not self.has_vision:
-            raise ValueError(
-                f"a {self.config.get('model_type')} without a vision tower is its language model: "
-                f"give its {TEXT} as a config.json of its own"
-            )
+        self._check_parts()
         # transformers has a size of its own where that of a part is absent.
         for key in ("model_type",) if self.has_vision else ("model_type", "vocab_size"):
             if self.config.get(key) is None:
@@ -132,6 +124,22 @@ class Model(Record):
         if (self.experts or 0) > MOST_EXPERTS:
             raise ValueError(f"{self.experts} experts in a layer: at most {MOST_EXPERTS} are read")
         return self
+
+    def _check_parts(self) -> None:
+        """Refuse parts that are no dictionaries, and a language part without a tower.
+
+        Raises:
+            ValueError: in one line.
+        """
+        for key in (VISION, TEXT):
+            if not isinstance(self.config.get(key) or {}, dict):
+                # pydantic reports no TypeError.
+                raise ValueError(f"its {key} is {self.config[key]!r}: it must be a dictionary")  # noqa: TRY004
+        if isinstance(self.config.get(TEXT), dict) and not self.has_vision:
+            raise ValueError(
+                f"a {self.config.get('model_type')} without a vision tower is its language model: "
+                f"give its {TEXT} as a config.json of its own"
+            )
 
     @property
     def family(self) -> str:

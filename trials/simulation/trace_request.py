@@ -207,7 +207,7 @@ def approximations(
     uses_flash = recipe.attention == "flash_attention_2"
     # In fp32 no fused kernel takes shared heads: PyTorch's own steps are traced.
     is_fused = uses_sdpa and not (recipe.compute_dtype == "fp32" and model.has_grouped_queries)
-    is_masked = recipe.packing or is_padded or model.family in MASKED_IMAGE_FAMILIES
+    is_masked = recipe.packing or is_padded or _masks_images(cell, model)
     takes_flash = recipe.compute_dtype != "fp32" and _since(gpu, AMPERE)
     is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
@@ -253,6 +253,12 @@ def approximations(
     }
     own = (text for text, applies in stands_in.items() if applies)
     return (*own, *_image_approximations(cell, model), *_layout_approximations(cell, gpu))
+
+
+def _masks_images(cell: Cell, model: Model) -> bool:
+    """Whether tokens of an image attend to one another, by a mask."""
+    by_key = model.text.get("use_bidirectional_attention") == "vision"
+    return cell.image_tokens is not None and (by_key or model.family in MASKED_IMAGE_FAMILIES)
 
 
 def _image_approximations(cell: Cell, model: Model) -> list[str]:

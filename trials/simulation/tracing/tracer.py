@@ -1,5 +1,6 @@
 """Recorder of a step under fake tensors, operation by operation."""
 
+import math
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
@@ -120,7 +121,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self.note_operator = note
         self._shares = shares
         self._with_workspaces = with_workspaces
-        self._needs_mask = needs_mask
+        self.needs_mask = needs_mask
         self._names: dict[int, int] = {}
         self.made_in: dict[int | None, Segment] = {}  # by name of the storage
         self._next_name = 0
@@ -235,7 +236,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
     def _entries(self, mask: torch.Tensor) -> torch.Tensor:
         """Indices of the tokens of images, which a kernel finds as ``nonzero`` does."""
-        result = _picked(mask, len(mask) * (self.image_tokens or 0))
+        of_each = (self.image_tokens or 0) * math.prod(mask.shape[2:])
+        result = _picked(mask, len(mask) * of_each)
         self.note_result(FIND, (mask,), result)
         self._record_work(ShapeEffects(NO_NUMBERS, describe(FIND, (mask,), {}, result)))
         self.event(Kind.WAITED, 0, NO_NUMBERS)
@@ -266,7 +268,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
             # Whether nothing is padded, or each row has one example.
-            return not (self._needs_mask and reader == MASKS)
+            return not (self.needs_mask and reader == MASKS)
         one = tensor.untyped_storage()._cdata != self._overflows  # noqa: SLF001 - as StorageWatch
         return float(one) if tensor.is_floating_point() else int(one)
 

@@ -12,9 +12,12 @@ from trials.models.fused_head import base_of
 from trials.records.compatibility import ANY_SIZE_FAMILIES
 
 GRID = "image_grid_thw"  # argument of models that take images of any size
+PLACES = "image_position_ids"  # argument of models whose processor pads images
 KINDS = "mm_token_type_ids"  # another one: kinds of the tokens
 SIZED = "image_size"  # key of the one size of a tower's images
 ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
+PADDED = "gemma4"  # family whose processor pads each image to as many patches
+MOST_PADDED = 280  # tokens of an image by that processor (max_soft_tokens)
 MOST_ASPECT = 4  # longer side of an image over the shorter one
 
 
@@ -68,9 +71,15 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
 
 
 def takes_any_size(model: nn.Module) -> bool:
-    """Whether a model takes images of any size, by a grid."""
+    """Whether a model takes images of any size, by a grid or the places of patches."""
     base: Any = base_of(model)
     return base.config.model_type in ANY_SIZE_FAMILIES
+
+
+def is_padded(model: nn.Module) -> bool:
+    """Whether a model's processor pads the patches of each image to one number."""
+    base: Any = base_of(model)
+    return bool(base.config.model_type == PADDED)
 
 
 def grid_of(model: nn.Module, image_tokens: int) -> tuple[int, int, int]:
@@ -80,6 +89,11 @@ def grid_of(model: nn.Module, image_tokens: int) -> tuple[int, int, int]:
         ImagesError: each image of so many tokens is a strip.
     """
     base: Any = base_of(model)
+    if is_padded(base) and image_tokens > MOST_PADDED:
+        raise ImagesError(
+            f"--image-tokens {image_tokens}: an image of {PADDED!r} gives at most {MOST_PADDED}, "
+            "and one image in each example is estimated"
+        )
     if not _is_shapely(image_tokens):
         lower = next(n for n in range(image_tokens, 0, -1) if _is_shapely(n))
         higher = next(n for n in range(image_tokens, 2 * image_tokens) if _is_shapely(n))
@@ -88,7 +102,8 @@ def grid_of(model: nn.Module, image_tokens: int) -> tuple[int, int, int]:
             f"{MOST_ASPECT} times as long as it is wide: use {lower} or {higher}"
         )
     rows = _rows(image_tokens)
-    merged = base.config.vision_config.spatial_merge_size
+    vision = base.config.vision_config
+    merged = vision.pooling_kernel_size if is_padded(base) else vision.spatial_merge_size
     return 1, merged * rows, merged * image_tokens // rows
 
 
@@ -116,11 +131,14 @@ def image_inputs(
         Pixels in fp32, (sequences x images, channels, height, width), and where the class takes
         them the kinds of the tokens (sequences, length), 1 for images. For images of any size the
         pixels are rows of patches (patches, channels x frames x height x width), beside their grid
-        (sequences x images, 3).
+        (sequences x images, 3), or padded ones beside their places.
     """
     base: Any = base_of(model)
     count = len(tokens) * images
-    if takes_any_size(model):
+    if is_padded(base):
+        name = KINDS
+        inputs = _padded_patches(base, grid_of(base, image_tokens), count, tokens.device)
+    elif takes_any_size(model):
         grid, name = grid_of(base, image_tokens), KINDS
         inputs = {
             "pixel_values": _patches(base, count * math.prod(grid), tokens.device),
@@ -133,6 +151,26 @@ def image_inputs(
         inputs[name] = torch.zeros_like(tokens)
         inputs[name][:, :image_tokens] = 1
     return inputs
+
+
+def _padded_patches(
+    base: Any, grid: tuple[int, int, int], images: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Patches (images, patches, 3 x height x width) and their places (images, patches, 2).
+
+    Padding is at -1.
+    """
+    vision = base.config.vision_config
+    patches = MOST_PADDED * vision.pooling_kernel_size**2
+    _, rows, columns = grid
+    places = torch.full((patches, 2), -1)
+    places[: rows * columns] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(
+        1
+    )
+    return {
+        "pixel_values": torch.zeros(images, patches, 3 * vision.patch_size**2, device=device),
+        PLACES: places.repeat(images, 1, 1).to(device),
+    }
 
 
 def _patches(base: Any, patches: int, device: torch.device) -> torch.Tensor:

@@ -19,8 +19,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trials.models.fused_head import base_of
 from trials.records.cell import Cell
+from trials.simulation.tracing.kernels.padded_images import PaddedImages
 from trials.simulation.tracing.tracer import Tracer
-from trials.training.tasks.images import GRID, KINDS, grid_of, takes_any_size
+from trials.training.tasks.images import GRID, KINDS, grid_of, is_padded, takes_any_size
 
 ATTENTION = "flash_attention_by_pieces"
 """Name of the attention; with a flash in it, transformers passes all pieces in one call."""
@@ -132,10 +133,12 @@ class EqualImages:
         return args, kwargs | further
 
 
-def equal_images(model: nn.Module, cell: Cell) -> EqualImages | None:
+def equal_images(model: nn.Module, cell: Cell) -> EqualImages | PaddedImages | None:
     """Images of a traced model of a cell; None unless it takes some of any size."""
     if cell.image_tokens is None or not takes_any_size(model):
         return None
+    if is_padded(model):
+        return PaddedImages(model, cell.image_tokens)
     is_flash = cell.recipe.attention == "flash_attention_2"
     return EqualImages(model, cell.image_tokens, is_flash=is_flash)
 
