@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fitting.points.batch_lengths import Lengths
+from gpu_catalog.number_text import given
 from orchestrator.cli.main import main
 
 TINY = (
@@ -293,11 +294,11 @@ def test_expected_cost_decides_and_an_exceeded_interval_is_marked(
     assert "--examples, --epochs)" in shown()
     between = (cheapest["usd"] + cheapest["usd_interval"]["high"]) / 2
     sure = shown("--deadline", 10000)
-    assert "deadline of 10000 h" in sure
+    assert "deadline of 10,000 h" in sure
     assert "exceeds" not in sure
     unsure = shown("--budget-usd", between)
-    assert f"budget of ${between:g}, but" in unsure
-    assert f"${between:g}: H100-SXM ($" in unsure
+    assert f"budget of ${given(between)}, but" in unsure
+    assert f"${given(between)}: H100-SXM ($" in unsure
     assert f"{cheapest['usd_interval']['high']:.3g}) ! |" in unsure
     assert "\n! the 90 % interval" in unsure
     none = shown("--deadline", 0.001)
@@ -305,9 +306,9 @@ def test_expected_cost_decides_and_an_exceeded_interval_is_marked(
     assert f"take {quickest['hours']:.3g} h, on " in none
     assert "Rent" not in none
     both = shown("--deadline", 1000, "--budget-usd", between)
-    assert "deadline of 1000 h" in both
-    assert f"budget of ${between:g}, but" in both
-    assert f"budget of ${between:g}." in both
+    assert "deadline of 1,000 h" in both
+    assert f"budget of ${given(between)}, but" in both
+    assert f"budget of ${given(between)}." in both
     assert f"cost ${cheapest['usd']:.3g}, on " in shown("--budget-usd", 0.001)
 
 

@@ -13,6 +13,8 @@ from builders.observations import cpu, recipe
 from builders.vision import (
     GEMMA,
     GEMMA4,
+    GLM,
+    GLM46,
     LLAVA,
     QWEN2,
     QWEN3,
@@ -83,6 +85,9 @@ CELLS_OF_ANY_SIZE = [
     (QWEN3, recipe("qlora", precision="bf16", loss="chunked")),
     (QWEN3_MOE, recipe("full")),
     (QWEN35, recipe("lora")),
+    (GLM, recipe("full")),
+    (GLM, CHECKPOINTED),
+    (GLM46, CHECKPOINTED),
 ]
 LEFT_OUT_BYTES = 40
 """Bytes of each example that a trace of images of any size leaves out: positions and bounds."""
@@ -158,7 +163,7 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
 
 @pytest.mark.parametrize(
     ("config", "copies"),
-    [(GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1)],
+    [(GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1), (GLM, 3)],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
 )
 def test_few_layers_and_two_batch_sizes_determine_a_step_with_images(
@@ -279,9 +284,9 @@ def written(folder: Path, config: dict[str, Any]) -> str:
         ),
         (QWEN2, {"image_tokens": 4, "attention": "eager"}, "eager is not simulated for images of"),
         (
-            any_size("glm4v", {}, {"intermediate_size": 96}),
+            any_size("paddleocr_vl", {}, {"intermediate_size": 96}),
             {"image_tokens": 4},
-            r"images of 'glm4v' have no one size \(its class takes image_grid_thw\)",
+            r"images of 'paddleocr_vl' have no one size \(its class takes image_grid_thw\)",
         ),
         (
             LLAVA | {"model_type": "smolvlm", "vision_config": TOWER},

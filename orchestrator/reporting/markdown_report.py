@@ -294,8 +294,8 @@ def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str
         else ""
     )
     yield f"Prices date from {dates[0]}{last}{recorded}."
-    each = ", on each GPU" if any(row.cell.ranks > 1 for row in rows) else ""
-    yield f"Batch size: {BATCH_RULES[rows[0].batch]}{each}; max is the largest that fits."
+    where = ", on each GPU" if any(row.cell.ranks > 1 for row in rows) else ""
+    yield f"Batch size: {BATCH_RULES[rows[0].batch]}{where}; max is the largest that fits."
     yield f"Brackets: 90 % intervals. They include {interval_sources(ranking)}."
     yield "P(cheapest): the probability that no other offer is cheaper."
 

@@ -67,7 +67,7 @@ class _Trial:
     error: str | None = None
 
     def doing(self) -> str:
-        """What its probe does that runs now."""
+        """Work of the probe that runs now."""
         if not isinstance(self.task, TrialTask):
             return "profiling"
         probe = probe_after(self.task, self.observations[self.earlier :])

@@ -101,9 +101,19 @@ GEMMA4: dict[str, Any] = {
         "position_embedding_size": 64,
     },
 }
-TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16} | {
-    config["model_type"]: 6 for config in (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4)
+GLM = any_size(
+    "glm4v",
+    {"pad_token_id": 0},
+    {"intermediate_size": 96, "image_size": 16, "in_channels": 3, "out_hidden_size": 64},
+) | {"image_start_token_id": 91, "image_end_token_id": 92}
+GLM46 = GLM | {
+    "model_type": "glm46v",
+    "vision_config": GLM["vision_config"] | {"model_type": "glm4v_vision"},
 }
+OF_ANY_SIZE = (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4, GLM, GLM46)
+TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16} | dict.fromkeys(
+    (config["model_type"] for config in OF_ANY_SIZE), 6
+)
 
 
 def tiny_vision(config: dict[str, Any]) -> Model:

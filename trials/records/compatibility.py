@@ -11,7 +11,10 @@ LIGER_FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Families whose layers liger-kernel replaces by RMSNorm, rotary embedding and SwiGLU alone."""
 MASKED_IMAGE_FAMILIES = ("gemma3", "paligemma", "shieldgemma2")
 """Families of one size of image whose image tokens attend to one another in both directions."""
-ANY_SIZE_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "gemma4")
+ANY_SIZE_FAMILIES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "gemma4"),
+    *("glm4v", "glm46v", "glm_ocr"),
+)
 """Families whose towers take images of any size, as rows of patches with a grid or places."""
 ROUTER_LOSS_FAMILIES = (
     *("ernie4_5_moe", "flex_olmo", "gpt_oss", "jamba", "laguna", "mellum", "minimax"),

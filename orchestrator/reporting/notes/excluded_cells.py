@@ -1,4 +1,4 @@
-"""Cells that a ranking excludes, by reason, and what to do where it excludes all. Pure."""
+"""Cells that a ranking excludes, by reason, and advice where it excludes all. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ def _range(values: Iterable[float]) -> str:
 
 
 def no_offer_text(ranking: Ranking) -> str:
-    """What to do where a ranking has no offer.
+    """Advice where a ranking has no offer.
 
     Options to relax if offers miss the deadline or the budget; else it stands beside each cell.
     """

@@ -1,6 +1,5 @@
 """Recorder of a step under fake tensors, operation by operation."""
 
-import math
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
@@ -236,8 +235,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
     def _entries(self, mask: torch.Tensor) -> torch.Tensor:
         """Indices of the tokens of images, which a kernel finds as ``nonzero`` does."""
-        of_each = (self.image_tokens or 0) * math.prod(mask.shape[2:])
-        result = _picked(mask, len(mask) * of_each)
+        result = _picked(mask, mask[:, :1].numel() * (self.image_tokens or 0))
         self.note_result(FIND, (mask,), result)
         self._record_work(ShapeEffects(NO_NUMBERS, describe(FIND, (mask,), {}, result)))
         self.event(Kind.WAITED, 0, NO_NUMBERS)

@@ -1,8 +1,9 @@
 """Traced images of any size: each example has one, all of the same size.
 
-The towers of Qwen's models divide the patches of a batch into images and windows by a grid, whose
-values fake tensors lack, and attend to one after another. Here hooks hand a tower all that it
-computes from the grid, as transformers' own precomputed arguments, and equal pieces are one batch.
+The towers of Qwen's and GLM's models divide the patches of a batch into images and windows by a
+grid, whose values fake tensors lack, and attend to one after another. Here hooks hand a tower all
+that it computes from the grid, as transformers' own precomputed arguments, and equal pieces are one
+batch.
 """
 
 from collections import Counter
@@ -42,6 +43,11 @@ class Pieces:
     images: int
     tracer: Tracer
     is_one_kernel: bool
+
+    def __getitem__(self, part: slice) -> torch.Tensor:
+        """Some of the cumulative lengths of the batch, without values."""
+        pieces = self.images * (len(self.bounds) - 1)
+        return torch.empty(pieces + 1, dtype=torch.int32)[part]
 
     @property
     def longest(self) -> int:
@@ -122,7 +128,7 @@ class EqualImages:
         """Arguments of a tower with all that it would compute from the grid."""
         assert self.tracer is not None
         images = len(kwargs["grid_thw"])
-        further: dict[str, Any] = {
+        further: dict[str, Any] = {"grid_thw": torch.empty(images, 3, dtype=torch.int64)} | {
             name: torch.empty(images * len(one), *one.shape[1:], dtype=one.dtype)
             for name, one in self._indices.items()
         }
