@@ -167,6 +167,18 @@ def test_a_killed_rank_ends_the_others_and_costs_the_probe_alone(
     assert prober.probe(SMALL).outcome is Outcome.FITS
 
 
+def test_a_rank_that_ends_between_probes_ends_the_others(prober: ChildProber) -> None:
+    """They hold memory while nobody asks; the next probe has the reason, and the one after fits."""
+    idle = ranks(prober)
+    idle[1].kill()
+    assert gone_within(idle, SOON_SECONDS)
+    end = prober.probe(SMALL)
+    assert end.outcome is Outcome.FAILED
+    assert end.detail is not None
+    assert end.detail.startswith("rank 1: ")
+    assert prober.probe(SMALL).outcome is Outcome.FITS
+
+
 def test_a_rank_that_hangs_is_named() -> None:
     """The probe times out; the rank that the others wait for is said, and all end."""
     hurried = ChildProber(

@@ -304,6 +304,11 @@ class MessagePipe:
         self._requests = os.fdopen(requests, "rb", buffering=0)
         self._replies = os.fdopen(replies, "wb", buffering=0)
 
+    @property
+    def requests(self) -> int:
+        """Descriptor of the pipe that requests come by."""
+        return self._requests.fileno()
+
     def receive(self) -> str:
         """Wait for the next line; empty when the trial is gone."""
         return self._requests.readline().decode()

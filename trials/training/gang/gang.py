@@ -86,6 +86,7 @@ class Gang:
         self._build_timeout_seconds = setup.build_timeout_seconds
         self._probe_timeout_seconds = setup.probe_timeout_seconds
         self._oom_kills_before = host_oom_kills()
+        self._ended: RankEnd | None = None  # since the last probe
         gpus = setup.cell.parallel.gpus
         self._counts = mmap.mmap(-1, COUNT.size * gpus)
         self._ranks: list[RankProcess] = []
@@ -123,6 +124,22 @@ class Gang:
             memory_limit_bytes=min(ready.memory_limit_bytes for ready in readies),
         )
 
+    def receive(self, pipe: MessagePipe) -> str:
+        """Wait for the next request; empty when the trial is gone.
+
+        If a rank ends before, all others are killed at once, for they hold memory.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe.requests, selectors.EVENT_READ)
+            for rank in self._ranks:
+                selector.register(rank.replies, selectors.EVENT_READ, rank)
+            ready = [key.data for key, _ in selector.select()]
+        ends = (self._answer(rank, ProbeReply) for rank in ready if rank is not None)
+        self._ended = next((end for end in ends if isinstance(end, RankEnd)), None)
+        if self._ended is not None:
+            self.close()
+        return pipe.receive()
+
     def probe(self, request: ProbeRequest) -> ProbeReply:
         """Try one batch size on all ranks; a failure of one is the reply."""
         for rank in self._ranks:
@@ -143,6 +160,8 @@ class Gang:
         Raises:
             GangEndError: a rank refused, ended or was silent too long.
         """
+        if self._ended is not None:
+            raise GangEndError(self._ended)
         answers: dict[int, R] = {}
         ends: list[RankEnd] = []
         deadline = time.monotonic() + timeout_seconds
@@ -277,7 +296,7 @@ def serve_gang(setup: Setup, pipe: MessagePipe) -> None:
             gang.close()
             pipe.send(Refused(outcome=end.outcome, detail=end.line, final=end.is_final))
             return
-        while line := pipe.receive():
+        while line := gang.receive(pipe):
             reply = gang.probe(ProbeRequest.model_validate_json(line))
             if reply.outcome is not Outcome.FITS:
                 gang.close()  # first, since the reply may have this process killed
