@@ -2,7 +2,7 @@
 
 The column of long text moves to a line below each row, and then the recipe. If that does not
 suffice, columns that decide nothing are hidden, and a line below the table names them; then the
-batch and what is alike in most rows move below, too. A table that is still too wide becomes a list.
+batch, the odds and the experts move below, too. A table that is still too wide becomes a list.
 Sentences beside tables break between words, and names of cells after a slash.
 """
 

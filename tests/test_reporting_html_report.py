@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from builders.catalog_offers import offer
 from builders.curves import DENSE, epochs
 from builders.observations import recipe, tiny_cell
 from builders.profiles import profiled
+from builders.report_pages import MADE, report_page
 from builders.runs import ONE_CELL, SIMULATED, results
 from fakes.browser import Opened
 from playwright.sync_api import BrowserContext, expect
@@ -19,8 +19,6 @@ from playwright.sync_api import BrowserContext, expect
 from fitting.fit import fit_observations
 from fitting.learning_curves import curves
 from orchestrator.reporting.html_report import html_report
-
-MADE = datetime(2026, 11, 21, tzinfo=UTC)
 
 OFFERS = "".join(
     (
@@ -38,9 +36,7 @@ TWO_JOBS = ONE_CELL.replace("[16]", "[16, 32]")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with two measured jobs and one simulated on two GPUs."""
     text = TWO_JOBS.replace("workload:", f"{SIMULATED}workload:") + OFFERS
-    path = tmp_path_factory.mktemp("run") / "report.html"
-    path.write_text(html_report(results(text), MADE), encoding="utf-8")
-    return path
+    return report_page(tmp_path_factory.mktemp("run"), results(text))
 
 
 @pytest.fixture
@@ -252,9 +248,7 @@ def test_profiles_and_curves_are_drawn(browser: BrowserContext, tmp_path: Path) 
     )
     probes = [profiled(1), profiled(8), profiled(8, cell=saving)]
     run = replace(run, profiled=probes, learned=learned)
-    path = tmp_path / "report.html"
-    path.write_text(html_report(run, MADE), encoding="utf-8")
-    opened = Opened(browser, path)
+    opened = Opened(browser, report_page(tmp_path, run))
     for part in ("stages", "layers", "inside"):
         bars = f"#profile-{part} [aria-label=bar] rect"
         widths = opened.page.locator(bars).evaluate_all(

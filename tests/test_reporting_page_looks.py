@@ -6,24 +6,24 @@ Each leaves a screenshot in ``build/screenshots`` for people to look at.
 import dataclasses
 import re
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.catalog_offers import offer
+from builders.report_pages import MADE, report_page
 from builders.runs import ONE_CELL, ROUTED, SIMULATED, results
 from fakes.browser import OPEN_ALL, Opened
 from playwright.sync_api import BrowserContext, Page, expect
 
 from orchestrator.pricing.price_history import PriceCourse
 from orchestrator.reporting.comparison import compare
-from orchestrator.reporting.html_report import html_comparison, html_report
+from orchestrator.reporting.html_report import html_comparison
 
 ROOT = Path(__file__).parent
 AXE = (ROOT / "vendor" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 SCREENSHOTS = ROOT.parent / "build" / "screenshots"
-MADE = datetime(2026, 11, 21, tzinfo=UTC)
 WIDTHS = (1440, 1024, 390)
 OFFERS = "catalog:\n  offers:\n" + "".join(
     offer(0.02 * (n + 1), provider="them", instance=f"big{n}") for n in range(30)
@@ -44,10 +44,8 @@ COURSES = [
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with measured, simulated and sparse cells."""
-    path = tmp_path_factory.mktemp("run") / "report.html"
     run = dataclasses.replace(results(TEXT), price_courses=COURSES)
-    path.write_text(html_report(run, MADE), encoding="utf-8")
-    return path
+    return report_page(tmp_path_factory.mktemp("run"), run)
 
 
 @pytest.fixture(params=["light", "dark"])

@@ -1,19 +1,16 @@
 """A view of the report: its filters, what follows them, and the address that holds it."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from builders.catalog_offers import offer
+from builders.report_pages import report_page
 from builders.runs import ONE_CELL, SIMULATED, results
 from fakes.browser import Opened
 from playwright.sync_api import BrowserContext, Page, expect
 
-from orchestrator.reporting.html_report import html_report
-
-MADE = datetime(2026, 11, 21, tzinfo=UTC)
 LEAD = ".answer:not([hidden]) .lead"
 DOUBTS = ".answer:not([hidden]) .warn"
 EIGHT = "A40, L40S, A100-80GB-SXM, H100-SXM, H200-SXM, B200, RTX-4090, RTX-5090"
@@ -27,9 +24,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with a measured job, and one that is simulated on eight GPUs."""
     simulated = SIMULATED.replace("A40, H100-SXM", EIGHT)
     text = ONE_CELL.replace("workload:", f"{simulated}workload:") + OFFERS
-    path = tmp_path_factory.mktemp("run") / "report.html"
-    path.write_text(html_report(results(text), MADE), encoding="utf-8")
-    return path
+    return report_page(tmp_path_factory.mktemp("run"), results(text))
 
 
 @pytest.fixture

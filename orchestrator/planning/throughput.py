@@ -15,7 +15,7 @@ def fastest(observations: Sequence[Observation]) -> str | None:
     )
     best = max(
         (
-            o.cell.data_parallel_ranks * o.batch_size / statistics.median(steps)
+            o.cell.examples_per_second(o.batch_size, statistics.median(steps))
             for o in observations
             if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
             # A capped GPU's speed is that of the larger one that stood in for it.

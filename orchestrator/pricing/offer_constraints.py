@@ -32,10 +32,10 @@ class OfferFilter(Record):
     def options(self) -> list[str]:
         """Options of the command line that set the filter."""
         lists = {"--providers": self.providers, "--regions": self.regions}
-        given = [f"{option} {','.join(names)}" for option, names in lists.items() if names]
+        filters = [f"{option} {','.join(names)}" for option, names in lists.items() if names]
         if self.market is not None:
-            given.append("--spot" if self.market == "spot" else "--no-spot")
-        return [*given, *["--single-gpu-instances"] * self.single_gpu]
+            filters.append("--spot" if self.market == "spot" else "--no-spot")
+        return [*filters, *["--single-gpu-instances"] * self.single_gpu]
 
     def allows(self, offer: Offer) -> bool:
         """Whether an offer passes the filter."""

@@ -121,7 +121,7 @@ def _ranked_offer(
         batch=batch if isinstance(batch, str) else "asked",
         largest_batch=largest,
         limited_by=None if largest is None else _limit_reason(job.cell, miss),
-        examples_per_second=job.cell.data_parallel_ranks * step.batch_size / step.seconds,
+        examples_per_second=job.cell.examples_per_second(step.batch_size, step.seconds),
         epochs=job.job.epochs,
         tokens_per_example=step.tokens or float(job.cell.seq_len),
         as_if_full=job.job.lengths is not None and step.tokens is None,

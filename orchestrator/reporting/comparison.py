@@ -252,8 +252,7 @@ def _speed_change(
         # The ratio falls if the second step takes longer or the first one less, and vice versa.
         low, high = math.hypot(most[1], least[0]), math.hypot(least[1], most[0])
         ends = (ratio * math.exp(-low), ratio * math.exp(high))
-    examples = cell.data_parallel_ranks * batch_size
-    before_rate, after_rate = (examples / step.seconds for step in steps)
+    before_rate, after_rate = (cell.examples_per_second(batch_size, step.seconds) for step in steps)
     return SpeedChange(cell, batch_size, before_rate, after_rate, bases, ratio, *ends, other)
 
 

@@ -28,7 +28,7 @@ STYLES = {"waiting": "dim", "running": "cyan", "done": "green", "died": "bold re
 DOING: Mapping[Purpose, str] = {
     "search": "trying batch {}",
     "boundary": "confirming batch {}",
-    "drawn": "drawing lengths of batch {}",
+    "drawn": "trying drawn lengths of batch {}",
     "ladder": "timing batch {}",
 }
 BAR_COLUMNS = 24

@@ -94,6 +94,15 @@ class Cell(Record):
         """GPUs, or groups of them under ``tp``, that train on parts of their own of a batch."""
         return 1 if self.parallel is None else self.parallel.data_parallel_ranks
 
+    def examples_per_second(self, batch_size: int, seconds: float) -> float:
+        """Throughput of all GPUs.
+
+        Args:
+            batch_size: examples of a micro-batch on each of them.
+            seconds: duration of a micro-batch, with its share of the update.
+        """
+        return self.data_parallel_ranks * batch_size / seconds
+
     @property
     def nodes(self) -> int:
         """Nodes that these GPUs are on."""

@@ -41,7 +41,7 @@ def _speeds(results: RunResults, cell: Cell) -> Iterator[tuple[Any, ...]]:
             if step is None:
                 break
             fastest, slowest = step.uncertainty.factors
-            speed = cell.data_parallel_ranks * size / step.seconds
+            speed = cell.examples_per_second(size, step.seconds)
             law = None if step.law is None else LAW_NAMES[step.law]
             values = (speed, speed / slowest, speed / fastest, step.extrapolated, law)
             yield (results.place(cell), stack, basis.value, size, *values)
