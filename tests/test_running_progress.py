@@ -5,12 +5,13 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from builders.observations import measurement, observation
+from builders.observations import measurement, observation, tiny_cell
 from builders.runs import TWO_CELLS, spec_of, whole_trial
 
 from orchestrator.planning.plan import trial_task
 from orchestrator.running.progress import Progress, fastest, labels
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Outcome
 from trials.trial import TrialTask
@@ -324,12 +325,14 @@ def test_states_have_colours_unless_no_color_is_set(
 
 
 def test_labels_have_the_parts_in_which_trials_differ() -> None:
-    """Keys whose parts cannot be compared stay whole."""
-    keys = ["cpu/m/full/2of8/seq16", "cpu/m/full/8of8/seq16"]
-    assert labels(keys) == ("cpu/m/full/seq16", ["2of8", "8of8"])
-    assert labels(["cpu/m/full/2of8/seq16"]) == ("", ["cpu/m/full/2of8/seq16"])
-    on_hub = [*keys, "cpu/who/m/full/2of8/seq16"]
-    assert labels(on_hub) == ("", on_hub)
+    """Also where only some train on several GPUs, or a model of the hub has a slash in its name."""
+    one, other = tiny_cell("mixtral-tiny", seq_len=16), tiny_cell("mixtral-tiny", seq_len=32)
+    assert labels([one, other]) == ("cpu/mixtral-tiny/full-fp32-grouped/2of8", ["seq16", "seq32"])
+    assert labels([one]) == ("", [one.key])
+    two = one.model_copy(update={"parallel": Parallel(gpus=2, strategy="ddp")})
+    assert labels([one, two]) == (one.key, ["1x", "2xddp"])
+    on_hub = one.model_copy(update={"model": "who/mixtral"})
+    assert labels([one, on_hub])[1] == ["mixtral-tiny", "who/mixtral"]
 
 
 def test_terminal_that_cannot_move_its_cursor_gets_plain_lines(

@@ -89,20 +89,18 @@ class _Trial:
         return f"largest batch {self.largest}; {fastest(self.observations) or tried}"
 
 
-def labels(keys: Sequence[str]) -> tuple[str, list[str]]:
-    """Parts that all keys of cells share, and what is left of each.
-
-    Keys whose parts cannot be compared, such as those with names of models on the hub, stay whole.
-    """
-    parts = [key.split("/") for key in keys]
-    if len(parts) < 2 or len({len(row) for row in parts}) > 1:
-        return "", list(keys)
+def labels(cells: Sequence[Cell]) -> tuple[str, list[str]]:
+    """Parts of the keys that all cells share, and what is left of each; one GPU has ``1x``."""
+    parts = [cell.key_parts for cell in cells]
+    if len(parts) < 2:
+        return "", [cell.key for cell in cells]
     differs = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
-    shared = "/".join(part for part, differ in zip(parts[0], differs, strict=True) if not differ)
+    shared = (part for part, differ in zip(parts[0], differs, strict=True) if not differ)
     own = [
-        "/".join(part for part, differ in zip(row, differs, strict=True) if differ) for row in parts
+        "/".join(part or "1x" for part, differ in zip(row, differs, strict=True) if differ)
+        for row in parts
     ]
-    return (shared, own) if all(own) else ("", list(keys))
+    return "/".join(filter(None, shared)), own
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +187,8 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stderr if stream is None else stream
-        keys = [cell.key for cell in cells]
-        self._shared, own = labels(keys)
-        self._trials = {key: _Trial(label) for key, label in zip(keys, own, strict=True)}
+        self._shared, own = labels(cells)
+        self._trials = {cell.key: _Trial(label) for cell, label in zip(cells, own, strict=True)}
         for result in earlier:
             if isinstance(result, Observation) and result.cell.key in self._trials:
                 self._trials[result.cell.key].observations.append(result)

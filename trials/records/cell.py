@@ -142,13 +142,18 @@ class Cell(Record):
     @property
     def key(self) -> str:
         """A stable name, for example ``cpu/mixtral-tiny/full-fp32-grouped/2of8/seq128``."""
+        return "/".join(filter(None, self.key_parts))
+
+    @property
+    def key_parts(self) -> tuple[str, ...]:
+        """Parts of the key in their order; one that the cell does not have is empty."""
         gpu = self.gpu if self.capped_on is None else f"{self.gpu}@{self.capped_on}"
         gpu = f"{gpu}(simulated)" if self.simulated else gpu
         model = self.model if self.weights == "random" else f"{self.model}+{self.weights}"
         routing = "dense" if self.experts is None else f"{self.active_experts}of{self.experts}"
-        layout = "" if self.parallel is None else f"/{self.parallel.key}"
-        images = "" if self.image_tokens is None else f"/images{self.image_tokens}"
-        return f"{gpu}/{model}/{self.recipe.key}/{routing}/seq{self.seq_len}{images}{layout}"
+        layout = "" if self.parallel is None else self.parallel.key
+        images = "" if self.image_tokens is None else f"images{self.image_tokens}"
+        return gpu, model, self.recipe.key, routing, f"seq{self.seq_len}", images, layout
 
 
 class OfCell(Protocol):
