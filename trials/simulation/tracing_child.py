@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -69,8 +70,16 @@ class TracingChild:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this process started it, and it has not ended."""
-        return self._parent == os.getpid() and self._process.poll() is None
+        """Whether this process started it, and it has not ended.
+
+        The thread that waits for it may learn of its end late. Its socket closes at once, and is
+        silent while it is idle.
+        """
+        if self._parent != os.getpid() or self._process.poll() is not None:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
 
     def answer(
         self,

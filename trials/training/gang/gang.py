@@ -28,6 +28,8 @@ from trials.training.worker import MessagePipe
 
 # A rank whose neighbour died reports a lost connection, perhaps before that death is seen.
 GRACE_SECONDS = 0.5
+# A rank whose report of its collectives is this much older than another's does not run at all.
+SILENT_SECONDS = 1.0
 # In lower case; each is part of an error that another rank's end causes.
 ECHOES = (
     "connection closed by peer",
@@ -212,14 +214,18 @@ class Gang:
     def _hanging(self, answers: dict[int, R], timeout_seconds: float, activity: str) -> RankEnd:
         """End of a probe that took too long, and the rank that the others wait for.
 
-        A rank that hangs has begun fewer collectives than those that wait for it in one.
+        A rank that hangs has begun fewer collectives than those that wait for it in one. One that
+        was stopped inside a collective has begun as many, and reports no more.
         """
-        begun = {
-            rank.number: COUNT.unpack_from(self._counts, COUNT.size * rank.number)[0]
+        counts = {
+            rank.number: COUNT.unpack_from(self._counts, COUNT.size * rank.number)
             for rank in self._ranks
             if rank.number not in answers
         }
-        behind = [number for number, count in begun.items() if count == min(begun.values())]
+        fewest = min(begun for begun, _ in counts.values())
+        oldest = max(reported for _, reported in counts.values()) - SILENT_SECONDS
+        behind = [number for number, (_, reported) in counts.items() if reported < oldest]
+        behind = behind or [number for number, (begun, _) in counts.items() if begun == fewest]
         text = f"no answer within {timeout_seconds:g} s, {activity}"
         if len(behind) == len(self._ranks):
             return RankEnd(None, Outcome.TIMED_OUT, f"{text}: no rank is behind the others")

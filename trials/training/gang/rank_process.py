@@ -20,8 +20,8 @@ from trials.records.messages import Setup
 from trials.records.observation import Outcome
 from trials.training.worker import MessagePipe, Worker, serve
 
-COUNT = struct.Struct("q")
-COUNT_SECONDS = 0.1  # between two reports of how far a rank is
+COUNT = struct.Struct("qd")  # collectives that a rank has begun, monotonic time of this report
+COUNT_SECONDS = 0.1  # between two reports
 EXIT_SECONDS = 1.0  # a process that has closed its pipe ends at once
 PRINTED_BYTES = 64 * 2**10
 
@@ -34,7 +34,7 @@ class RankProcess:
         number: number of the rank, from 0.
         port: port at which the ranks meet.
         listening: descriptor of the socket that listens there.
-        counts: shared memory for the number of collectives that each rank has begun.
+        counts: shared memory for each rank's COUNT.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ def visible_gpu(number: int, visible: str | None) -> str:
     return str(number) if not visible else visible.split(",")[number].strip()
 
 
-def _count(number: Callable[[], int], note: Callable[[int], None]) -> None:
+def _count(number: Callable[[], int], note: Callable[[int, float], None]) -> None:
     """Note a number again and again, from a thread of its own: the first may hang at any time."""
 
     def noting() -> None:
         while True:
-            note(number())
+            note(number(), time.monotonic())
             time.sleep(COUNT_SECONDS)
 
     threading.Thread(target=noting, daemon=True).start()
