@@ -4,8 +4,8 @@ A sweep of ten cells runs on a Ray of its own: into a folder, into a bucket that
 of the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
 driver are killed, and children are stopped. A driver that ends early is started again until the
 sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model; but for those
-of one more sweep, whose trials train on two and on four ranks, which are killed too. `WHERE=ranks`
-runs sweeps of this kind alone.
+of one more sweep, whose trials train on two ranks and, given as many cores, on four, which are
+killed too. `WHERE=ranks` runs sweeps of this kind alone.
 
 Printed are kills; observations that were in the log and are not any more; probes with two verdicts;
 processes that live a minute after their driver; files left among the temporary ones; and how long
@@ -38,7 +38,8 @@ from trials.records.observation import Observation
 LENGTHS = list(range(24, 24 + 8 * 10, 8))
 # A child that was stopped holds its trial until the probe's time is over.
 LAWS = SPEC.replace("[24, 32, 40]", str(LENGTHS)) + "probe_timeout_seconds: 20\n"
-LAYOUTS = "[{gpus: 2, strategy: fsdp2}, {gpus: 4, strategy: ddp}]"
+MOST_RANKS = 4 if len(os.sched_getaffinity(0)) >= 4 else 2  # a rank holds a core
+LAYOUTS = f"[{{gpus: 2, strategy: fsdp2}}, {{gpus: {MOST_RANKS}, strategy: ddp}}]"
 GANGS = (
     SPEC.replace("seq_lens: [24, 32, 40]", f"seq_lens: [24, 32]\n    parallel: {LAYOUTS}")
     + "probe_timeout_seconds: 60\nboundary_repeats: 0\n"
@@ -119,8 +120,6 @@ class Round:
         variables = {"TMPDIR": str(self._place / "tmp"), "RAY_TMPDIR": str(self._place / "tmp")}
         if self._spec is LAWS:
             variables["PYTHONPATH"] = path
-        else:
-            variables["RAY_OVERRIDE_RESOURCES"] = '{"CPU": 4}'
         if self.where == "bucket":
             variables |= CREDENTIALS | {"AWS_ENDPOINT_URL": self._server.url}
         out = f"s3://{BUCKET}/{self._place.name}" if self.where == "bucket" else str(self._out)

@@ -11,16 +11,21 @@ import pytest
 import torch
 from builders.observations import cpu, recipe
 from builders.vision import (
+    DECODER,
     GEMMA,
     GEMMA4,
     GLM,
     GLM46,
+    IDEFICS3,
     LLAVA,
+    LLAVA_PIXTRAL,
+    MISTRAL3,
     QWEN2,
     QWEN3,
     QWEN3_MOE,
     QWEN25,
     QWEN35,
+    SMOL,
     TOKENS_PER_IMAGE,
     TOWER,
     any_size,
@@ -76,6 +81,13 @@ CELLS = [
     (LLAVA, recipe("full", precision="bf16-mixed", gradient_checkpointing=True)),
     (LLAVA, recipe("lora", attention="eager")),
     (LLAVA, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
+    (LLAVA_PIXTRAL, CHECKPOINTED),
+    (MISTRAL3, recipe("full")),
+    (MISTRAL3, CHECKPOINTED),
+    (MISTRAL3, recipe("lora", attention="eager")),
+    (SMOL, recipe("full")),
+    (SMOL, CHECKPOINTED),
+    (IDEFICS3, recipe("qlora", precision="bf16", loss="chunked")),
 ]
 CELLS_OF_ANY_SIZE = [
     (QWEN2, recipe("full")),
@@ -163,13 +175,16 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
 
 @pytest.mark.parametrize(
     ("config", "copies"),
-    [(GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1), (GLM, 3)],
+    [
+        *((GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1), (GLM, 3)),
+        *((MISTRAL3, 3), (SMOL, 3)),
+    ],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
 )
-def test_few_layers_and_two_batch_sizes_determine_a_step_with_images(
+def test_few_layers_and_batch_sizes_determine_a_step_with_images(
     config: dict[str, Any], copies: int
 ) -> None:
-    """The expanded trace at batch sizes 2 and 4 has the peak of the whole model at 3."""
+    """The expanded trace at batch sizes 2 and 4, for a mask 6, has the whole model's peak at 3."""
     cell = cell_of(config, CHECKPOINTED)
     request = TraceRequest(cell=cell, model=tiny_vision(config), target="cpu")
     traced = Tracing().trace(request)
@@ -190,6 +205,22 @@ def test_attention_of_a_tower_is_that_within_each_window(attention: str, calls: 
     squares = sum(patches**2 for patches in (*windows, *image, *windows))
     assert numbers[:, Column.FLOPS].sum() == BATCH * 4 * 48 * squares
     assert numbers[:, Column.LAUNCHES].sum() == calls
+
+
+@pytest.mark.parametrize(("attention", "share"), [("sdpa", 1.0), ("flash_attention_2", 1 / BATCH)])
+def test_pixtrals_tower_attends_to_all_images_but_with_flash_attention(
+    attention: str, share: float
+) -> None:
+    """Its mask has a row and a column for each patch of the batch, three batch sizes a trace."""
+    cell = cell_of(MISTRAL3, recipe("lora", precision="bf16", attention=attention))
+    step = TraceableCell(cell, tiny_vision(MISTRAL3), target="cuda", whole=True)
+    recorded = step.trace(BATCH, lambda mask: mask.numel()).recording
+    is_attention = recorded.names // 4 == OperatorClass.ATTENTION_FORWARD
+    flops = recorded.numbers[(recorded.kinds == Kind.RUN) & is_attention][0, Column.FLOPS]
+    patches = BATCH * 4 * 12  # four times as many as tokens
+    assert flops == 4 * 48 * patches**2 * share
+    sizes = TraceRequest(cell=cell, model=tiny_vision(MISTRAL3), target="cuda").batch_sizes
+    assert sizes == ((2, 4, 6) if attention == "sdpa" else (2, 4))
 
 
 @pytest.mark.parametrize("most_padded", [12, 280], indirect=True)
@@ -289,9 +320,14 @@ def written(folder: Path, config: dict[str, Any]) -> str:
             r"images of 'paddleocr_vl' have no one size \(its class takes image_grid_thw\)",
         ),
         (
-            LLAVA | {"model_type": "smolvlm", "vision_config": TOWER},
+            LLAVA
+            | {
+                "model_type": "mllama",
+                "vision_config": TOWER,
+                "text_config": DECODER | {"pad_token_id": 0},
+            },
             {"image_tokens": 4},
-            "class of 'smolvlm' takes images in another way than as pixels of one size",
+            "class of 'mllama' takes images in another way than as pixels of one size",
         ),
         (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
     ],

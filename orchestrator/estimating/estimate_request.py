@@ -56,6 +56,7 @@ from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, rec
 from orchestrator.spec.trainer_defaults import expert_fields
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
+from trials.records.compatibility import has_square_mask
 from trials.records.model import Model
 
 DEFAULT_JOB = Job(examples=10_000, epochs=3)
@@ -236,7 +237,7 @@ def question_on(
         active_experts=request.active_experts,
         seq_len=seq_len,
         image_tokens=request.image_tokens,
-        batch=_batch(request, recipe, job),
+        batch=_batch(request, recipe, model, job),
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
         constraints=constraints,
@@ -276,7 +277,7 @@ def varied_question(
         question,
         recipe=recipe.model_copy(update=kept),
         fp16_recipe=_fp16_recipe(changed, recipe).model_copy(update=kept),
-        batch=changes.get("batch_size") or _batch(request, recipe, job),
+        batch=changes.get("batch_size") or _batch(request, recipe, question.model, job),
         seq_len=changes.get("seq_len", cutoff or question.seq_len),
         workload=job,
         expandable_segments=changes.get("expandable_segments", question.expandable_segments),
@@ -284,10 +285,11 @@ def varied_question(
     )
 
 
-def _batch(request: EstimateRequest, recipe: Recipe, job: Job) -> Batch:
+def _batch(request: EstimateRequest, recipe: Recipe, model: Model, job: Job) -> Batch:
     """Batch size that is priced: the fastest where padding, or the mask, grows faster than it."""
     is_padded = job.lengths is not None and job.padding not in PACKED
-    return request.batch_size or ("fastest" if is_padded or recipe.has_square_mask else "largest")
+    grows_faster = is_padded or has_square_mask(recipe, model)
+    return request.batch_size or ("fastest" if grows_faster else "largest")
 
 
 def _fp16_recipe(request: EstimateRequest, recipe: Recipe) -> Recipe:

@@ -20,7 +20,12 @@ from trials.recipes.layout_support import unsupported
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
-from trials.records.compatibility import has_bf16, incompatibility, with_defaults
+from trials.records.compatibility import (
+    has_bf16,
+    has_square_mask,
+    incompatibility,
+    with_defaults,
+)
 from trials.records.model import Model
 from trials.records.optional_packages import EXTRAS
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
@@ -79,6 +84,11 @@ class Question:
     draws_lengths: bool = True
     changes: Mapping[str, object] = field(default_factory=dict)
     parallel: Parallel | None = None
+
+    @property
+    def has_square_mask(self) -> bool:
+        """Whether a mask grows with the square of the batch."""
+        return has_square_mask(self.recipe, self.model)
 
     @property
     def ranks(self) -> int:

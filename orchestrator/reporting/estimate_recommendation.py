@@ -198,7 +198,7 @@ def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None
         if slower[-1] == 0:
             return f"{rule}, which is the largest."
         why = "At"
-        if question.recipe.has_square_mask:
+        if question.has_square_mask:
             why = "The mask grows with the square of the batch: at"
         elif question.workload.lengths:
             why = "Larger batches contain more padding: at"

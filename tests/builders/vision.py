@@ -110,8 +110,34 @@ GLM46 = GLM | {
     "model_type": "glm46v",
     "vision_config": GLM["vision_config"] | {"model_type": "glm4v_vision"},
 }
-OF_ANY_SIZE = (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4, GLM, GLM46)
-TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16} | dict.fromkeys(
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "head_dim": 16,
+    "image_size": 64,
+    "patch_size": 4,
+}
+MISTRAL3: dict[str, Any] = {
+    "model_type": "mistral3",
+    "image_token_index": 90,
+    "spatial_merge_size": 2,
+    "text_config": DECODER | {"model_type": "mistral", "head_dim": 16},
+    "vision_config": PIXTRAL,
+}
+LLAVA_PIXTRAL = LLAVA | {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}
+SMOL: dict[str, Any] = {
+    "model_type": "smolvlm",
+    "image_token_id": 90,
+    "scale_factor": 2,
+    "text_config": DECODER | {"model_type": "llama", "pad_token_id": 0},
+    "vision_config": TOWER,
+}
+IDEFICS3 = SMOL | {"model_type": "idefics3"}
+OF_ANY_SIZE = (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4, GLM, GLM46, MISTRAL3)
+TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16, "smolvlm": 4, "idefics3": 4} | dict.fromkeys(
     (config["model_type"] for config in OF_ANY_SIZE), 6
 )
 

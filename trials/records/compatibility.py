@@ -16,6 +16,8 @@ ANY_SIZE_FAMILIES = (
     *("glm4v", "glm46v", "glm_ocr"),
 )
 """Families whose towers take images of any size, as rows of patches with a grid or places."""
+PACKED_IMAGES = "pixtral"
+"""Family of a tower that attends to all images of a batch, of any size, as one sequence."""
 ROUTER_LOSS_FAMILIES = (
     *("ernie4_5_moe", "flex_olmo", "gpt_oss", "jamba", "laguna", "mellum", "minimax"),
     *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text"),
@@ -152,6 +154,12 @@ def _adaptable(model: Model) -> str:
     if not model.has_mamba:
         return "attention, all-linear or names"
     return "attention" if model.has_attention else "method full"
+
+
+def has_square_mask(recipe: Recipe, model: Model) -> bool:
+    """Whether a mask has a row and a column for each token, or image patch, of a batch."""
+    masks_images = model.tower_family == PACKED_IMAGES and recipe.attention != "flash_attention_2"
+    return recipe.has_square_mask or masks_images
 
 
 def incompatibility(

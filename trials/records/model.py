@@ -152,6 +152,13 @@ class Model(Record):
         return self.config.get(VISION) is not None
 
     @property
+    def tower_family(self) -> str | None:
+        """``model_type`` of its vision tower; None where the family determines it, or without."""
+        part = self.config.get(VISION)
+        family = part.get("model_type") if isinstance(part, dict) else None
+        return None if family is None else str(family)
+
+    @property
     def text(self) -> dict[str, Any]:
         """Configuration of its language part, which some have beside that of the tower."""
         part = self.config.get(TEXT) if self.has_vision else None

@@ -18,7 +18,13 @@ from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
-from trials.records.compatibility import AMPERE, ANY_SIZE_FAMILIES, MASKED_IMAGE_FAMILIES
+from trials.records.compatibility import (
+    AMPERE,
+    ANY_SIZE_FAMILIES,
+    MASKED_IMAGE_FAMILIES,
+    PACKED_IMAGES,
+    has_square_mask,
+)
 from trials.records.model import Model
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.tracing_child import key_start
@@ -80,7 +86,7 @@ class TraceRequest(Record):
         if self.cell.recipe.activation_offloading:
             least = max(least, -(-SMALLEST_OFFLOADED // max(self.cell.seq_len - 1, 1)))
         first = unit * -(-least // unit)
-        number = 3 if self.cell.recipe.has_square_mask else 2
+        number = 3 if has_square_mask(self.cell.recipe, self.model) else 2
         return tuple(first * n for n in range(1, number + 1))
 
     @property
@@ -265,7 +271,7 @@ def _image_approximations(cell: Cell, model: Model) -> list[str]:
     if cell.image_tokens is None:
         return []
     images = "images of the one size of the vision tower, which"
-    if model.family in ANY_SIZE_FAMILIES:
+    if model.family in ANY_SIZE_FAMILIES or model.tower_family == PACKED_IMAGES:
         images = "one image, as square as their number allows; the vision tower"
     source = f"{cell.image_tokens} tokens of each example come from {images}"
     frozen = "is frozen with the projector"

@@ -20,7 +20,7 @@ def cannot_fit(question: Question, row: Estimated) -> bool:
     """
     own, other = question.recipe, row.question.recipe
     unlike = own.model_copy(update={name: getattr(other, name) for name in OUTSIDE_LAYERS}) != other
-    if unlike or question.seq_len != row.question.seq_len or other.has_square_mask:
+    if unlike or question.seq_len != row.question.seq_len or question.has_square_mask:
         return False
     traced = row.cell.request.batch_sizes[0]
     kept_gib = row.cell.at_peak(traced, row.gpu).get(Purpose.CHECKPOINT, 0) / traced / GIB

@@ -133,7 +133,7 @@ def _settings(question: Question, trainer: str) -> Iterator[Changes]:
 
 def _kernel(question: Question) -> Changes:
     """Attention that saves memory and time."""
-    if question.recipe.has_square_mask:
+    if question.has_square_mask:
         return {"attention": "flash_attention_2"}
     has_other = question.model.family not in EAGER_FAMILIES
     return {"attention": "sdpa"} if question.recipe.attention == "eager" and has_other else {}

@@ -108,10 +108,13 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from runners_up_text(estimates)
     texts = (length_text, batch_text, varying_text, padding_text)
     yield from filter(None, (text(estimates, question) for text in texts))
-    if question.recipe.has_square_mask:
+    if question.has_square_mask:
+        subject, parts = "Packing", "tokens"
+        if not question.recipe.packing:
+            subject, parts = "The vision tower", "image patches"
         yield (
-            "Packing without FlashAttention-2 needs a mask of all pairs of a batch's tokens, and "
-            "computes all of their scores: memory and time grow with the square of the batch. "
+            f"{subject} without FlashAttention-2 needs a mask of all pairs of a batch's {parts}, "
+            "and computes all of their scores: memory and time grow with the square of the batch. "
             "--attention flash_attention_2 needs neither."
         )
     fitting = [row for row in rows if row.outcome is Outcome.FITS]

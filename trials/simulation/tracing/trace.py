@@ -30,7 +30,7 @@ from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.held_storages import held_storages
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.eight_bit_products import install_eight_bit_products
-from trials.simulation.tracing.kernels.equal_images import equal_images
+from trials.simulation.tracing.kernels.equal_images import traced_images
 from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, flash_by_sdpa
 from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
@@ -117,7 +117,7 @@ class TraceableCell:
         self._is_checked = False
         self.is_padded = False
         self._images = self._images_of(cell)
-        self.equal_images = equal_images(self._model, cell)
+        self.traced_images = traced_images(self._model, cell)
         _check_positions(self._model, cell)
 
     def trace(
@@ -302,8 +302,8 @@ class _Step:
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
         self._tracer.image_tokens = cell.image_tokens
-        if cell.equal_images is not None:
-            cell.equal_images.tracer = self._tracer
+        if cell.traced_images is not None:
+            cell.traced_images.tracer = self._tracer
         cell.link.tracer = self._tracer
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [

@@ -234,8 +234,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         return result, ShapeEffects(taken, works, *(shapes or ()))
 
     def _entries(self, mask: torch.Tensor) -> torch.Tensor:
-        """Indices of the tokens of images, which a kernel finds as ``nonzero`` does."""
-        result = _picked(mask, mask[:, :1].numel() * (self.image_tokens or 0))
+        """Indices of all images, or of their tokens, which a kernel finds as ``nonzero`` does."""
+        result = _picked(mask, _entries_of_images(mask, self.image_tokens or 0))
         self.note_result(FIND, (mask,), result)
         self._record_work(ShapeEffects(NO_NUMBERS, describe(FIND, (mask,), {}, result)))
         self.event(Kind.WAITED, 0, NO_NUMBERS)
@@ -307,6 +307,11 @@ def _numbers_of_storage(size: int, stream: int) -> Numbers:
 def _picked(mask: torch.Tensor, entries: int) -> torch.Tensor:
     """Indices of so many set entries of a mask, (entries, dimensions)."""
     return mask.new_empty((entries, mask.dim()), dtype=torch.int64)
+
+
+def _entries_of_images(mask: torch.Tensor, image_tokens: int) -> int:
+    """Set entries of a mask over the images of a batch, or over its tokens."""
+    return len(mask) if mask.dim() == 1 else mask[:, :1].numel() * image_tokens
 
 
 def _unmasked(

@@ -9,11 +9,13 @@ from torch import nn
 
 from trials.models.build import FamilyError
 from trials.models.fused_head import base_of
-from trials.records.compatibility import ANY_SIZE_FAMILIES
+from trials.records.compatibility import ANY_SIZE_FAMILIES, PACKED_IMAGES
 
 GRID = "image_grid_thw"  # argument of models that take images of any size
 PLACES = "image_position_ids"  # argument of models whose processor pads images
 KINDS = "mm_token_type_ids"  # another one: kinds of the tokens
+SIZES = "image_sizes"  # argument of models with Pixtral's tower
+TILES = "pixel_attention_mask"  # argument of models whose processors divide images into tiles
 SIZED = "image_size"  # key of the one size of a tower's images
 ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
 PADDED = "gemma4"  # family whose processor pads each image to as many patches
@@ -28,7 +30,7 @@ class ImagesError(ValueError):
 def images_for(model: nn.Module, image_tokens: int) -> int:
     """Images that give a sequence so many tokens, by the model's own code.
 
-    One where the model takes images of any size.
+    One where the model takes images of any size. A tile is an image.
 
     Args:
         model: vision-language model of transformers, with or without adapters and weights.
@@ -45,6 +47,22 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
         return 1
     if not hasattr(base, "get_image_features"):
         raise FamilyError(f"--image-tokens: the class of {family!r} {ANOTHER_WAY}")
+    of_one: int = base.model.image_seq_len if is_tiled(base) else _tokens_of_one(base)
+    if image_tokens % of_one:
+        raise ImagesError(
+            f"--image-tokens {image_tokens}: an image of {family!r} gives {of_one} tokens: use a "
+            "multiple"
+        )
+    return image_tokens // of_one
+
+
+def _tokens_of_one(base: Any) -> int:
+    """Tokens of an image of the tower's one size.
+
+    Raises:
+        FamilyError: the class takes images in another way.
+    """
+    family = base.config.model_type
     needed = inspect.signature(base.get_image_features).parameters
     extra = [n for n, p in needed.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     extra = [n for n in extra if n != "pixel_values"] or [n for n in needed if n == GRID]
@@ -61,19 +79,26 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
             f"--image-tokens: the class of {family!r} {ANOTHER_WAY} ({error})"
         ) from None
     width: int = base.config.get_text_config().hidden_size
-    of_one: int = sum(part.numel() for part in features) // width
-    if image_tokens % of_one:
-        raise ImagesError(
-            f"--image-tokens {image_tokens}: an image of {family!r} gives {of_one} tokens: use a "
-            "multiple"
-        )
-    return image_tokens // of_one
+    return int(sum(part.numel() for part in features) // width)
 
 
 def takes_any_size(model: nn.Module) -> bool:
-    """Whether a model takes images of any size, by a grid or the places of patches."""
+    """Whether a model takes images of any size, by a grid, the places of patches or their sizes."""
     base: Any = base_of(model)
-    return base.config.model_type in ANY_SIZE_FAMILIES
+    return base.config.model_type in ANY_SIZE_FAMILIES or is_packed(base)
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Whether a model's tower, Pixtral's, attends to all images of a batch as one sequence."""
+    base: Any = base_of(model)
+    return bool(base.config.vision_config.model_type == PACKED_IMAGES)
+
+
+def is_tiled(model: nn.Module) -> bool:
+    """Whether a model's processor divides images into tiles of one size."""
+    base: Any = base_of(model)
+    takes_mask = TILES in inspect.signature(base.get_image_features).parameters
+    return takes_mask and hasattr(base.model, "image_seq_len")
 
 
 def is_padded(model: nn.Module) -> bool:
@@ -102,9 +127,16 @@ def grid_of(model: nn.Module, image_tokens: int) -> tuple[int, int, int]:
             f"{MOST_ASPECT} times as long as it is wide: use {lower} or {higher}"
         )
     rows = _rows(image_tokens)
-    vision = base.config.vision_config
-    merged = vision.pooling_kernel_size if is_padded(base) else vision.spatial_merge_size
+    merged = _merged(base)
     return 1, merged * rows, merged * image_tokens // rows
+
+
+def _merged(base: Any) -> int:
+    """Patches in a row of those that a token comes from."""
+    facts, vision = base.config, base.config.vision_config
+    if is_padded(base):
+        return int(vision.pooling_kernel_size)
+    return int(getattr(facts if is_packed(base) else vision, "spatial_merge_size", 1))
 
 
 def _rows(image_tokens: int) -> int:
@@ -131,10 +163,17 @@ def image_inputs(
         Pixels in fp32, (sequences x images, channels, height, width), and where the class takes
         them the kinds of the tokens (sequences, length), 1 for images. For images of any size the
         pixels are rows of patches (patches, channels x frames x height x width), beside their grid
-        (sequences x images, 3), or padded ones beside their places.
+        (sequences x images, 3), or padded ones beside their places, or pixels beside their sizes
+        (sequences x images, 2). Tiles are (sequences, images, channels, height, width).
     """
     base: Any = base_of(model)
     count = len(tokens) * images
+    if is_packed(base):
+        return _sized_pixels(base, grid_of(base, image_tokens), count, tokens.device)
+    if not takes_any_size(base) and is_tiled(base):
+        pixels = _pixels(base, count, tokens.device)
+        tiles = pixels.view(len(tokens), images, *pixels.shape[1:])
+        return {"pixel_values": tiles, TILES: torch.ones_like(tiles[:, :, 0], dtype=torch.int64)}
     if is_padded(base):
         name = KINDS
         inputs = _padded_patches(base, grid_of(base, image_tokens), count, tokens.device)
@@ -173,6 +212,18 @@ def _padded_patches(
     }
 
 
+def _sized_pixels(
+    base: Any, grid: tuple[int, int, int], images: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Pixels (images, 3, height, width) and sizes (images, 2) of images."""
+    vision = base.config.vision_config
+    size = [vision.patch_size * patches for patches in grid[1:]]
+    return {
+        "pixel_values": torch.ones(images, vision.num_channels, *size, device=device),
+        SIZES: torch.tensor([size] * images, device=device),
+    }
+
+
 def _patches(base: Any, patches: int, device: torch.device) -> torch.Tensor:
     vision = base.config.vision_config
     frames, side = vision.temporal_patch_size, vision.patch_size
@@ -185,4 +236,5 @@ def _pixels(base: Any, images: int, device: torch.device | None = None) -> torch
     size = getattr(vision, SIZED)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     channels = getattr(vision, "num_channels", 3)
-    return torch.zeros(images, channels, height, width, device=device)
+    # Tiles of zeros would be padding.
+    return torch.ones(images, channels, height, width, device=device)

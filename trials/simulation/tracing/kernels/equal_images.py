@@ -6,58 +6,29 @@ that it computes from the grid, as transformers' own precomputed arguments, and 
 batch.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import vision_utils
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trials.models.fused_head import base_of
 from trials.records.cell import Cell
+from trials.simulation.tracing.kernels.listed_images import PackedImages, TiledImages
 from trials.simulation.tracing.kernels.padded_images import PaddedImages
+from trials.simulation.tracing.kernels.pieces import Pieces, register_by_pieces
 from trials.simulation.tracing.tracer import Tracer
-from trials.training.tasks.images import GRID, KINDS, grid_of, is_padded, takes_any_size
-
-ATTENTION = "flash_attention_by_pieces"
-"""Name of the attention; with a flash in it, transformers passes all pieces in one call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Division of a batch's patches, in place of the cumulative lengths that a tower computes.
-
-    Attributes:
-        bounds: cumulative patches of the pieces of one image, from 0.
-        images: images of the batch.
-        tracer: tracer of the step.
-        is_one_kernel: whether one kernel attends to all pieces, as FlashAttention's does.
-    """
-
-    bounds: tuple[int, ...]
-    images: int
-    tracer: Tracer
-    is_one_kernel: bool
-
-    def __getitem__(self, part: slice) -> torch.Tensor:
-        """Some of the cumulative lengths of the batch, without values."""
-        pieces = self.images * (len(self.bounds) - 1)
-        return torch.empty(pieces + 1, dtype=torch.int32)[part]
-
-    @property
-    def longest(self) -> int:
-        """Patches of the longest piece."""
-        return max(self.counts)
-
-    @property
-    def counts(self) -> Counter[int]:
-        """Pieces of one image by their patches."""
-        return Counter(end - start for start, end in pairwise(self.bounds))
+from trials.training.tasks.images import (
+    GRID,
+    KINDS,
+    grid_of,
+    is_packed,
+    is_padded,
+    is_tiled,
+    takes_any_size,
+)
 
 
 class EqualImages:
@@ -80,8 +51,7 @@ class EqualImages:
             "cu_seqlens": vision_utils.get_vision_cu_seqlens(grid).tolist()
         }
         self._indices = self._indices_of(tower, grid)
-        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _by_pieces)
-        tower.config._attn_implementation = ATTENTION  # noqa: SLF001 - transformers' own key
+        register_by_pieces(tower)
         whole.model.register_forward_pre_hook(self._without_values, with_kwargs=True)
         tower.register_forward_pre_hook(self._with_precomputed, with_kwargs=True)
 
@@ -139,40 +109,18 @@ class EqualImages:
         return args, kwargs | further
 
 
-def equal_images(model: nn.Module, cell: Cell) -> EqualImages | PaddedImages | None:
-    """Images of a traced model of a cell; None unless it takes some of any size."""
-    if cell.image_tokens is None or not takes_any_size(model):
+TracedImages = EqualImages | PaddedImages | PackedImages | TiledImages
+
+
+def traced_images(model: nn.Module, cell: Cell) -> TracedImages | None:
+    """Images of a traced model of a cell; None if its class handles all of a batch as one."""
+    if cell.image_tokens is None:
         return None
+    is_flash = cell.recipe.attention == "flash_attention_2"
+    if is_packed(model):
+        return PackedImages(model, cell.image_tokens, is_flash=is_flash)
+    if not takes_any_size(model):
+        return TiledImages(model) if is_tiled(model) else None
     if is_padded(model):
         return PaddedImages(model, cell.image_tokens)
-    is_flash = cell.recipe.attention == "flash_attention_2"
     return EqualImages(model, cell.image_tokens, is_flash=is_flash)
-
-
-def _by_pieces(  # noqa: PLR0913 - the signature of transformers' functions
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    cu_seq_lens_q: Pieces,
-    scaling: float,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention (1, patches, heads, width) within each piece; all of one length are one batch."""
-    pieces, outputs, start = cu_seq_lens_q, [], 0
-    attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    for length, of_image in pieces.counts.items():
-        count = of_image * pieces.images
-        pieces.tracer.repeats = 1 if pieces.is_one_kernel else count
-        batched = [
-            tensor[0, :, start : start + count * length].reshape(len(tensor[0]), count, length, -1)
-            for tensor in (query, key, value)
-        ]
-        parts = [tensor.transpose(0, 1) for tensor in batched]
-        output, _ = attend(module, *parts, attention_mask, scaling=scaling, is_causal=False)
-        outputs.append(output.flatten(0, 1).unsqueeze(0))
-        start += count * length
-    pieces.tracer.repeats = 1
-    return torch.cat(outputs, dim=1), None
