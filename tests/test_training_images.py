@@ -16,6 +16,7 @@ from builders.vision import (
     GEMMA4,
     GLM,
     GLM46,
+    GLM_MOE,
     IDEFICS3,
     LLAVA,
     LLAVA_PIXTRAL,
@@ -100,6 +101,7 @@ CELLS_OF_ANY_SIZE = [
     (GLM, recipe("full")),
     (GLM, CHECKPOINTED),
     (GLM46, CHECKPOINTED),
+    (GLM_MOE, recipe("full", precision="bf16-mixed")),
 ]
 LEFT_OUT_BYTES = 40
 """Bytes of each example that a trace of images of any size leaves out: positions and bounds."""

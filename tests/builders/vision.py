@@ -110,6 +110,18 @@ GLM46 = GLM | {
     "model_type": "glm46v",
     "vision_config": GLM["vision_config"] | {"model_type": "glm4v_vision"},
 }
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GLM_MOE = GLM | {
+    "model_type": "glm4v_moe",
+    "initializer_range": 0.02,  # the class draws weights by it, and has none
+    "text_config": GLM["text_config"]
+    | ROUTED
+    | {
+        "model_type": "glm4v_moe_text",
+        "head_dim": 16,
+        "rope_parameters": ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    },
+}
 PIXTRAL = {
     "model_type": "pixtral",
     "hidden_size": 48,
@@ -136,7 +148,7 @@ SMOL: dict[str, Any] = {
     "vision_config": TOWER,
 }
 IDEFICS3 = SMOL | {"model_type": "idefics3"}
-OF_ANY_SIZE = (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4, GLM, GLM46, MISTRAL3)
+OF_ANY_SIZE = (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4, GLM, GLM46, GLM_MOE, MISTRAL3)
 TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16, "smolvlm": 4, "idefics3": 4} | dict.fromkeys(
     (config["model_type"] for config in OF_ANY_SIZE), 6
 )

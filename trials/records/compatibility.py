@@ -13,7 +13,7 @@ MASKED_IMAGE_FAMILIES = ("gemma3", "paligemma", "shieldgemma2")
 """Families of one size of image whose image tokens attend to one another in both directions."""
 ANY_SIZE_FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "gemma4"),
-    *("glm4v", "glm46v", "glm_ocr"),
+    *("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
 )
 """Families whose towers take images of any size, as rows of patches with a grid or places."""
 PACKED_IMAGES = "pixtral"
