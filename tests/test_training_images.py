@@ -11,7 +11,6 @@ import pytest
 import torch
 from builders.observations import cpu, recipe
 from builders.vision import (
-    DECODER,
     GEMMA,
     GEMMA4,
     GLM,
@@ -21,6 +20,7 @@ from builders.vision import (
     LLAVA,
     LLAVA_PIXTRAL,
     MISTRAL3,
+    MLLAMA,
     QWEN2,
     QWEN3,
     QWEN3_MOE,
@@ -28,7 +28,6 @@ from builders.vision import (
     QWEN35,
     SMOL,
     TOKENS_PER_IMAGE,
-    TOWER,
     any_size,
     tiny_vision,
 )
@@ -86,6 +85,9 @@ CELLS = [
     (MISTRAL3, recipe("full")),
     (MISTRAL3, CHECKPOINTED),
     (MISTRAL3, recipe("lora", attention="eager")),
+    (MLLAMA, recipe("full")),
+    (MLLAMA, CHECKPOINTED),
+    (MLLAMA, recipe("qlora", precision="bf16", loss="chunked")),
     (SMOL, recipe("full")),
     (SMOL, CHECKPOINTED),
     (IDEFICS3, recipe("qlora", precision="bf16", loss="chunked")),
@@ -179,7 +181,7 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
     ("config", "copies"),
     [
         *((GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1), (GLM, 3)),
-        *((MISTRAL3, 3), (SMOL, 3)),
+        *((MISTRAL3, 3), (SMOL, 3), (MLLAMA, 0)),
     ],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
 )
@@ -322,14 +324,9 @@ def written(folder: Path, config: dict[str, Any]) -> str:
             r"images of 'paddleocr_vl' have no one size \(its class takes image_grid_thw\)",
         ),
         (
-            LLAVA
-            | {
-                "model_type": "mllama",
-                "vision_config": TOWER,
-                "text_config": DECODER | {"pad_token_id": 0},
-            },
+            LLAVA | {"model_type": "deepseek_vl", "vision_config": GEMMA["vision_config"]},
             {"image_tokens": 4},
-            "class of 'mllama' takes images in another way than as pixels of one size",
+            "class of 'deepseek_vl' takes images in another way than as pixels of one size",
         ),
         (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
     ],

@@ -140,6 +140,31 @@ MISTRAL3: dict[str, Any] = {
     "vision_config": PIXTRAL,
 }
 LLAVA_PIXTRAL = LLAVA | {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}
+MLLAMA: dict[str, Any] = {
+    "model_type": "mllama",
+    "image_token_index": 90,
+    "text_config": DECODER
+    | {
+        "model_type": "mllama_text_model",
+        "pad_token_id": 0,
+        "num_hidden_layers": 20,
+        "cross_attention_layers": [3, 8, 13, 18],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "vision_config": {
+        "model_type": "mllama_vision_model",
+        "hidden_size": 48,
+        "attention_heads": 3,
+        "num_hidden_layers": 2,
+        "num_global_layers": 1,
+        "intermediate_size": 96,
+        "vision_output_dim": 144,
+        "max_num_tiles": 2,
+        "intermediate_layers_indices": [0, 1],
+        "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+    }
+    | IMAGE,
+}
 SMOL: dict[str, Any] = {
     "model_type": "smolvlm",
     "image_token_id": 90,
@@ -149,9 +174,13 @@ SMOL: dict[str, Any] = {
 }
 IDEFICS3 = SMOL | {"model_type": "idefics3"}
 OF_ANY_SIZE = (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4, GLM, GLM46, GLM_MOE, MISTRAL3)
-TOKENS_PER_IMAGE = {"gemma3": 4, "llava": 16, "smolvlm": 4, "idefics3": 4} | dict.fromkeys(
-    (config["model_type"] for config in OF_ANY_SIZE), 6
-)
+TOKENS_PER_IMAGE = {
+    "gemma3": 4,
+    "llava": 16,
+    "smolvlm": 4,
+    "idefics3": 4,
+    "mllama": 1,
+} | dict.fromkeys((config["model_type"] for config in OF_ANY_SIZE), 6)
 
 
 def tiny_vision(config: dict[str, Any]) -> Model:

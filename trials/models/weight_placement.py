@@ -229,6 +229,8 @@ def _quantise_linears(
         plain = _as_linear(child)
         linear = _quantised_layer(plain, recipe, DTYPES[recipe.compute_dtype])
         quantise(linear, plain, recipe)
+        if hasattr(child, READS_IMAGES):  # a projector of one layer
+            setattr(linear, READS_IMAGES, True)
         setattr(module, name, linear)
 
 

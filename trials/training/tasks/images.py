@@ -18,6 +18,7 @@ SIZES = "image_sizes"  # argument of models with Pixtral's tower
 TILES = "pixel_attention_mask"  # argument of models whose processors divide images into tiles
 SIZED = "image_size"  # key of the one size of a tower's images
 ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
+CROSSED = "mllama"  # family whose text attends to images in layers of their own
 PADDED = "gemma4"  # family whose processor pads each image to as many patches
 MOST_PADDED = 280  # tokens of an image by that processor (max_soft_tokens)
 MOST_ASPECT = 4  # longer side of an image over the shorter one
@@ -45,6 +46,8 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
     if takes_any_size(model):
         grid_of(base, image_tokens)
         return 1
+    if is_crossed(base):
+        return image_tokens
     if not hasattr(base, "get_image_features"):
         raise FamilyError(f"--image-tokens: the class of {family!r} {ANOTHER_WAY}")
     of_one: int = base.model.image_seq_len if is_tiled(base) else _tokens_of_one(base)
@@ -94,11 +97,18 @@ def is_packed(model: nn.Module) -> bool:
     return bool(base.config.vision_config.model_type == PACKED_IMAGES)
 
 
+def is_crossed(model: nn.Module) -> bool:
+    """Whether a model's text attends to images in layers of their own; each image is one token."""
+    base: Any = base_of(model)
+    return bool(base.config.model_type == CROSSED)
+
+
 def is_tiled(model: nn.Module) -> bool:
     """Whether a model's processor divides images into tiles of one size."""
     base: Any = base_of(model)
-    takes_mask = TILES in inspect.signature(base.get_image_features).parameters
-    return takes_mask and hasattr(base.model, "image_seq_len")
+    if not hasattr(base.model, "image_seq_len"):
+        return False
+    return TILES in inspect.signature(base.get_image_features).parameters
 
 
 def is_padded(model: nn.Module) -> bool:
@@ -168,6 +178,8 @@ def image_inputs(
     """
     base: Any = base_of(model)
     count = len(tokens) * images
+    if is_crossed(base):
+        return _tiles_of_images(base, tokens, images)
     if is_packed(base):
         return _sized_pixels(base, grid_of(base, image_tokens), count, tokens.device)
     if not takes_any_size(base) and is_tiled(base):
@@ -209,6 +221,20 @@ def _padded_patches(
     return {
         "pixel_values": torch.zeros(images, patches, 3 * vision.patch_size**2, device=device),
         PLACES: places.repeat(images, 1, 1).to(device),
+    }
+
+
+def _tiles_of_images(base: Any, tokens: torch.Tensor, images: int) -> dict[str, torch.Tensor]:
+    """Pixels (sequences, images, tiles, 3, height, width) of images with all tiles, and masks."""
+    vision = base.config.vision_config
+    most = vision.max_num_tiles
+    ones = torch.ones(len(tokens), images, most, dtype=torch.int64, device=tokens.device)
+    pixels = _pixels(base, ones.numel(), tokens.device)
+    return {
+        "pixel_values": pixels.view(*ones.shape, *pixels.shape[1:]),
+        "aspect_ratio_ids": ones[:, :, 0].contiguous(),
+        "aspect_ratio_mask": ones,
+        "cross_attention_mask": ones.new_ones(*tokens.shape, images, most),
     }
 
 
