@@ -212,15 +212,15 @@ def test_keys_set_the_options_of_the_estimate(
         (BASE | {"num_epochs": 0}, "num_epochs"),
         ({**BASE, "gradient_accumulation_steps": None, "batch_size": "a"}, "batch_size"),
         (BASE | {"micro_batch_size": "auto"}, "micro_batch_size"),
-        (BASE | {"sequence_len": "long"}, "sequence length"),
+        (BASE | {"sequence_len": "long"}, "sequence_len"),
         (LORA | {"lora_r": None}, "lora_r"),
         (BASE | {"quantize_moe_experts": True}, "quantize_moe_experts"),
         (BASE | {"overrides_of_model_kwargs": {"dtype": "a"}}, "overrides_of_model_kwargs"),
         (BASE | {"rl": "dpo", "dpo_use_weighting": True}, "dpo_use_weighting"),
         (LORA | {"quantize_moe_experts": True}, "quantize_moe_experts"),
         (QLORA | {"quantize_moe_experts": True}, "quantize_moe_experts"),
-        (LORA | {"lora_r": "eight"}, "together"),
-        (LORA | {"sample_packing": True, "rl": "dpo"}, "together"),
+        (LORA | {"lora_r": "eight"}, "lora_r"),
+        (LORA | {"sample_packing": True, "rl": "dpo"}, "recipe"),
         (LORA | {"lora_target_linear": False, "lora_target_modules": "(("}, "lora_target_modules"),
         (BASE | {"model_type": "AutoModelForImageTextToText"}, "model_type"),
     ],
@@ -233,6 +233,34 @@ def test_what_would_be_wrong_is_refused_by_name(
     assert classes(configuration)[key] == "refused"
     with pytest.raises(ConfigurationError, match=key):
         configuration.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"lora_r": -8}, "lora_r: -8: must be at least 1"),
+        ({"lora_dropout": 5}, "lora_dropout: 5: must be less than 1"),
+        ({"sequence_len": -4096}, "sequence_len: -4096: must be a whole number of at least 1"),
+        (
+            {"lora_r": None, "lora_rr": 8},
+            "lora_r: is missing: the rank of the adapters: did you mean it by 'lora_rr'?",
+        ),
+    ],
+)
+def test_a_mistake_has_its_key_its_value_and_a_remedy(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    """In the words of the file, in one line."""
+    configuration = read(tmp_path, LORA | changes)
+    assert configuration.refusals == (f"{configuration.file}: {line}",)
+
+
+def test_a_misspelt_key_is_named(tmp_path: Path) -> None:
+    """Axolotl ignores it, and so the verdict may be another; one that is like no key is not."""
+    values = LORA | {"gradient_checkpoiting": True, "my_own_note": 1}
+    said = {line.key: line.meaning for line in read(tmp_path, values).lines}
+    assert said["gradient_checkpoiting"].endswith("did you mean 'gradient_checkpointing'?")
+    assert said["my_own_note"] == "ignored: axolotl 0.19 has no such key"
 
 
 def test_every_key_is_in_one_class(tmp_path: Path) -> None:

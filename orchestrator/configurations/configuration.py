@@ -1,7 +1,8 @@
 """A configuration of a trainer: what each of its keys comes to, and the options of its estimate."""
 
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,24 @@ from gpu_catalog.errors import UserError
 from orchestrator.configurations.key_classes import (
     ABSENT,
     Computed,
+    KeyClass,
     Line,
     Reading,
     classified,
+    entry_of,
     shown,
     unquoted,
 )
+from orchestrator.configurations.keys_of_changes import LENGTH
 from orchestrator.configurations.quantised_weights import format_of, read_format
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.markdown_table import table
 from orchestrator.model_names import preset_of
-from orchestrator.request import validation_lines
+from orchestrator.spec.validation_messages import mistake_text
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
 NO_CLIPPING = "none"
+LIKENESS = 0.85  # of a misspelt key and the one that was meant
 MODEL_KEYS = ("base_model", "model_name_or_path")
 
 FUSED = "grouped"
@@ -71,10 +76,10 @@ class Configuration:
     @property
     def refusals(self) -> tuple[str, ...]:
         """A line for each refused key."""
+        refused = (line for line in self.lines if line.key_class == "refused")
         return tuple(
-            f"{self.file}: {line.key}: {shown(line.value)}: {line.meaning}"
-            for line in self.lines
-            if line.key_class == "refused"
+            ": ".join(filter(None, (self.file, line.key, _value_text(line), line.meaning)))
+            for line in refused
         )
 
     def check(self) -> None:
@@ -105,7 +110,9 @@ def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> 
     if not isinstance(options.get("model"), str):
         reading.refuse("model", options.get("model", ABSENT), "the file names none")
     if type(tokens) is not int or tokens < 1:
-        reading.refuse("sequence length", tokens, "must be a whole number of at least 1")
+        key = LENGTH[trainer.name]
+        reading.refuse(key, values.get(key, ABSENT), "must be a whole number of at least 1")
+    _mark_misspelt(trainer, values, reading)
     _check_recipe(options, reading)
     return Configuration(
         file=file,
@@ -153,6 +160,34 @@ def _check_recipe(options: Mapping[str, Any], reading: Reading) -> None:
     try:
         Recipe.model_validate(fields)
     except ValidationError as error:
-        lines = [validation_lines(error), *hidden_contradictions(fields)]
-        for line in "\n".join(lines).splitlines():
-            reading.refuse("together", ABSENT, line)
+        keys = {line.meaning: line for line in reading.lines.values() if line.key_class == "used"}
+        contradictions = hidden_contradictions(fields)
+        for detail in error.errors(include_url=False):
+            text = mistake_text(dict(detail), Recipe)
+            if detail["loc"] and (line := keys.get(str(detail["loc"][0]))) is not None:
+                reading.refuse(line.key, line.value, text.partition(", not ")[0])
+            else:
+                contradictions += text.splitlines()
+        if contradictions:
+            reading.refuse("recipe", ABSENT, "; ".join(contradictions))
+
+
+def _mark_misspelt(trainer: Trainer, values: Mapping[str, Any], reading: Reading) -> None:
+    """Name the key that was probably meant by one that the trainer does not have."""
+    names = [name for name in trainer.keys if not name.endswith("*")]
+    for name in values:
+        if entry_of(trainer.keys, name) is not None:
+            continue
+        for near in difflib.get_close_matches(name, names, n=1, cutoff=LIKENESS):
+            is_refused = trainer.unknown.key_class == "refused"
+            text = f"{trainer.unknown.meaning}: did you mean {near!r}?"
+            kind: KeyClass = "refused" if is_refused else "assumed"
+            reading.lines[name] = Line(name, values[name], kind, text)
+            lacking = reading.lines.get(near)
+            if lacking is not None and lacking.value == ABSENT:
+                text = f"{lacking.meaning}: did you mean it by {name!r}?"
+                reading.lines[near] = replace(lacking, meaning=text)
+
+
+def _value_text(line: Line) -> str:
+    return "" if line.value == ABSENT else shown(line.value)

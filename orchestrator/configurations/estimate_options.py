@@ -11,6 +11,7 @@ from trials.recipes.mistakes import ADAPTER_FIELDS
 from trials.recipes.recipe import Recipe
 
 DATA = ("dataset", "length_histogram")
+BARE = ("ignored", "not read")  # beginnings of what is said of a key without an assumption
 OF_DATA = ("dataset", "chat", "text_fields", "most")
 QUANTISATION = (
     *("quantisation", "double_quantisation", "kbit_preparation"),
@@ -124,4 +125,7 @@ def _lengths(
 
 def _assumptions(configuration: Configuration) -> list[str]:
     lines = [line for line in configuration.lines if line.key_class == "assumed"]
-    return [f"Assumed for {line.key}: {line.meaning}" for line in lines]
+    return [
+        f"{'' if line.meaning.startswith(BARE) else 'Assumed for '}{line.key}: {line.meaning}"
+        for line in lines
+    ]

@@ -28,6 +28,7 @@ WORDS = {
     "string_too_long": "must have at most {max_length} characters",
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} entry",
     "tuple_type": "must be a list, as in [a, b]",
@@ -73,7 +74,7 @@ def problems_of(
             continue  # reported at the misspelt key
         if detail["type"] == "too_short" and detail["input"]:
             continue  # the mistake inside is reported by itself
-        lines = _text(detail, model).split("\n")  # of a recipe, one for each contradiction
+        lines = mistake_text(detail, model).split("\n")  # of a recipe, one for each contradiction
         problems += [problem_at(location, line, located) for line in lines]
     return problems
 
@@ -95,7 +96,8 @@ def _misspelt(details: Sequence[dict[str, Any]], model: type[BaseModel]) -> set[
     return meant
 
 
-def _text(detail: dict[str, Any], model: type[BaseModel]) -> str:
+def mistake_text(detail: dict[str, Any], model: type[BaseModel]) -> str:
+    """One of pydantic's errors in plain English, with the value and what to do."""
     kind, value, location = detail["type"], detail["input"], detail["loc"]
     if kind == "missing":
         return "is missing: add it"

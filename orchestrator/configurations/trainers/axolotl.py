@@ -393,7 +393,7 @@ AXOLOTL = Trainer(
     name="axolotl",
     version="0.19",
     keys=KEYS,
-    unknown=irrelevant("no key of axolotl 0.19, which ignores it"),
+    unknown=irrelevant("ignored: axolotl 0.19 has no such key"),
     shapes=SHAPES,
     derive=derive,
 )

@@ -14,7 +14,10 @@ SEVERAL_GPUS = (
     "trains on several GPUs in a way that is not simulated: use FSDP2 or DDP, or remove it"
 )
 ZERO = "trains on several GPUs by DeepSpeed, which is not simulated: use FSDP2, which shards alike"
-MULTIMODAL = "images, audio and video are not simulated: only text is"
+MULTIMODAL = (
+    "images, sound and video are not read from a file: describe a training with images by options, "
+    "with --image-tokens N"
+)
 LEARNING = irrelevant("learning, not speed")
 LOGGING = irrelevant("logging")
 SAVING = irrelevant("saving; checkpoints are priced by --checkpoint-seconds and -minutes")

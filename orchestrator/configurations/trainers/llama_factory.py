@@ -254,7 +254,7 @@ LLAMA_FACTORY = Trainer(
     name="LLaMA-Factory",
     version="0.9",
     keys=KEYS,
-    unknown=refused("no key of LLaMA-Factory 0.9, which refuses it", idle=()),
+    unknown=refused("LLaMA-Factory 0.9 has no such key, and refuses it", idle=()),
     shapes={
         "fsdp": (str, list, bool),
         "fsdp_config": (dict,),

@@ -249,7 +249,7 @@ TRL = Trainer(
     name="TRL",
     version="1.16",
     keys=KEYS,
-    unknown=refused("no key of TRL 1.16, which refuses it", idle=()),
+    unknown=refused("TRL 1.16 has no such key, and refuses it", idle=()),
     shapes={
         "fsdp": (str, list, bool),
         "fsdp_config": (dict,),
