@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.main import main
+from trials.records.model import find_model
 
 GPU = ("--gpu", "RTX-4090")
 TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 32\n"
@@ -121,3 +122,16 @@ def test_a_check_needs_a_gpu(config: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["check", "--config", str(config)])
     assert ended.value.code == 2
+
+
+def test_an_example_longer_than_the_model_supports_is_said(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below the verdict; the longest that it supports has no such line."""
+    tiny = ("check", "--config", str(config), "--model", "llama-tiny", *GPU)
+    longest = find_model("llama-tiny").positions
+    assert longest is not None
+    for tokens, is_said in ((longest, False), (longest + 1, True)):
+        main([*tiny, "--seq-len", str(tokens)])
+        said = f"llama-tiny supports examples of at most {longest:,} tokens."
+        assert (said in capsys.readouterr().out) == is_said

@@ -327,7 +327,7 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], tmp_path: 
         (["swep"], "invalid choice: 'swep'"),
         (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
         (["profile", "--model=m", "--seq-len=8", "--method=qlor"], "; qlor: did you mean 'qlora'?"),
-        (["estimate", "--modle=m"], "required: --model; --modle: did you mean '--model' or"),
+        (["estimate", "--modle=m"], "required: --model or --config; --modle: did you mean"),
         (["catalog", "price"], "; price: did you mean 'prices'?"),
     ],
 )

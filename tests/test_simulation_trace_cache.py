@@ -103,7 +103,7 @@ def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
         text=True,
     ) as estimate:
         assert estimate.stderr is not None
-        while "tracing for" not in estimate.stderr.readline():
+        while "traced for" not in estimate.stderr.readline():
             assert estimate.poll() is None
         tracing = psutil.Process(estimate.pid).children(recursive=True)
         assert any("tracing.bootstrap" in " ".join(process.cmdline()) for process in tracing)

@@ -3,7 +3,6 @@
 import datetime as dt
 
 from fitting.laws.fit_result import Interval
-from gpu_catalog.number_text import short
 from gpu_catalog.record import Record
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
@@ -31,6 +30,8 @@ class MemoryCheck(Record):
             90 % interval.
         reserved_gib: peak of the memory that it reserves.
         usable_gib: memory of the GPU that it may reserve.
+        most_tokens: longest example that the model supports; None where it states no limit.
+        examples, epochs: the job that the change's dollars are of.
         change: cheapest change under which it fits; None where it fits, or where no change helps.
             A card that the user owns has dollars only where electricity has a price.
     """
@@ -50,6 +51,9 @@ class MemoryCheck(Record):
     peak_gib_interval: Interval
     reserved_gib: float
     usable_gib: float
+    most_tokens: int | None
+    examples: int
+    epochs: int
     change: Alternative | None
     basis: Basis = Basis.SIMULATED
 
@@ -92,6 +96,9 @@ def memory_check(request: EstimateRequest, today: dt.date) -> MemoryCheck:
         **estimate.model_dump(include=fields),
         fits=is_fit,
         certain=_is_certain(estimate, is_fit=is_fit),
+        most_tokens=row.question.model.positions,
+        examples=row.question.workload.examples,
+        epochs=row.question.workload.epochs,
         change=change,
     )
 
@@ -107,17 +114,21 @@ def check_text(check: MemoryCheck) -> str:
     verdict = "fits" if check.fits else "does not fit"
     layout = "" if check.strategy is None else f" on each GPU ({check.strategy})"
     batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens{layout}"
-    peak, doubt = check.peak_gib_interval, "" if check.certain else ", which includes the limit"
+    peak = check.peak_gib_interval
+    doubt = "" if check.certain else ". Reserved memory is too near the limit to be sure"
     first = (
         f"**{check.model} {verdict} {check.gpu}**: batch {batch} reserves "
         f"{check.reserved_gib:.1f} of {check.usable_gib:.1f} GiB. Peak in use "
         f"{check.peak_gib:.1f} GiB, 90 % interval {peak.low:.1f} to {peak.high:.1f}{doubt}."
     )
     lines = [first]
+    if check.most_tokens is not None and check.seq_len > check.most_tokens:
+        lines.append(f"{check.model} supports examples of at most {check.most_tokens:,} tokens.")
     if check.change is not None:
         change = check.change
         alters = "" if change.learns_alike else ", which alters training"
-        cost = "" if change.usd is None else f", ${short(change.usd)} for the job"
+        job = f"{check.examples:,} examples x {check.epochs} epoch{'s' * (check.epochs != 1)}"
+        cost = "" if change.usd is None else f", ${change.usd:,.2f} for {job}"
         lines.append(
             f"It fits with {change.options}{alters}: batch {change.batch_size} x "
             f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."

@@ -5,10 +5,12 @@ from typing import Any
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.key_classes import shown
+from orchestrator.model_names import shape_text
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
 from trials.recipes.fields import FEWEST_PACKED, WITH_DROPOUT
 from trials.recipes.mistakes import ADAPTER_FIELDS
 from trials.recipes.recipe import Recipe
+from trials.records.model import presets
 
 DATA = ("dataset", "length_histogram")
 BARE = ("ignored", "not read")  # beginnings of what is said of a key without an assumption
@@ -67,6 +69,9 @@ def with_configuration(
         )
     if "model" in options:  # no option of the command line has replaced it
         options["model"] = configuration.model
+        shape = shape_text(str(configuration.options["model"]))
+        if shape is not None and options["model"] in presets():
+            remarks.append(shape)
     return dict(given) | options | stated, remarks
 
 

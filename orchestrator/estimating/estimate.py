@@ -288,7 +288,7 @@ def _priced(offer: Offer, rented: FloatArray, question: Question) -> Price:
     usd, usd_low, usd_high = map(float, charged_hours(rented, offer) * offer.usd_per_hour)
     usd_low, usd_high = widened(usd, usd_low, usd_high, question.drift.sigma(offer))
     return Price(
-        **offer.model_dump(include=TERMS),
+        **offer.model_dump(include={*TERMS, "note"}),
         instances=question.nodes,
         hours=hours,
         hours_interval=Interval(low=low, high=high),

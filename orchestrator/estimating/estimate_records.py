@@ -29,6 +29,7 @@ class Price(Record):
     """The job on the best offer of a GPU by the objective, with 90 % intervals.
 
     ``usd_per_hour`` is the price of the whole instance, or of all ``instances``, one a node.
+    ``note`` has the catalog's caveats on the offer.
     """
 
     provider: str
@@ -42,6 +43,7 @@ class Price(Record):
     hours_interval: Interval
     usd: float
     usd_interval: Interval
+    note: str | None = None
 
 
 class Alternative(Record):

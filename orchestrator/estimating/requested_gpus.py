@@ -115,7 +115,7 @@ def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
         if memory_gib is not None:
             return [_without_speed(without_prefix(name))]
         raise UnknownGpuError(
-            f"{error}; or give --memory-gib for a GPU that is not in the catalog"
+            f"{error}. For a GPU that is not in the catalog, give --memory-gib"
         ) from None
     if number is not None and number > 1:
         raise EstimateError(

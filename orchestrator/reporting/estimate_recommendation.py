@@ -153,15 +153,19 @@ def _too_large(estimates: Sequence[Estimated]) -> str:
     if any(row.outcome is Outcome.FITS for row in rows):
         return ""  # it fits on a GPU of unknown speed
     nearest = min(rows, key=lambda row: row.reserved_gib - row.usable_gib)
-    problem = "Not even one example fits" if nearest.batch_size == 1 else "The batch fits on no GPU"
+    problem = "Not even one example fits"
+    if nearest.batch_size > 1:
+        where = nearest.gpu if len(rows) == 1 else "any GPU"
+        problem = f"A batch of {nearest.batch_size} does not fit {where}"
     most = max(rows, key=lambda row: row.max_batch_size)
     largest = (
         f" The largest batch size that fits is {most.max_batch_size}, on {most.gpu}."
         if most.max_batch_size
         else ""
     )
+    closest = f"{nearest.gpu} is the closest and" if len(rows) > 1 else "It"
     return (
-        f"{problem}. {nearest.gpu} is the closest and needs "
+        f"{problem}. {closest} needs "
         f"{nearest.reserved_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
         f"{cheapest_remedy(estimates)}"
     )
@@ -195,8 +199,8 @@ def batch_text(estimates: Sequence[Estimated], question: Question) -> str | None
             f"Batch size: on each GPU the fastest of {', '.join(map(str, sizes))} and the largest "
             "that fits"
         )
-        if slower[-1] == 0:
-            return f"{rule}, which is the largest."
+        if round(slower[-1], 2) == 0:
+            return f"{rule}; the largest is as fast."
         why = "At"
         if question.has_square_mask:
             why = "The mask grows with the square of the batch: at"

@@ -131,7 +131,8 @@ def _job(question: Question) -> str:
     by_default = ", ".join(question.by_default)
     left_out = f" Left out: {text}." if (text := question.recipe.left_out) else ""
     return (
-        f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} epochs"
+        f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} "
+        f"epoch{'s' * (workload.epochs != 1)}"
         f"{f' (assumed: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}.{left_out}"
     )

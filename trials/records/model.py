@@ -25,6 +25,7 @@ ATTENTION_NAMES = ("num_attention_heads", "n_head", "n_heads", "decoder_attentio
 EXPERTS_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE_EXPERTS_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 LAYERS_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+SIZE_NAMES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 POSITIONS_NAMES = ("max_position_embeddings", "n_positions")
 VISION, TEXT = "vision_config", "text_config"
 OTHER_SENSES = ("audio_config", "vision_encoder")
@@ -118,6 +119,9 @@ class Model(Record):
         # The others are read where they are first needed, which is too late for a clear message.
         _ = self.has_grouped_queries, self.window, self.positions
         _ = None if self.has_vision else self.vocab_size
+        for name in (name for name in SIZE_NAMES if self.text.get(name) is not None):
+            if not self._whole(name):
+                raise ValueError(f"{name} is 0: it must be at least 1")
         layers = self._first(LAYERS_NAMES)
         if layers is not None and self._whole(layers) > MOST_LAYERS:
             raise ValueError(f"{layers} is {self._whole(layers)}: at most {MOST_LAYERS} are read")
@@ -280,7 +284,8 @@ def wrong_senses(model: Model, *, reads_images: bool) -> str | None:
     if model.has_vision and not reads_images:
         return (
             f"a {model.family} reads images ({VISION}), which is only estimated: give estimate or "
-            "check --image-tokens N, the tokens of each example that come from images"
+            "check --image-tokens N, the tokens of each example that come from images; to train on "
+            f"text alone, give its {TEXT} as a config.json of its own"
         )
     if reads_images and not model.has_vision:
         return (
@@ -303,10 +308,9 @@ def _find(name: str) -> Model:
         raise UnknownModelError(f"model {name!r} is a folder here: write ./{name}")
     if name.count("/") == 1:
         return _from_hub(name)
-    near = did_you_mean(name, presets()) or f"; known: {', '.join(presets())}"
+    near = did_you_mean(name, presets()) or f": the known ones are {', '.join(presets())}."
     raise UnknownModelError(
-        f"unknown model {name!r}{near}; or give a folder with a config.json (./NAME) or a hub name "
-        "(OWNER/NAME)"
+        f"unknown model {name!r}{near} A folder with a config.json is ./NAME, a hub name OWNER/NAME"
     )
 
 

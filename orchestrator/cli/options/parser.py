@@ -78,7 +78,11 @@ class Parser(argparse.ArgumentParser):
             return argparse.SUPPRESS
 
     def _with_near(self, message: str) -> str:
-        return "; ".join([message, *self._near(message)])
+        near = self._near(message)
+        names = {name for action in self._actions for name in action.option_strings}
+        if message.startswith(MISSING) and "--config" in names:  # a file that names the model
+            message = message.replace("--model", "--model or --config")
+        return "; ".join([message, *near])
 
     def _near(self, message: str) -> list[str]:
         """Near matches of what a message calls unknown: options, or choices of one."""

@@ -108,6 +108,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from runners_up_text(estimates)
     texts = (length_text, batch_text, varying_text, padding_text)
     yield from filter(None, (text(estimates, question) for text in texts))
+    yield from _batch_legend(rows)
     if question.has_square_mask:
         subject, parts = "Packing", "tokens"
         if not question.recipe.packing:
@@ -128,6 +129,17 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from missed_text(estimates, question.constraints)
     yield from _error_notes(estimates, question.constraints)
     yield from gap_notes(estimates, question)
+
+
+def _batch_legend(rows: Sequence[Estimate]) -> Iterator[str]:
+    """Meaning of the table's batches, by the first that fits."""
+    for row in [row for row in rows if row.outcome is Outcome.FITS][:1]:
+        steps = f", {row.micro_batches} for each optimizer step" if row.micro_batches > 1 else ""
+        within = row.max_batch_size_interval
+        yield (
+            f"Batches: on {row.gpu} micro-batches of {row.batch_size}{steps}; the largest that "
+            f"fits is {row.max_batch_size}, {within.low:g} to {within.high:g} by the 90 % interval."
+        )
 
 
 def _background_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:

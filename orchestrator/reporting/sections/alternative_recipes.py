@@ -98,6 +98,8 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
         for change in row.estimate.alternatives:
             key = (not change.learns_alike, change.options)
             gpus[key].append(f"{row.estimate.gpu} ({_costs(change)})")
+    if [len(places) for places in gpus.values()] == [1] and not any(map(fits, rows)):
+        gpus.clear()  # the recommendation has the only remedy
     for (alters, options), places in sorted(gpus.items()):
         which = f", {ALTERS}," * alters
         yield f"With {options}{which} the job fits on {', '.join(places)}."

@@ -214,7 +214,9 @@ def _answer(line: str, tracing: Tracing, folder: Path, limit_seconds: float) -> 
     """Trace one request and write the trace; return the refusal, or None."""
     key, _, text = line.partition(" ")
     request = TraceRequest.model_validate_json(text)
-    what = f"{request.model.name}, {request.cell.seq_len} tokens"
+    recipe = request.cell.recipe
+    method = f"{recipe.method}{', checkpointed' * recipe.gradient_checkpointing}"
+    what = f"{request.model.name}, {method}, {request.cell.seq_len} tokens"
 
     def report(text: str) -> None:
         if request.with_updates:  # else another process reports the same

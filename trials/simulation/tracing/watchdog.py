@@ -26,7 +26,7 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
     It uses SIGALRM, so it works in the main thread of a process alone.
 
     Args:
-        subject: model and length being traced.
+        subject: model, recipe and length being traced.
         limit_seconds: longest time of the trace.
         report: called with each line.
 
@@ -49,7 +49,7 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
             next_report *= 2
             where = module_of(caller for caller, _ in traceback.walk_stack(frame))
             at = "" if where is None else f", now in {where}"
-            report(f"{subject}: tracing for {taken:.0f} s{at}; given up after {limit_seconds:g} s")
+            report(f"{subject}: traced for {taken:.0f} s{at}; stops at {limit_seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, tick)
     interval = min(TICK_SECONDS, limit_seconds)

@@ -50,13 +50,31 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
         return image_tokens
     if not hasattr(base, "get_image_features"):
         raise FamilyError(f"--image-tokens: the class of {family!r} {ANOTHER_WAY}")
-    of_one: int = base.model.image_seq_len if is_tiled(base) else _tokens_of_one(base)
+    of_one: int = _tokens_of_a_tile(base) if is_tiled(base) else _tokens_of_one(base)
     if image_tokens % of_one:
+        lower = image_tokens // of_one * of_one
+        near = " or ".join(str(n) for n in (lower, lower + of_one) if n)
         raise ImagesError(
-            f"--image-tokens {image_tokens}: an image of {family!r} gives {of_one} tokens: use a "
-            "multiple"
+            f"--image-tokens {image_tokens}: an image of {family!r} gives {of_one} tokens: use "
+            f"{near}, or another multiple"
         )
     return image_tokens // of_one
+
+
+def _tokens_of_a_tile(base: Any) -> int:
+    """Tokens of a tile; Idefics 3 and SmolVLM merge squares of patches.
+
+    Raises:
+        FamilyError: the side of a tile is not so many squares.
+    """
+    vision, merged = base.config.vision_config, getattr(base.config, "scale_factor", 1)
+    side = vision.image_size // vision.patch_size
+    if side % merged:
+        raise FamilyError(
+            f"scale_factor {merged} does not divide the {side} patches of a tile's side "
+            "(image_size over patch_size)"
+        )
+    return int(base.model.image_seq_len)
 
 
 def _tokens_of_one(base: Any) -> int:
