@@ -1,6 +1,7 @@
 """``estimate`` as a user meets it: tables, JSON, explanations, and one line per mistake."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,9 @@ def test_the_priced_offer_is_the_cheapest_that_meets_the_constraints(
     assert main(nobody) == 0
     shown = capsys.readouterr().out
     assert "No price for H100-NVL: " in shown
+    assert re.search(
+        r"^H100-NVL takes .* at batch size 8\. No price is known: ", shown, re.MULTILINE
+    )
     assert main([*TINY, "--gpu", "A40", *options[2:], "--deadline", "0.01"]) == 0
     assert "deadline of 0.01 h" in capsys.readouterr().out
     estimate = estimate_json(capsys, *TINY, "--gpu", "A40", *options[2:], "--budget-usd", "0.001")

@@ -1,11 +1,12 @@
 """Sentences of an estimate: which GPU to rent, which GPUs are excluded, which batch size to try."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from fitting.laws.fit_result import Interval
 from gpu_catalog.number_text import ends, given, short
-from orchestrator.estimating.estimate_records import Estimated, Price
+from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import LengthRemedy, length_remedies
@@ -26,8 +27,8 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     """Recommend the best GPU by the objective, or say which limit to relax.
 
     Returns:
-        One paragraph, or two for both objectives; empty where neither prices nor step times are
-        available.
+        One paragraph, or two for both objectives; empty where the job fits, and its time is
+        unknown.
     """
     best = estimates[0].estimate
     if best.price is not None:
@@ -59,7 +60,19 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
     if misses:
         return f"{nothing_text(wanted, misses)} (Simulated.)"
+    unpriced = [e.estimate for e in estimates if e.estimate.no_price is not None]
+    if unpriced:
+        return _unpriced(unpriced)
     return "" if any(e.step is not None for e in estimates) else _too_large(estimates)
+
+
+def _unpriced(rows: Sequence[Estimate]) -> str:
+    """The fastest of the GPUs without a price."""
+    row = min(rows, key=lambda row: row.hours or math.inf)
+    hours = ""
+    if row.hours is not None and row.hours_interval is not None:
+        hours = f" takes **{short(row.hours)} h** ({ends_text(row.hours_interval)}), simulated,"
+    return f"{row.gpu}{hours} at batch size {row.batch_size}. No price is known: {row.no_price}."
 
 
 def fastest(estimates: Sequence[Estimated]) -> Estimated | None:

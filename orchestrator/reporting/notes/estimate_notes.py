@@ -19,7 +19,7 @@ from orchestrator.reporting.estimate_recommendation import (
 )
 from orchestrator.reporting.notes.box_notes import box_notes
 from orchestrator.reporting.notes.data_notes import data_notes
-from orchestrator.reporting.notes.gap_notes import gap_notes
+from orchestrator.reporting.notes.gap_notes import caveats, gap_notes
 from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
 from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
@@ -143,9 +143,10 @@ def _batch_legend(rows: Sequence[Estimate]) -> Iterator[str]:
 
 
 def _background_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
-    """Recipes by key, approximations, sources of intervals and assumptions on memory."""
+    """Recipes, caveats of offers, approximations, sources of intervals, assumptions on memory."""
     rows = [e.estimate for e in estimates]
     yield from _recipe_notes(rows, question)
+    yield from caveats(rows[1:])
     yield from _approximations(rows)
     yield from _memory_notes(rows)
     yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."

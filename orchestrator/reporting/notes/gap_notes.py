@@ -11,7 +11,7 @@ from trials.records.observation import Outcome
 def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
     rows = [e.estimate for e in estimates]
-    yield from _caveats(rows)
+    yield from caveats(rows[:1])
     yield from _own_cards(estimates, question)
     yield from _fused_experts(estimates[0].cell.recipe)
     endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
@@ -35,7 +35,7 @@ def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[st
         yield f"{rows[0].model} supports examples of at most {positions:,} tokens."
 
 
-def _caveats(rows: Sequence[Estimate]) -> Iterator[str]:
+def caveats(rows: Sequence[Estimate]) -> Iterator[str]:
     """Caveats of the catalog on the offers of the table."""
     offers = [row.price for row in rows if row.price is not None and row.price.note is not None]
     for note in dict.fromkeys(offer.note for offer in offers):

@@ -312,6 +312,6 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
 def _why_whole(recipe: Recipe) -> str:
     """Reason why a few layers cannot represent the others, in words."""
     if recipe.activation_offloading:
-        return "offloading outlasts a layer"
+        return "activation offloading, which is tried, too, spans layers"
     trains_some = recipe.trained_layers is not None
     return "some are frozen" if trains_some else "no layer equals the next"
