@@ -4,13 +4,14 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
 from gpu_catalog.errors import UserError
 from orchestrator.configurations.key_classes import (
     ABSENT,
+    IMAGES,
     Computed,
     KeyClass,
     Line,
@@ -29,6 +30,8 @@ from orchestrator.spec.validation_messages import mistake_text
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
 NO_CLIPPING = "none"
+FREEZES = "freeze_mm_modules"  # axolotl's key that freezes what reads images
+FROZEN = (FREEZES, "freeze_vision_tower", "freeze_multi_modal_projector")
 LIKENESS = 0.85  # of a misspelt key and the one that was meant
 MODEL_KEYS = ("base_model", "model_name_or_path")
 
@@ -55,6 +58,7 @@ class Configuration:
         lines: what each key comes to, then assumptions on what the file leaves open.
         tokens: limit of an example's tokens, or tokens of a packed row.
         pads_to_limit: whether every example is padded to that limit.
+        reads_images: whether the number of image tokens is known.
     """
 
     file: str
@@ -63,6 +67,7 @@ class Configuration:
     lines: tuple[Line, ...]
     tokens: int
     pads_to_limit: bool
+    reads_images: bool = False
 
     @property
     def model(self) -> str:
@@ -71,7 +76,20 @@ class Configuration:
         beside = Path(self.file).parent / name
         if (beside / "config.json").is_file():
             return str(beside) if beside.is_absolute() else f"./{beside}"
-        return preset_of(name) or name
+        return name if self.reads_images else preset_of(name) or name
+
+    def with_images(self) -> Self:
+        """The configuration, to be estimated with a stated number of image tokens.
+
+        Vision tower and projector are frozen: keys that train them stay refused.
+        """
+        lines = tuple(_with_images(line) for line in self.lines)
+        keys = {line.key for line in self.lines}
+        trains_all = self.options.get("method") == "full" and self.trainer.startswith("axolotl")
+        if trains_all and FREEZES not in keys:
+            text = "is missing: axolotl trains the vision tower, too, which is not estimated"
+            lines += (Line(FREEZES, ABSENT, "refused", f"{text}: add {FREEZES}: true"),)
+        return replace(self, lines=lines, reads_images=True)
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -187,6 +205,16 @@ def _mark_misspelt(trainer: Trainer, values: Mapping[str, Any], reading: Reading
             if lacking is not None and lacking.value == ABSENT:
                 text = f"{lacking.meaning}: did you mean it by {name!r}?"
                 reading.lines[near] = replace(lacking, meaning=text)
+
+
+def _with_images(line: Line) -> Line:
+    """A line where the number of image tokens is known."""
+    if line.key in FROZEN and not line.value:
+        text = "trains what reads images, which is not estimated: set it to true"
+        return replace(line, key_class="refused", meaning=text)
+    if line.meaning != IMAGES:
+        return line
+    return replace(line, key_class="irrelevant", meaning="images: by --image-tokens")
 
 
 def _value_text(line: Line) -> str:

@@ -17,6 +17,13 @@ Words = Mapping[Any, Any]
 ABSENT = "(absent)"
 """Value of a key that the file does not have."""
 
+IMAGES = (
+    "only estimate and check read images: give --image-tokens N, the tokens of each example that "
+    "come from them"
+)
+"""Reason why a key of images is refused without their number."""
+SOUND = "sound and video are not simulated: only text and images are"
+
 OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
 """Values of a key that does nothing."""
 

@@ -150,6 +150,8 @@ def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str,
     from orchestrator.configurations.read_file import read_configuration
 
     configuration = read_configuration(options.config)
+    if options.image_tokens is not None:
+        configuration = configuration.with_images()
     configuration.check()
     has_lengths = options.dataset or options.length_histogram
     if not has_lengths and (options.seq_len is None or isinstance(options.seq_len, int)):

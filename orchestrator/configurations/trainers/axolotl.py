@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.configurations.key_classes import ABSENT, Config, Reading, irrelevant
+from orchestrator.configurations.key_classes import ABSENT, IMAGES, Config, Reading, irrelevant
 from orchestrator.configurations.quantised_weights import (
     read_expert_kernels,
     read_format,
@@ -15,7 +15,6 @@ from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
     KEYS,
-    MULTIMODAL,
     NOT_SIMULATED,
 )
 from orchestrator.configurations.trainers.lora_targets import (
@@ -97,7 +96,7 @@ def _task(config: Config, reading: Reading) -> None:
     if config.get("reward_model"):
         task = "reward"
     elif isinstance(kind, str) and ("ImageText" in kind or "ConditionalGeneration" in kind):
-        reading.refuse("model_type", kind, MULTIMODAL)
+        reading.refuse("model_type", kind, IMAGES)
     elif isinstance(kind, str) and not ("CausalLM" in kind or kind == "AutoModel"):
         reading.refuse("model_type", kind, "only causal language models and reward models are")
     reading.options["task"] = task

@@ -1,6 +1,7 @@
 """Class of each key of axolotl, by its schemas of 0.19 (``axolotl/utils/schemas``)."""
 
 from orchestrator.configurations.key_classes import (
+    IMAGES,
     Key,
     assumed,
     irrelevant,
@@ -14,10 +15,6 @@ SEVERAL_GPUS = (
     "trains on several GPUs in a way that is not simulated: use FSDP2 or DDP, or remove it"
 )
 ZERO = "trains on several GPUs by DeepSpeed, which is not simulated: use FSDP2, which shards alike"
-MULTIMODAL = (
-    "images, sound and video are not read from a file: describe a training with images by options, "
-    "with --image-tokens N"
-)
 LEARNING = irrelevant("learning, not speed")
 LOGGING = irrelevant("logging")
 SAVING = irrelevant("saving; checkpoints are priced by --checkpoint-seconds and -minutes")
@@ -251,7 +248,7 @@ KEYS: dict[str, Key] = {
         """,
     ),
     (
-        refused(MULTIMODAL),
+        refused(IMAGES),
         """
         processor_type image_size image_resize_algorithm freeze_mm_modules processor_kwargs
         """,

@@ -1,6 +1,8 @@
 """Class of each key of LLaMA-Factory, by its dataclasses of 0.9 (``llamafactory/hparams``)."""
 
 from orchestrator.configurations.key_classes import (
+    IMAGES,
+    SOUND,
     Key,
     assumed,
     irrelevant,
@@ -14,7 +16,6 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     GENERATING,
     LOADING,
     LOGGING,
-    MULTIMODAL,
     NO_EVALUATION,
     NOT_SIMULATED,
     SAVING,
@@ -132,11 +133,13 @@ KEYS: dict[str, Key] = (
             """,
         ),
         (
-            refused(MULTIMODAL),
-            """
-            image_* video_* audio_sampling_rate use_audio_in_video crop_to_patches
-            freeze_vision_tower freeze_multi_modal_projector
-            """,
+            refused(IMAGES),
+            "image_* crop_to_patches freeze_vision_tower freeze_multi_modal_projector",
+        ),
+        (irrelevant("only of videos"), "video_*"),
+        (
+            refused(SOUND),
+            "audio_sampling_rate use_audio_in_video",
         ),
         (
             refused(NOT_SIMULATED),
