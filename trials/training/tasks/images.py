@@ -112,7 +112,8 @@ def takes_any_size(model: nn.Module) -> bool:
 def is_packed(model: nn.Module) -> bool:
     """Whether a model's tower, Pixtral's, attends to all images of a batch as one sequence."""
     base: Any = base_of(model)
-    return bool(base.config.vision_config.model_type == PACKED_IMAGES)
+    tower = getattr(base.config, "vision_config", None)
+    return bool(getattr(tower, "model_type", None) == PACKED_IMAGES)
 
 
 def is_crossed(model: nn.Module) -> bool:
@@ -124,7 +125,7 @@ def is_crossed(model: nn.Module) -> bool:
 def is_tiled(model: nn.Module) -> bool:
     """Whether a model's processor divides images into tiles of one size."""
     base: Any = base_of(model)
-    if not hasattr(base.model, "image_seq_len"):
+    if not hasattr(getattr(base, "model", None), "image_seq_len"):
         return False
     return TILES in inspect.signature(base.get_image_features).parameters
 
