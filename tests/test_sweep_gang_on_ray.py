@@ -68,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     (home / "gangs.yaml").write_text(SPEC, encoding="utf-8")
     sweep = start_sweep(home / "gangs.yaml", home / "run", home, **FOUR_CPUS)
     kill_a_rank(sweep.pid)
-    assert sweep.wait(timeout=900) == 0, (home / "run.log").read_text()
+    assert sweep.wait(timeout=1800) == 0, (home / "run.log").read_text()
     return RunFolder(home / "run")
 
 
