@@ -239,6 +239,7 @@ def test_what_would_be_wrong_is_refused_by_name(
     ("changes", "line"),
     [
         ({"lora_r": -8}, "lora_r: -8: must be at least 1"),
+        ({"lora_r": "8.5"}, "lora_r: 8.5: must be a whole number"),
         ({"lora_dropout": 5}, "lora_dropout: 5: must be less than 1"),
         ({"sequence_len": -4096}, "sequence_len: -4096: must be a whole number of at least 1"),
         (

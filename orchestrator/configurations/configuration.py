@@ -27,11 +27,10 @@ from orchestrator.configurations.trainer import Trainer
 from orchestrator.markdown_table import table
 from orchestrator.model_names import preset_of
 from orchestrator.spec.validation_messages import mistake_text
+from orchestrator.spec.validation_messages import shown as quoted
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
 NO_CLIPPING = "none"
-FREEZES = "freeze_mm_modules"  # axolotl's key that freezes what reads images
-FROZEN = (FREEZES, "freeze_vision_tower", "freeze_multi_modal_projector")
 LIKENESS = 0.85  # of a misspelt key and the one that was meant
 MODEL_KEYS = ("base_model", "model_name_or_path")
 
@@ -58,7 +57,6 @@ class Configuration:
         lines: what each key comes to, then assumptions on what the file leaves open.
         tokens: limit of an example's tokens, or tokens of a packed row.
         pads_to_limit: whether every example is padded to that limit.
-        reads_images: whether the number of image tokens is known.
     """
 
     file: str
@@ -67,29 +65,34 @@ class Configuration:
     lines: tuple[Line, ...]
     tokens: int
     pads_to_limit: bool
-    reads_images: bool = False
 
     @property
-    def model(self) -> str:
-        """The model: a folder, by its path relative to the file; else a preset, or its name."""
+    def model_name(self) -> str:
+        """Name of the model: a folder, by its path relative to the file; else as in the file."""
         name = str(self.options["model"])
         beside = Path(self.file).parent / name
         if (beside / "config.json").is_file():
             return str(beside) if beside.is_absolute() else f"./{beside}"
-        return name if self.reads_images else preset_of(name) or name
+        return name
+
+    @property
+    def model(self) -> str:
+        """The model: a folder as ``model_name``; else a preset, which reads text alone, or it."""
+        name = str(self.options["model"])
+        is_folder = self.model_name != name or (Path(name) / "config.json").is_file()
+        return self.model_name if is_folder else preset_of(name) or name
 
     def with_images(self) -> Self:
         """The configuration, to be estimated with a stated number of image tokens.
 
         Vision tower and projector are frozen: keys that train them stay refused.
         """
-        lines = tuple(_with_images(line) for line in self.lines)
-        keys = {line.key for line in self.lines}
-        trains_all = self.options.get("method") == "full" and self.trainer.startswith("axolotl")
-        if trains_all and FREEZES not in keys:
-            text = "is missing: axolotl trains the vision tower, too, which is not estimated"
-            lines += (Line(FREEZES, ABSENT, "refused", f"{text}: add {FREEZES}: true"),)
-        return replace(self, lines=lines, reads_images=True)
+        read = "images: by --image-tokens"
+        lines = (
+            replace(line, key_class="irrelevant", meaning=read) if line.meaning == IMAGES else line
+            for line in self.lines
+        )
+        return replace(self, lines=tuple(lines))
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -181,11 +184,13 @@ def _check_recipe(options: Mapping[str, Any], reading: Reading) -> None:
         keys = {line.meaning: line for line in reading.lines.values() if line.key_class == "used"}
         contradictions = hidden_contradictions(fields)
         for detail in error.errors(include_url=False):
+            field = ".".join(map(str, detail["loc"]))
             text = mistake_text(dict(detail), Recipe)
-            if detail["loc"] and (line := keys.get(str(detail["loc"][0]))) is not None:
-                reading.refuse(line.key, line.value, text.partition(", not ")[0])
+            if (line := keys.get(field)) is not None:
+                value = f", not {quoted(detail['input'])}"  # which the line has
+                reading.refuse(line.key, line.value, text.replace(value, "", 1))
             else:
-                contradictions += text.splitlines()
+                contradictions += [f"{field}: {text}"] if field else text.splitlines()
         if contradictions:
             reading.refuse("recipe", ABSENT, "; ".join(contradictions))
 
@@ -205,16 +210,6 @@ def _mark_misspelt(trainer: Trainer, values: Mapping[str, Any], reading: Reading
             if lacking is not None and lacking.value == ABSENT:
                 text = f"{lacking.meaning}: did you mean it by {name!r}?"
                 reading.lines[near] = replace(lacking, meaning=text)
-
-
-def _with_images(line: Line) -> Line:
-    """A line where the number of image tokens is known."""
-    if line.key in FROZEN and not line.value:
-        text = "trains what reads images, which is not estimated: set it to true"
-        return replace(line, key_class="refused", meaning=text)
-    if line.meaning != IMAGES:
-        return line
-    return replace(line, key_class="irrelevant", meaning="images: by --image-tokens")
 
 
 def _value_text(line: Line) -> str:

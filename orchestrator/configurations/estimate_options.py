@@ -68,7 +68,8 @@ def with_configuration(
             "--dataset or --length-histogram"
         )
     if "model" in options:  # no option of the command line has replaced it
-        options["model"] = configuration.model
+        reads_images = stated.get("image_tokens") is not None
+        options["model"] = configuration.model_name if reads_images else configuration.model
         shape = shape_text(str(configuration.options["model"]))
         if shape is not None and options["model"] in presets():
             remarks.append(shape)

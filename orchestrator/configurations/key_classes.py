@@ -22,6 +22,7 @@ IMAGES = (
     "come from them"
 )
 """Reason why a key of images is refused without their number."""
+TRAINS_TOWER = "trains what reads images, which is not estimated: set it to true"
 SOUND = "sound and video are not simulated: only text and images are"
 
 OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})

@@ -122,16 +122,7 @@ GLM_MOE = GLM | {
         "rope_parameters": ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
     },
 }
-PIXTRAL = {
-    "model_type": "pixtral",
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "head_dim": 16,
-    "image_size": 64,
-    "patch_size": 4,
-}
+PIXTRAL = TOWER | {"model_type": "pixtral", "head_dim": 16, "image_size": 64, "patch_size": 4}
 MISTRAL3: dict[str, Any] = {
     "model_type": "mistral3",
     "image_token_index": 90,
@@ -151,19 +142,16 @@ MLLAMA: dict[str, Any] = {
         "cross_attention_layers": [3, 8, 13, 18],
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     },
-    "vision_config": {
+    "vision_config": TOWER
+    | {
         "model_type": "mllama_vision_model",
-        "hidden_size": 48,
         "attention_heads": 3,
-        "num_hidden_layers": 2,
         "num_global_layers": 1,
-        "intermediate_size": 96,
         "vision_output_dim": 144,
         "max_num_tiles": 2,
         "intermediate_layers_indices": [0, 1],
         "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
-    }
-    | IMAGE,
+    },
 }
 SMOL: dict[str, Any] = {
     "model_type": "smolvlm",

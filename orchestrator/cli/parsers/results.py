@@ -33,7 +33,8 @@ from orchestrator.cli.options.value_types import (
 GPUS = f"""
 --model MODEL            {MODEL}
 --gpu GPU                keys of 'catalog gpus', or names such as A100, separated by commas;
-                         own:A40 is a card of yours, which costs electricity, no rent (default: all)
+                         own:A40 is a card of yours, which costs electricity, no rent (default of
+                         estimate: all)
 --memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
                          that the catalog lacks
 --usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
@@ -226,8 +227,7 @@ def add_estimate(commands: Any) -> None:
 
 def _add_training(command: argparse.ArgumentParser, required: Sequence[str] = ("--model",)) -> None:
     """Add the options of a training to simulate, and of its GPUs."""
-    gpus = GPUS.replace(" (default: all)", "") if "--gpu" in required else GPUS
-    add_table(command, gpus, required=required, memory_gib=above_zero)
+    add_table(command, GPUS, required=required, memory_gib=above_zero)
     command.add_argument(
         "--model-config",
         action=WithoutModel,

@@ -13,6 +13,7 @@ from orchestrator.configurations.quantised_weights import (
 from orchestrator.configurations.several_gpus import read_axolotl
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
+from orchestrator.configurations.trainers.axolotl_images import read_tower
 from orchestrator.configurations.trainers.axolotl_keys import (
     KEYS,
     NOT_SIMULATED,
@@ -52,6 +53,7 @@ def derive(config: Config, reading: Reading) -> None:
     if config.get("gptq"):
         read_format(reading, key="gptq", value=config["gptq"], form="gptq")
     _frozen(config, reading)
+    read_tower(config, reading)
     _precision(config, reading)
     _loss(config, reading)
     _attention(config, reading)

@@ -250,9 +250,10 @@ KEYS: dict[str, Key] = {
     (
         refused(IMAGES),
         """
-        processor_type image_size image_resize_algorithm freeze_mm_modules processor_kwargs
+        processor_type image_size image_resize_algorithm processor_kwargs
         """,
     ),
+    (irrelevant("what reads images is frozen in an estimate"), "freeze_mm_modules"),
     (
         refused(NOT_SIMULATED),
         """

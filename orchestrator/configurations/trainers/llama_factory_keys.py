@@ -3,6 +3,7 @@
 from orchestrator.configurations.key_classes import (
     IMAGES,
     SOUND,
+    TRAINS_TOWER,
     Key,
     assumed,
     irrelevant,
@@ -134,7 +135,11 @@ KEYS: dict[str, Key] = (
         ),
         (
             refused(IMAGES),
-            "image_* crop_to_patches freeze_vision_tower freeze_multi_modal_projector",
+            "image_* crop_to_patches",
+        ),
+        (
+            refused(TRAINS_TOWER, idle=(None, True)),
+            "freeze_vision_tower freeze_multi_modal_projector",
         ),
         (irrelevant("only of videos"), "video_*"),
         (

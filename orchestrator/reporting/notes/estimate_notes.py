@@ -19,7 +19,7 @@ from orchestrator.reporting.estimate_recommendation import (
 )
 from orchestrator.reporting.notes.box_notes import box_notes
 from orchestrator.reporting.notes.data_notes import data_notes
-from orchestrator.reporting.notes.gap_notes import caveats, gap_notes
+from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
 from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
@@ -128,7 +128,16 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
         )
     yield from missed_text(estimates, question.constraints)
     yield from _error_notes(estimates, question.constraints)
+    yield from _caveats(rows[:1])
     yield from gap_notes(estimates, question)
+
+
+def _caveats(rows: Sequence[Estimate]) -> Iterator[str]:
+    """Caveats of the catalog on the offers of rows."""
+    offers = [row.price for row in rows if row.price is not None and row.price.note is not None]
+    for note in dict.fromkeys(offer.note for offer in offers):
+        names = dict.fromkeys(f"{o.provider} {o.instance}" for o in offers if o.note == note)
+        yield f"{', '.join(names)}: {note}."
 
 
 def _batch_legend(rows: Sequence[Estimate]) -> Iterator[str]:
@@ -146,7 +155,7 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
     """Recipes, caveats of offers, approximations, sources of intervals, assumptions on memory."""
     rows = [e.estimate for e in estimates]
     yield from _recipe_notes(rows, question)
-    yield from caveats(rows[1:])
+    yield from _caveats(rows[1:])
     yield from _approximations(rows)
     yield from _memory_notes(rows)
     yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.estimating.estimate_records import Estimate, Estimated
+from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.question import Question
 from trials.recipes.recipe import Recipe
 from trials.records.observation import Outcome
@@ -11,7 +11,6 @@ from trials.records.observation import Outcome
 def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
     rows = [e.estimate for e in estimates]
-    yield from caveats(rows[:1])
     yield from _own_cards(estimates, question)
     yield from _fused_experts(estimates[0].cell.recipe)
     endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
@@ -33,14 +32,6 @@ def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[st
     positions = estimates[0].cell.request.model.positions
     if positions is not None and rows[0].seq_len > positions:
         yield f"{rows[0].model} supports examples of at most {positions:,} tokens."
-
-
-def caveats(rows: Sequence[Estimate]) -> Iterator[str]:
-    """Caveats of the catalog on the offers of the table."""
-    offers = [row.price for row in rows if row.price is not None and row.price.note is not None]
-    for note in dict.fromkeys(offer.note for offer in offers):
-        names = dict.fromkeys(f"{o.provider} {o.instance}" for o in offers if o.note == note)
-        yield f"{', '.join(names)}: {note}."
 
 
 def _fused_experts(recipe: Recipe) -> Iterator[str]:
