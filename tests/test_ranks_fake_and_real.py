@@ -1,17 +1,12 @@
 """A traced rank takes the memory and moves the bytes of a real one, to the byte."""
 
-import json
-import socket
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
+from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real, traced
 
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.fields import Method
@@ -20,22 +15,17 @@ from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Outcome
-from trials.simulation.recording import Collective, Column, Kind, OperatorClass
-from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
-from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
-BATCH, LENGTH = 3, 24
 RECIPES = {"full": recipe("full", max_grad_norm=1.0), "lora": recipe("lora")}
-Case = tuple[Cell, int]
 
 
-def cases(ranks: int) -> list[Case]:
+def cases(ranks: int) -> list[RankCase]:
     """Cells on so many ranks, each with one and two micro-batches."""
     layouts = [
         Parallel(gpus=ranks, strategy="fsdp2"),
@@ -49,73 +39,9 @@ def cases(ranks: int) -> list[Case]:
     ]
     pairs = [*product(layouts, RECIPES, (1, 2)), *product(split, ["full"], (1, 2))]
     return [
-        (_on(tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH), layout), micro_batches)
+        (on_layout(tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH), layout), micro_batches)
         for layout, method, micro_batches in pairs
     ]
-
-
-def _on(cell: Cell, layout: Parallel) -> Cell:
-    return cell.model_copy(update={"parallel": layout})
-
-
-def real(cases: list[Case], folder: Path) -> list[list[dict[str, Any]]]:
-    """What the real ranks count in each case, rank by rank."""
-    ranks = cases[0][0].ranks
-    lines = "".join(
-        json.dumps({"cell": cell.model_dump(), "batch_size": BATCH, "micro_batches": n}) + "\n"
-        for cell, n in cases
-    )
-    command = [sys.executable, str(Path(__file__).parent / "fakes" / "rank_worker.py")]
-    with socket.create_server(("127.0.0.1", 0)) as meeting:
-        place = [str(meeting.getsockname()[1]), str(meeting.fileno())]
-        workers = [
-            subprocess.Popen(
-                [*command, str(rank), str(ranks), *place],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).parent.parent,
-                env={"PYTHONPATH": ".", "HOME": str(folder)},
-                pass_fds=[meeting.fileno()],
-            )
-            for rank in range(ranks)
-        ]
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write(lines)
-        worker.stdin.close()
-    answers = []
-    for worker in workers:
-        assert worker.stdout is not None
-        answers.append([json.loads(line) for line in worker.stdout])
-        worker.stdout.close()
-        assert worker.wait() == 0
-    return [list(of_case) for of_case in zip(*answers, strict=True)]
-
-
-def traced(cell: Cell, micro_batches: int) -> Steps:
-    """Steps of the first rank, traced."""
-    step = TraceableCell(cell, find_model(cell.model), target="cpu", whole=True).trace(
-        BATCH, lambda _: 0
-    )
-    trace = StepTrace((BATCH,), (step.recording,), step.held, step.copies)
-    return Steps(trace, micro_batches, cell.parallel)
-
-
-def peak(steps: Steps) -> int:
-    """Peak bytes of two steps, storages not rounded up."""
-    _, sizes = steps.storages(BATCH)
-    return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
-
-
-def moved(steps: Steps) -> dict[str, int]:
-    """Bytes of a step's collectives by kind."""
-    operators = steps.operators(BATCH)
-    runs = (operators.kinds == Kind.RUN) & (operators.names // 4 == OperatorClass.COLLECTIVE)
-    sizes = operators.numbers[:, Column.BYTES]
-    return {
-        kind.name: int(sizes[runs & (operators.names % 4 == kind)].sum()) for kind in Collective
-    }
 
 
 def is_quick(cell: Cell) -> bool:
@@ -154,7 +80,7 @@ def test_a_traced_rank_is_the_real_one(ranks: int, tmp_path: Path, *, few: bool)
 )
 def test_a_trial_measures_the_peak_that_is_traced(strategy: Strategy, method: Method) -> None:
     """It runs the same step, so that both ranks take the bytes of the trace."""
-    cell = _on(
+    cell = on_layout(
         tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH),
         Parallel(gpus=2, strategy=strategy),
     )
@@ -173,9 +99,9 @@ def test_collectives_have_the_closed_forms_of_zero_3_hsdp_and_ddp() -> None:
     Copies of shards sum what has been reduced, each rank its shard.
     """
     cell = tiny_cell("llama-tiny", RECIPES["full"], seq_len=LENGTH)
-    fsdp2 = traced(_on(cell, Parallel(gpus=4, strategy="fsdp2")), 1)
-    hsdp = traced(_on(cell, Parallel(gpus=8, strategy="hsdp", replicas=2)), 1)
-    ddp = traced(_on(cell, Parallel(gpus=4, strategy="ddp")), 1)
+    fsdp2 = traced(on_layout(cell, Parallel(gpus=4, strategy="fsdp2")), 1)
+    hsdp = traced(on_layout(cell, Parallel(gpus=8, strategy="hsdp", replicas=2)), 1)
+    ddp = traced(on_layout(cell, Parallel(gpus=4, strategy="ddp")), 1)
     config = find_model("llama-tiny").config
     weights = 4 * traced_elements(cell)
     tail = 4 * config["hidden_size"] * (config["vocab_size"] + 1)
@@ -196,7 +122,7 @@ def test_collectives_have_the_closed_form_of_tensor_parallelism() -> None:
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     outside = 2 * hidden * config["vocab_size"] + hidden * (2 * layers + 1)
     for ranks in (2, 4):
-        steps = traced(_on(cell, Parallel(gpus=ranks, strategy="tp")), 1)
+        steps = traced(on_layout(cell, Parallel(gpus=ranks, strategy="tp")), 1)
         summed = 4 * layers * BATCH * LENGTH * hidden * 4
         assert moved(steps) == {"ALL_GATHER": 0, "REDUCE_SCATTER": 0, "ALL_REDUCE": summed}
         weights = 4 * (outside + (traced_elements(cell) - outside) // ranks)
@@ -207,7 +133,7 @@ def test_collectives_have_the_closed_form_of_tensor_parallelism() -> None:
 def test_split_layers_have_the_loss_and_gradients_of_whole_ones(tmp_path: Path) -> None:
     """One process with the same weights and tokens has the same clipped gradients."""
     cell = tiny_cell("llama-tiny", RECIPES["full"], seq_len=LENGTH)
-    (ranks,) = real([(_on(cell, Parallel(gpus=2, strategy="tp")), 1)], tmp_path)
+    (ranks,) = real([(on_layout(cell, Parallel(gpus=2, strategy="tp")), 1)], tmp_path)
     alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
     loss = alone.step(alone.tokens(BATCH))
     norms = [float(p.grad.norm()) for p in alone.trainable if p.grad is not None]
@@ -220,7 +146,7 @@ def test_the_ranks_of_a_group_train_on_one_batch() -> None:
     """Groups have batches of their own: two of two ranks have two."""
     cell = tiny_cell("llama-tiny", recipe("full", effective_batch=8), seq_len=LENGTH)
     layout = Parallel(gpus=4, strategy="tp", degree=2)
-    assert _on(cell, layout).rank_recipe.effective_batch == 4
+    assert on_layout(cell, layout).rank_recipe.effective_batch == 4
     numbers = [layout.data_rank(number) for number in range(4)]
     assert numbers == [0, 0, 1, 1]
 

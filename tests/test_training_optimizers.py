@@ -15,7 +15,7 @@ from trials.recipes.fields import Optimizer
 from trials.recipes.recipe import Recipe
 from trials.training.optimizers import construction
 from trials.training.optimizers.construction import make_stepper
-from trials.training.optimizers.offloaded_stepper import offload_config
+from trials.training.optimizers.deepspeed_stepper import offload_config
 from trials.training.optimizers.stepper import DeviceStepper, SkippedStepError
 from trials.training.recipe_check import OPTIMIZER_CLASSES, RecipeError
 
@@ -235,7 +235,7 @@ def test_offloading_without_deepspeed_is_one_line(monkeypatch: pytest.MonkeyPatc
     """The error names the extra to install."""
     monkeypatch.setitem(sys.modules, "deepspeed", None)  # as where it is not installed
     model = Frozen()
-    with pytest.raises(ImportError, match=r"offload_optimizer needs the package deepspeed.*extra"):
+    with pytest.raises(ImportError, match=r"DeepSpeed is not installed.*extra"):
         make_stepper(model, list(model.parameters()), recipe(offload_optimizer=True), CPU)
 
 
@@ -287,6 +287,7 @@ class FakeDeepSpeed(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("deepspeed")
+        self.ops = ModuleType("deepspeed.ops")
         self.engines: list[weakref.ref[Engine]] = []
         self.groups: list[dict[str, Any]] = []
 

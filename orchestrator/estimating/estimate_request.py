@@ -53,7 +53,7 @@ from orchestrator.spec.job_options import (
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, of_task, rows
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
-from orchestrator.spec.trainer_defaults import expert_fields
+from orchestrator.spec.trainer_defaults import expert_fields, strategy_defaults
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.recipe import Recipe
 from trials.records.compatibility import has_square_mask
@@ -302,7 +302,8 @@ def _fp16_recipe(request: EstimateRequest, recipe: Recipe) -> Recipe:
 
 def _recipe(request: EstimateRequest, *, has_bf16: bool = True) -> Recipe:
     """Recipe of the options, with the effective batch that is assumed."""
-    recipe = recipe_of(_stated(request.recipe), has_bf16=has_bf16)
+    defaults = strategy_defaults(request.strategy)
+    recipe = recipe_of(_stated(request.recipe), has_bf16=has_bf16, **defaults)
     effective_batch = _assumed_batch(request)
     if effective_batch is None:
         return recipe

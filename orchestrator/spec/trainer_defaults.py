@@ -3,6 +3,7 @@
 from typing import Any, Literal, get_args
 
 from trials.recipes.fields import TASK_LOSSES, Method, Precision, Task
+from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STAGES
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 
@@ -69,6 +70,18 @@ def _precision(method: Method, *, offload_optimizer: bool, has_bf16: bool) -> Pr
     # trl/trainer/utils.py:1332: weights are loaded in fp32, also frozen ones. Without frozen
     # weights, both precisions are the same. PEFT 0.21.2 makes adapters fp32 (mapping_func.py:110).
     return "bf16-mixed" if method == "full" else "fp32-mixed-load"
+
+
+def strategy_defaults(strategy: str) -> dict[str, Any]:
+    """Precision and loss of a training by a strategy of several GPUs, where they are not given.
+
+    DeepSpeed holds weights in bf16. Where it divides them, TRL gathers the head for a loss in
+    chunks, which is not simulated.
+    """
+    stage = ZERO_STAGES.get(strategy)
+    if stage is None:
+        return {}
+    return {"precision": "bf16"} | ({"loss": "full-logits"} if stage == WEIGHTS_DIVIDED else {})
 
 
 def with_trl_defaults(stated: dict[str, Any], *, has_bf16: bool = True) -> dict[str, Any]:

@@ -72,7 +72,6 @@ class Rank:
         dist.init_process_group(
             backend, store=store, rank=number, world_size=parallel.gpus, timeout=PATIENCE
         )
-        self._groups = [dist.distributed_c10d._get_default_group()]  # noqa: SLF001 - no public name
 
     @property
     def backend(self) -> str:
@@ -92,7 +91,8 @@ class Rank:
     @property
     def build_device(self) -> torch.device:
         """Device of the whole weights: the host, where each rank takes its shard to its own."""
-        return torch.device("cpu") if self.is_sharded else self.device
+        is_divided = self.is_sharded and self.parallel.zero_stage not in {1, 2}
+        return torch.device("cpu") if is_divided else self.device
 
     def versions(self) -> dict[str, str]:
         """Version of that library, by its name; gloo is part of PyTorch and has none."""
@@ -107,7 +107,8 @@ class Rank:
 
     def collectives(self) -> int:
         """Number of collectives that this rank has begun, in all groups that it is part of."""
-        backends: list[Any] = [group._get_backend(self.device) for group in self._groups]  # noqa: SLF001 - no public name
+        groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public name
+        backends: list[Any] = [group._get_backend(self.device) for group in groups]  # noqa: SLF001 - as above
         return sum(backend._get_sequence_number_for_group() for backend in backends)  # noqa: SLF001 - as above
 
     def largest(self, value: float) -> float:
@@ -132,21 +133,20 @@ class Rank:
 
     def shard(self, model: nn.Module, recipe: Recipe) -> None:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
-        if not self.is_sharded:
-            return
+        if not self.is_sharded or self.parallel.zero_stage is not None:
+            return  # DeepSpeed divides them in the first step
         divide(model, self.parallel, recipe, *self._meshes())
 
     def _meshes(self) -> tuple[DeviceMesh | None, DeviceMesh | None]:
         """Ranks among which weights are in shards, and those of a group of ``tp``."""
         kind, layout = self.device.type, self.parallel
         if layout.replicas is None and layout.degree in {None, layout.gpus}:
-            every = DeviceMesh.from_group(self._groups[0], kind)
+            every = DeviceMesh.from_group(dist.distributed_c10d._get_default_group(), kind)  # noqa: SLF001 - no public name
             return (every, None) if layout.degree is None else (None, every)
         inner, names = (
             (self.shards, MESH_NAMES) if layout.degree is None else (layout.degree, GROUP_NAMES)
         )
         mesh = init_device_mesh(kind, (layout.gpus // inner, inner), mesh_dim_names=names)
-        self._groups += mesh.get_all_groups()
         return (mesh, None) if layout.degree is None else (mesh[names[0]], mesh[names[1]])
 
     @contextlib.contextmanager

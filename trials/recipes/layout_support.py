@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from trials.recipes.parallel import Parallel
+from trials.recipes.parallel import WEIGHTS_DIVIDED, Parallel
 from trials.recipes.recipe import Recipe
 
 SPLIT_FAMILIES = ("llama", "mistral", "qwen2")
@@ -32,6 +32,8 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
     if parallel.degree is not None and (reason := _not_split(recipe, config, parallel.degree)):
         return reason
     name = parallel.strategy
+    if parallel.zero_stage is not None:
+        return next(_not_by_deepspeed(recipe, name, parallel.zero_stage), None)
     is_plain = recipe.optimizer.startswith(("adamw", "sgd")) and "8bit" not in recipe.optimizer
     problems = {
         f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": not is_plain,
@@ -80,6 +82,43 @@ def _not_split(recipe: Recipe, config: Mapping[str, Any], degree: int) -> str | 
         degree: number of GPUs of a group.
     """
     return next(chain(_of_recipe(recipe), _of_model(config, degree)), None)
+
+
+def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> Iterator[str]:
+    """Reasons why a recipe is not trained by a stage of ZeRO, with alternatives.
+
+    Args:
+        recipe: recipe of the training.
+        name: name of the strategy.
+        stage: the stage.
+    """
+    if recipe.precision != "bf16":
+        yield (
+            f"precision {recipe.precision} is not simulated with {name}, which holds weights in "
+            "bf16 and updates a copy in fp32: use bf16"
+        )
+    if recipe.optimizer != "adamw":
+        yield f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw"
+    if recipe.has_own_adapter_dtype:
+        yield (
+            f"adapter_dtype {recipe.adapter_dtype} is not simulated with {name}, which trains all "
+            "weights in one dtype: leave it out"
+        )
+    if recipe.method == "qlora":
+        yield f"method qlora is not simulated with {name}: use lora, or strategy ddp or fsdp2"
+    if recipe.task != "sft":
+        yield f"task {recipe.task} is not simulated with {name}: {ELSEWHERE}"
+    if stage == WEIGHTS_DIVIDED and recipe.loss != "full-logits":
+        yield (
+            f"loss {recipe.loss} is not simulated with {name}, which would gather the head for it: "
+            "use full-logits, or deepspeed-zero2"
+        )
+    if recipe.liger_kernels:
+        yield f"liger_kernels are not simulated with {name}: leave them out, or {ELSEWHERE}"
+    if recipe.dora:
+        yield f"dora is not simulated with {name}: leave it out"
+    if recipe.experts == "looped":
+        yield f"experts looped are not simulated with {name}: use grouped, or {ELSEWHERE}"
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:

@@ -9,8 +9,14 @@ from gpu_catalog.gpu import Positive
 from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
 
-Strategy = Literal["ddp", "fsdp2", "hsdp", "tp"]
-STRATEGIES: tuple[str, ...] = get_args(Strategy)
+ZeroStrategy = Literal["deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
+Strategy = Literal["ddp", "fsdp2", "hsdp", "tp", ZeroStrategy]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+ZERO_STRATEGIES: tuple[ZeroStrategy, ...] = get_args(ZeroStrategy)
+ZERO_STAGES: dict[str, int] = {name: int(name[-1]) for name in ZERO_STRATEGIES}
+"""Stage of DeepSpeed's ZeRO by strategy."""
+WEIGHTS_DIVIDED = 3
+"""Stage of ZeRO that divides the weights, beside optimizer state and gradients."""
 MOST_GPUS = 512
 """Most GPUs of a layout. The fake process group of a trace has as many ranks."""
 
@@ -27,7 +33,8 @@ class Parallel(Record):
             ``fully_shard``); ``hsdp`` for copies of the model, each in shards among GPUs of its own
             (``fully_shard`` on a mesh of two dimensions); ``tp`` for linear layers in parts, whose
             results are summed among the GPUs of a group (torch's ``parallelize_module``), which all
-            train on the same batch.
+            train on the same batch; ``deepspeed-zero1`` to ``-zero3`` for DeepSpeed's ZeRO, which
+            divides the optimizer state, from stage 2 on gradients, and in stage 3 the weights.
         reshard_after_forward: whether gathered weights are freed between a layer's forward and
             backward pass (true is ZeRO-3, false is about ZeRO-2); absent for ``ddp``.
         degree: number of GPUs of a group of ``tp``, by default those of a node; with more than one
@@ -70,7 +77,8 @@ class Parallel(Record):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if self.strategy == "ddp" and self.reshard_after_forward is not None:
+        is_unsharded = self.strategy == "ddp" or self.zero_stage is not None
+        if is_unsharded and self.reshard_after_forward is not None:
             yield "reshard_after_forward is a choice of fsdp2 and hsdp: leave it out"
         if self.strategy != "hsdp" and self.replicas is not None:
             yield f"replicas is a choice of hsdp, not of {self.strategy}: leave it out"
@@ -131,19 +139,25 @@ class Parallel(Record):
         return f"{groups} {'group' if groups == 1 else 'groups'} of {self.degree} GPUs"
 
     @property
+    def zero_stage(self) -> int | None:
+        """Stage of DeepSpeed's ZeRO; None without DeepSpeed."""
+        return ZERO_STAGES.get(self.strategy)
+
+    @property
     def is_gathered(self) -> bool:
         """Whether weights are in shards that are gathered when they are used."""
         return self.is_sharded and self.data_parallel_ranks > 1
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each GPU holds a shard of the weights, not all of them."""
+        """Whether each GPU holds a shard of the training, not a copy of all of it."""
         return self.strategy != "ddp"
 
     @property
     def shards(self) -> int:
         """Parts that the weights are divided into."""
-        return self.gpus // (self.replicas or 1) if self.is_sharded else 1
+        is_whole = not self.is_sharded or self.zero_stage not in {None, WEIGHTS_DIVIDED}
+        return 1 if is_whole else self.gpus // (self.replicas or 1)
 
     @property
     def reshards(self) -> bool:

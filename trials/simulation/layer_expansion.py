@@ -300,6 +300,7 @@ class _Layout:
                 segments=segments,
                 purposes=purposes,
                 parts_from=tuple(self._parts_from),
+                steady_from=self._parts_from[len(self._parts_from) // 2],
             )
             for recording in recordings
         ]

@@ -210,10 +210,19 @@ class Segment(IntEnum):
     BACKWARD_1 = 32
     AFTER = 33
     """Backward pass of the layers before the first turn."""
-    FIRST_UPDATE = 34
+    ALONE_BEFORE = 34
+    """Storages from before a step by DeepSpeed's engine: of one micro-batch, or of three."""
+    ALONE = 35
+    ALONE_UPDATE = 36
+    ENGINE_BEFORE = 37
+    ENGINE_FIRST = 38
+    ENGINE_FURTHER = 39
+    ENGINE_LAST = 40
+    ENGINE_UPDATE = 41
+    FIRST_UPDATE = 42
     """First update, in which the optimizer makes its state."""
-    UPDATE = 35
-    FORGET = 36
+    UPDATE = 43
+    FORGET = 44
     """Loss and gradients are freed."""
 
 
@@ -324,8 +333,9 @@ class Stream:
         kinds, names, numbers: as in a recording; every storage has a name of its own.
         segments: (events,) segment of each event.
         purposes: (storages,) purpose of each storage, ``Purpose``.
-        parts_from: index of the first event of each part: the micro-batches and the update of the
-            first step, which makes the optimizer's state, and those of the second.
+        parts_from: index of the first event of each part: micro-batches and update of the first
+            step, which makes the optimizer's state, and of the second; by DeepSpeed of one.
+        steady_from: index of the first event of the last step.
     """
 
     kinds: IntArray
@@ -334,11 +344,7 @@ class Stream:
     segments: IntArray
     purposes: IntArray
     parts_from: tuple[int, ...]
-
-    @property
-    def steady_from(self) -> int:
-        """Index of the first event of the second step."""
-        return self.parts_from[len(self.parts_from) // 2]
+    steady_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,9 +363,8 @@ class Operators:
 
 def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArray, IntArray]:
     """Kinds, segments and names of a part, with consecutive frees sorted by name."""
-    kinds, names, segments = (
-        column[part] for column in (recording.kinds, recording.names, recording.segments)
-    )
+    columns = recording.kinds, recording.names, recording.segments
+    kinds, names, segments = (column[part] for column in columns)
     freed = kinds == Kind.FREED
     runs = np.cumsum(~freed | np.r_[True, ~freed[:-1]])
     order = np.lexsort((np.where(freed, names, 0), runs))
@@ -377,11 +382,9 @@ def with_updates_of(recording: Recording, other: Recording) -> Recording:
     """
     own = recording.segments < Segment.FIRST_UPDATE
     theirs = other.segments < Segment.FIRST_UPDATE
-    for column, other_column in zip(
-        _structure(recording, own), _structure(other, theirs), strict=True
-    ):
-        if not np.array_equal(column, other_column):
-            raise StructureError("the step has another structure at another batch size or length")
+    pairs = zip(_structure(recording, own), _structure(other, theirs), strict=True)
+    if not all(np.array_equal(*pair) for pair in pairs):
+        raise StructureError("the step has another structure at another batch size or length")
 
     def joined(field: str) -> Any:
         return np.concatenate([getattr(recording, field)[own], getattr(other, field)[~theirs]])

@@ -15,7 +15,7 @@ from gpu_catalog.catalog import shipped_text
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links import between_nodes, within_nodes
 from gpu_catalog.record import Record
-from trials.recipes.parallel import Parallel
+from trials.recipes.parallel import WEIGHTS_DIVIDED, Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import (
@@ -111,6 +111,7 @@ class TraceRequest(Record):
             self.target,
             _version("trl") if self.cell.recipe.activation_offloading else None,
             _version("torchao") if self.cell.recipe.optimizer.startswith("torchao") else None,
+            _version("deepspeed") if self.is_by_engine else None,
         )
         text = repr((content, versions(), _code()))
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -129,6 +130,11 @@ class TraceRequest(Record):
         """Layout of shards, if any: only these change what a rank runs between two reductions."""
         layout = self.cell.parallel
         return layout.on_one_node if layout is not None and layout.is_sharded else None
+
+    @property
+    def is_by_engine(self) -> bool:
+        """Whether DeepSpeed's engine runs the steps."""
+        return self.sharded is not None and self.sharded.zero_stage is not None
 
     @property
     def _traced_recipe(self) -> Recipe:
@@ -287,6 +293,8 @@ def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
     if not layout.is_sharded:
         return notes
     name = layout.strategy
+    if layout.zero_stage is not None:
+        return [*notes, *_engine_approximations(name, layout.zero_stage, cell.recipe)]
     if cell.recipe.quantisation in {"nf4", "fp4"}:
         notes.append(
             "4-bit weights are stored in the compute dtype (bnb_4bit_quant_storage), without which "
@@ -306,6 +314,24 @@ def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
             "without it, accumulated gradients stay whole on every GPU"
         ),
     ]
+
+
+def _engine_approximations(name: str, stage: int, recipe: Recipe) -> list[str]:
+    """Differences between DeepSpeed's engine as it is simulated and as it would run."""
+    sizes = "DeepSpeed's own defaults"
+    if stage == WEIGHTS_DIVIDED:
+        sizes = 'the sizes that transformers puts in place of "auto"'
+    notes = [
+        f"{name} has {sizes}",
+        f"{name}: time that DeepSpeed's own Python code takes on the host is left out",
+    ]
+    if stage == WEIGHTS_DIVIDED:
+        notes.append(f"{name}: the loss is that of all logits; in TRL's chunks it takes less")
+    if stage == WEIGHTS_DIVIDED and recipe.method != "full" and recipe.gradient_checkpointing:
+        notes.append(
+            f"{name}: TRL makes the checkpoints of adapters reentrant, which is not simulated"
+        )
+    return notes
 
 
 def _since(gpu: Gpu, capability: float) -> bool:

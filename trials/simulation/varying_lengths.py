@@ -31,8 +31,11 @@ def shorter_traces(cell: Cell) -> tuple[int, ...]:
     """Tokens of the examples whose traces determine all lengths, beside a cell's; none if too few.
 
     Sizes are affine in the length, but for masks of padded batches and attention scores, which
-    FlashAttention-2 does not hold: they need a third length.
+    FlashAttention-2 does not hold: they need a third length. Steps by DeepSpeed's engine are not
+    put together from those of several lengths.
     """
+    if cell.parallel is not None and cell.parallel.zero_stage is not None:
+        return ()
     holds_squares = cell.recipe.attention != "flash_attention_2"
     lengths = (cell.seq_len // 2, cell.seq_len // 4)[: 1 + holds_squares]
     return () if lengths[-1] < SHORTEST else lengths

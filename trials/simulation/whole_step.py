@@ -11,6 +11,7 @@ from trials.simulation.layer_expansion import whole_model, whole_steps
 from trials.simulation.memory.blocks import in_blocks
 from trials.simulation.memory.streams import Moves
 from trials.simulation.ranks.buckets import held_with_buckets, synchronises, with_buckets
+from trials.simulation.ranks.engine_steps import engine_steps, is_by_engine
 from trials.simulation.recording import (
     STREAM,
     Column,
@@ -53,7 +54,11 @@ class Steps:
         self._sizes = trace.batch_sizes
         # A third micro-batch is like the second.
         self._micro_batches = min(micro_batches, 2)
-        streams = whole_steps(trace.recordings, trace.copies, self._micro_batches)
+        by_engine = is_by_engine(trace.recordings[0])
+        if by_engine:
+            streams = engine_steps(trace.recordings, self._micro_batches)
+        else:
+            streams = whole_steps(trace.recordings, trace.copies, self._micro_batches)
         if parallel is not None and parallel.strategy == "ddp":
             self.held = held_with_buckets(self.held, streams[0])
             streams = [with_buckets(stream, parallel.gpus) for stream in streams]
@@ -83,9 +88,13 @@ class Steps:
             segments=stream.segments[works],
         )
         self._numbers = [s.numbers[works] for s in streams]
-        self._last = slice(*np.searchsorted(works, stream.parts_from[-2:]))
+        *_, second_last, last, update = (0, 0, *np.searchsorted(works, stream.parts_from))
+        self._last = last
+        if by_engine and self._micro_batches > 1:
+            self._first, self._repeated = np.arange(second_last), np.arange(second_last, last)
+            return
         # A further micro-batch, which ddp does not synchronise.
-        repeated = np.arange(self._last.start, self._last.stop)
+        self._first, repeated = np.arange(last), np.arange(last, update)
         is_synchronised = parallel is not None and parallel.strategy == "ddp"
         self._repeated = repeated[~(is_synchronised & synchronises(self._works)[repeated])]
 
@@ -117,11 +126,10 @@ class Steps:
             micro_batches: at least as many as the steps have; None for just as many.
         """
         numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
-        works, last = self._works, self._last
-        at = np.arange(len(numbers))
-        more = [at[self._repeated]] * ((micro_batches or self._micro_batches) - self._micro_batches)
+        works, rest = self._works, np.arange(self._last, len(numbers))
+        more = [self._repeated] * ((micro_batches or self._micro_batches) - self._micro_batches)
         # Before the last one, with which ddp's collectives begin.
-        at = np.concatenate([at[: last.start], *more, at[last.start :]])
+        at = np.concatenate([self._first, *more, rest])
         return Operators(works.kinds[at], works.names[at], numbers[at], works.segments[at])
 
     def peak_bytes(self, batch_size: int) -> int:

@@ -183,7 +183,7 @@ def _parameters(model: nn.Module) -> ParameterCounts:
     """Logical parameters of the built model; two 4-bit weights share a stored byte."""
     total = trainable = four_bit = eight_bit = 0
     for parameter in model.parameters():
-        elements = parameter.numel()
+        elements = getattr(parameter, "ds_numel", parameter.numel())  # in DeepSpeed's shards
         state = getattr(parameter, "quant_state", None)
         if state is not None:
             elements = state.shape.numel()

@@ -1,5 +1,6 @@
 """Training code: a model under a recipe, and one optimizer step."""
 
+import gc
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +40,7 @@ from trials.training.tasks.grpo import alternating_advantages
 from trials.training.tasks.losses import LossOf, precomputed_log_probs, step_losses
 
 RANKS_APART = 10**15  # between the seeds of two ranks' tokens
+MicroBatch = tuple[torch.Tensor, torch.Tensor | None]
 SEVERAL = 2  # micro-batches that show that gradients accumulate
 
 
@@ -100,25 +102,30 @@ class FineTuning:
         self._device = device
         self._seed = seed
         self._rank = rank
-        recipe = cell.recipe
+        self.reference: nn.Module | None = None
+        if cell.recipe.reference == "separate":
+            self.reference = self._make(reference_recipe(cell.recipe), REFERENCE_OUTPUTS)
+            set_evaluating(self.reference)
+        self._build()
+        self.on_loss: Callable[[], None] = lambda: None
+
+    def _build(self) -> None:
+        """Make the model that is trained, and its stepper."""
+        recipe = self._cell.recipe
         self.model = self._make(recipe, TRAINED_OUTPUTS[recipe.task])
         if recipe.liger_kernels:
             apply_liger_layers(self.model)
-        self.reference: nn.Module | None = None
-        if recipe.reference == "separate":
-            self.reference = self._make(reference_recipe(recipe), REFERENCE_OUTPUTS)
-            set_evaluating(self.reference)
-        if rank is not None:
-            rank.shard(self.model, recipe)
+        if self._rank is not None:
+            self._rank.shard(self.model, recipe)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
-        own = [local_tensor(p.detach()) for p in self.trainable]
+        by_deepspeed = self._rank is not None and self._rank.parallel.zero_stage is not None
+        own = [] if by_deepspeed else [local_tensor(p.detach()) for p in self.trainable]
         self._initial = [tensor.to("cpu", copy=True) for tensor in own]
         compile_model(self.model, recipe.compile)
-        self._offloading = activation_offloading(self.model, cell.recipe)
+        self._offloading = activation_offloading(self.model, recipe)
         self.stepper = self._new_stepper()
-        self.on_loss: Callable[[], None] = lambda: None
 
     def _make(self, recipe: Recipe, outputs: tuple[str, ...]) -> nn.Module:
         cell = self._cell
@@ -137,6 +144,12 @@ class FineTuning:
     def start_over(self) -> None:
         """Restore initial weights, drop gradients and optimizer state, as in a fresh process."""
         self.stepper.close()
+        if not self._initial:  # DeepSpeed has put its own tensors in place
+            del self.model, self.trainable, self.stepper
+            gc.collect()  # hooks are in reference cycles
+            torch.manual_seed(self._seed)
+            self._build()
+            return
         with torch.no_grad():
             for parameter, initial in zip(self.trainable, self._initial, strict=True):
                 local_tensor(parameter).copy_(initial)
@@ -152,7 +165,7 @@ class FineTuning:
             self._cell.recipe,
             self._device,
             self._offloading,
-            is_replicated=self._rank is not None and not self._rank.is_sharded,
+            parallel=None if self._rank is None else self._rank.parallel,
         )
 
     def tokens(self, batch_size: int, draw: int = 0) -> torch.Tensor:
@@ -207,7 +220,7 @@ class FineTuning:
             batch = self.batch(batch)
         return self._step(step_losses(batch, self._cell.recipe, micro_batches))
 
-    def step_of(self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> float:
+    def step_of(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Run one whole optimizer step on micro-batches of different lengths.
 
         Args:
@@ -221,19 +234,17 @@ class FineTuning:
             NotTrainingError: as in ``step``.
         """
         held: list[TaskBatch] = []  # a micro-batch stays until the next one comes
+        return self._step(partial(self._copied_loss, held, part) for part in micro_batches)
 
-        def copied_loss(
-            tokens: torch.Tensor, mask: torch.Tensor | None, model: nn.Module
-        ) -> torch.Tensor:
-            held.clear()
-            batch = self.batch(tokens.to(self._device, copy=True))
-            mask = None if mask is None else mask.to(self._device, copy=True)
-            held.append(replace(batch, mask=mask))
-            del batch, mask
-            (loss_of,) = step_losses(held[0], self._cell.recipe, 1)
-            return loss_of(model)
-
-        return self._step(partial(copied_loss, *part) for part in micro_batches)
+    def _copied_loss(self, held: list[TaskBatch], part: MicroBatch, model: nn.Module) -> Any:
+        held.clear()
+        tokens, mask = part
+        batch = self.batch(tokens.to(self._device, copy=True))
+        mask = None if mask is None else mask.to(self._device, copy=True)
+        held.append(replace(batch, mask=mask))
+        del batch, mask
+        (loss_of,) = step_losses(held[0], self._cell.recipe, 1)
+        return loss_of(model)
 
     def _step(self, losses: Iterable[LossOf]) -> float:
         value = self.stepper.step(*(partial(self._loss, loss_of) for loss_of in losses))
@@ -262,17 +273,21 @@ class FineTuning:
 
     def built(self) -> Built:
         """Properties of the built model. It runs one step of micro-batches of one example."""
-        census = StepCensus(self.model, self.reference)
-        recipe = self._cell.recipe
-        micro_batches = min(recipe.micro_batches(1), SEVERAL)
-        tokens = self.tokens(1)[: micro_batches * recipe.sequences]
-        step = partial(self.step, tokens, micro_batches=micro_batches)
-        with _Watched(census), uncompiled(recipe.compile):
-            step()
-        built = census.built(self._facts, self.stepper.name)
-        built = built.model_copy(update=compiled_graphs(step, recipe.compile))
-        self.start_over()
-        return built
+        return _built(self, self._cell, self._facts)
+
+
+def _built(tuning: FineTuning, cell: Cell, model: Model) -> Built:
+    census = StepCensus(tuning.model, tuning.reference)
+    recipe = cell.recipe
+    micro_batches = min(recipe.micro_batches(1), SEVERAL)
+    tokens = tuning.tokens(1)[: micro_batches * recipe.sequences]
+    step = partial(tuning.step, tokens, micro_batches=micro_batches)
+    with _Watched(census), uncompiled(recipe.compile):
+        step()
+    built = census.built(model, tuning.stepper.name)
+    built = built.model_copy(update=compiled_graphs(step, recipe.compile))
+    tuning.start_over()
+    return built
 
 
 class _Watched(TorchDispatchMode):

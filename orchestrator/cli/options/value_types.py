@@ -6,6 +6,8 @@ import math
 import re
 from pathlib import Path
 
+from trials.recipes.parallel import STRATEGIES
+
 
 def run_folder(text: str) -> Path | str:
     """A path; an address stays text, as a path would merge its slashes."""
@@ -100,12 +102,12 @@ def seq_lens(text: str) -> int | tuple[int, ...] | str:
 
 def strategy(text: str) -> str:
     """Strategy of several GPUs; those that are not simulated are refused by name."""
-    if text in {"auto", "ddp", "fsdp2", "hsdp", "tp"}:
+    if text in {"auto", *STRATEGIES}:
         return text
-    others = r"fsdp|pp|ep|cp|(deepspeed[-_]?)?zero[-_]?[123]|deepspeed"
-    is_known = re.fullmatch(others, text) is not None
+    is_known = re.fullmatch(r"fsdp|pp|ep|cp|deepspeed", text) is not None
     problem = f"{text} is not simulated yet" if is_known else f"must be a strategy, not {text!r}"
-    raise argparse.ArgumentTypeError(f"{problem}: give ddp, fsdp2, hsdp, tp or auto")
+    names = ", ".join(STRATEGIES)
+    raise argparse.ArgumentTypeError(f"{problem}: give {names} or auto")
 
 
 def largest_or_size(text: str) -> int | str:

@@ -11,7 +11,7 @@ from orchestrator.estimating.choosing.recipe_choice import Estimating, fits, for
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Box, Estimated
 from orchestrator.estimating.question import EstimateError, Question, obstacle
-from trials.recipes.parallel import Parallel, Strategy
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, Strategy
 
 COUNTS = (2, 4, 8)
 """Numbers of GPUs to look at beside one."""
@@ -63,7 +63,7 @@ class BoxSearch:
         tight = [row for row in rows if not (copies and fits(row))]
         shards = [
             (job, gpus)
-            for one in _strategies(self.strategy, ("fsdp2", "tp"))
+            for one in _strategies(self.strategy, ("fsdp2", "tp", *ZERO_STRATEGIES))
             for count, gpus in _holding(tight, question, self.catalog).items()
             if (job := _on(question, count, one)) is not None
         ]

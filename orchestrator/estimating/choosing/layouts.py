@@ -16,15 +16,13 @@ from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import counted
 from orchestrator.pricing.offer_constraints import Constraints
 from trials.recipes.parallel import MOST_GPUS, Parallel, Strategy
+from trials.recipes.parallel import STRATEGIES as ALL_STRATEGIES
 from trials.recipes.recipe import Recipe
 
-StrategyOption = Literal["auto", "ddp", "fsdp2", "hsdp", "tp"]
+StrategyOption = Literal["auto", Strategy]
 STRATEGIES: Mapping[StrategyOption, tuple[Strategy, ...]] = {
     "auto": ("fsdp2", "hsdp", "ddp"),
-    "ddp": ("ddp",),
-    "fsdp2": ("fsdp2",),
-    "hsdp": ("hsdp",),
-    "tp": ("tp",),
+    **{strategy: (strategy,) for strategy in ALL_STRATEGIES},
 }
 
 

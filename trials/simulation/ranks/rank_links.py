@@ -81,6 +81,9 @@ def _collectives(layout: Parallel) -> Iterator[tuple[Group, Sequence[CollectiveN
             among = Group(layout.data_parallel_ranks, layout.degree, per_node)
             yield among, ("all-gather", "reduce-scatter")
         return
+    if layout.zero_stage in {1, 2}:
+        yield Group(layout.gpus, 1, per_node), ("all-gather", "all-reduce")
+        return
     yield Group(layout.shards, 1, per_node), ("all-gather", "reduce-scatter")
     if layout.replicas is not None:
         yield Group(layout.replicas, layout.shards, per_node), ("all-reduce",)

@@ -11,21 +11,23 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel, masking_utils
 
-from trials.models.build import stock_model, under_recipe
+from trials.models.build import auto_config, stock_model, under_recipe
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
-from trials.models.weight_placement import format_of, quantise_laid_out
+from trials.models.weight_placement import format_of, language_modules, quantise_laid_out
 from trials.recipes.recipe import Recipe
 from trials.records.built import ParameterCounts
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.simulation.trace_request import SCANS_WHOLE
 from trials.simulation.tracing.layer_repetition import RepeatedLayers, cut, find_repeated_layers
+from trials.simulation.tracing.tracer import UntraceableError
 from trials.training.census import StepCensus
 from trials.training.recipe_check import check_traced
 
 BLOCK = 64  # weights per constant in bitsandbytes' 4-bit layers
 FLASH = "flash_attention_2"
+POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
 NESTED_BLOCK = 256  # constants per outer constant under double quantisation
 
 
@@ -92,6 +94,36 @@ def _fake_module(
     without_dropout(built, recipe)
     _fake_all(built, mode)
     return built, repeated, implied
+
+
+def untraceable(recipe: Recipe) -> str | None:
+    """Reason why the steps of a recipe cannot be traced; None if they can."""
+    if recipe.offload_optimizer:
+        return (
+            "offload_optimizer: DeepSpeed moves tensors between devices, which is not simulated: "
+            "leave it out, or measure"
+        )
+    if recipe.compile is not None:
+        return f"compile {recipe.compile} is not simulated: leave it out"
+    return None
+
+
+def without_window(model: Model) -> Model:
+    """Model without its attention window: FlashAttention-2 takes the window without a mask."""
+    if model.window is None or getattr(auto_config(model, None), "layer_types", None):
+        return model  # only some layers have a window
+    return model.model_copy(update={"config": model.config | {"sliding_window": None}})
+
+
+def check_positions(model: nn.Module, cell: Cell) -> None:
+    """Check that position tables are long enough, which fake tensors never look up."""
+    for name, module in language_modules(model):
+        is_table = name.endswith(POSITION_TABLES) and isinstance(module, nn.Embedding)
+        if is_table and module.num_embeddings < cell.seq_len:
+            raise UntraceableError(
+                f"seq_len {cell.seq_len}: {cell.model} has positions for {module.num_embeddings} "
+                "tokens: give at most this length"
+            )
 
 
 class TracedCensus(StepCensus):

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trials.models.build import auto_config
 from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS
-from trials.models.weight_placement import DTYPES, decoder_layers, language_modules
+from trials.models.weight_placement import DTYPES, decoder_layers
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.simulation.recording import (
@@ -25,7 +24,15 @@ from trials.simulation.recording import (
     Segment,
     with_updates_of,
 )
-from trials.simulation.tracing.fake_model import FLASH, TracedCensus, fake_model, masks_as_ever
+from trials.simulation.tracing.fake_model import (
+    FLASH,
+    TracedCensus,
+    check_positions,
+    fake_model,
+    masks_as_ever,
+    untraceable,
+    without_window,
+)
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.held_storages import held_storages
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
@@ -40,6 +47,8 @@ from trials.simulation.tracing.layer_repetition import RepeatedLayers, RouterLoo
 from trials.simulation.tracing.ranks.fake_rank import FakeRank
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
 from trials.simulation.tracing.ranks.untraced_parameters import UntracedParameters
+from trials.simulation.tracing.ranks.zero_rank import ZeroRank
+from trials.simulation.tracing.ranks.zero_step import trace_engine
 from trials.simulation.tracing.tracer import Tracer, UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
@@ -52,7 +61,6 @@ from trials.training.tasks.losses import precomputed_log_probs, task_loss
 
 Target = Literal["cuda", "cpu"]
 Shares = Callable[[torch.Tensor], int]
-POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +89,23 @@ class TraceableCell:
         self, cell: Cell, model: Model, *, target: Target = "cuda", whole: bool = False
     ) -> None:
         recipe = cell.recipe
-        if recipe.offload_optimizer:
-            raise UntraceableError(
-                "offload_optimizer: DeepSpeed moves tensors between devices, which is not "
-                "simulated: leave it out, or measure"
-            )
-        if recipe.compile is not None:
-            raise UntraceableError(f"compile {recipe.compile} is not simulated: leave it out")
+        if (reason := untraceable(recipe)) is not None:
+            raise UntraceableError(reason)
         if target == "cuda":
             if recipe.mamba == "mamba-ssm":
                 install_simulated_mamba()
             if recipe.quantisation == "int8":
                 install_eight_bit_products()
             if recipe.attention == FLASH:
-                model = _without_window(model)
+                model = without_window(model)
         import_libraries(recipe)
         self._cell = cell
         self._target: Target = target
         self._mode = FakeTensorMode()
         self._facts = model
+        layout = cell.parallel
+        # Buckets of DeepSpeed span layers, so that a few do not represent the others.
+        whole = whole or (layout is not None and layout.zero_stage is not None)
         self._fake = fake_model(model, recipe, cell.active_experts, self._mode, whole=whole)
         self._model, self._repeated_layers = self._fake.module, self._fake.repeated_layers
         self.reference = self._fake.reference
@@ -109,8 +115,11 @@ class TraceableCell:
         if recipe.liger_kernels:
             give_liger_layers(self._model)
         self.rank: FakeRank | None = None
-        if cell.parallel is not None and cell.parallel.is_sharded:
-            self.rank = FakeRank(self._model, cell.parallel, recipe, self._mode)
+        self.zero: ZeroRank | None = None
+        if layout is not None and layout.zero_stage is not None:
+            self.zero = ZeroRank(self._model, layout, recipe, has_streams=self.is_on_gpu)
+        elif layout is not None and layout.is_sharded:
+            self.rank = FakeRank(self._model, layout, recipe, self._mode)
         self.link = HostLink()
         self.offloading = simulated_offloading(self._model, recipe, self.link)
         self.recipe = recipe
@@ -118,7 +127,7 @@ class TraceableCell:
         self.is_padded = False
         self._images = self._images_of(cell)
         self.traced_images = traced_images(self._model, cell)
-        _check_positions(self._model, cell)
+        check_positions(self._model, cell)
 
     def trace(
         self,
@@ -142,12 +151,19 @@ class TraceableCell:
             StructureError: the step has another structure than ``updates_of``.
             UntraceableError: the step cannot be traced.
         """
+        if self.zero is not None and self.zero.is_used:  # an engine takes a model of its own
+            fresh = TraceableCell(self._cell, self._facts, target=self._target)
+            fresh.is_padded, fresh._is_checked = self.is_padded, self._is_checked
+            return fresh.trace(batch_size, shares, updates_of)
         census = None if self._is_checked else TracedCensus(self._fake, self._facts)
         with warnings.catch_warnings(), masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries warn about missing devices
             has_own = with_updates and updates_of is None
             dtypes = self._fake.dtypes
-            traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
+            if self.zero is not None:
+                traced = Traced(*trace_engine(self, batch_size, shares, census), 0)
+            else:
+                traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
             if self._fake.dtypes != dtypes:  # biases, which bitsandbytes casts once
                 traced = _Step(self, batch_size, shares, None, has_updates=has_own).traced()
         if census is not None:
@@ -192,7 +208,7 @@ class TraceableCell:
             UntraceableError: the model has fewer positions.
         """
         cell = self._cell.model_copy(update={"seq_len": seq_len})
-        _check_positions(self._model, cell)
+        check_positions(self._model, cell)
         self._cell, self.is_padded = cell, padded
 
     @property
@@ -245,31 +261,16 @@ class TraceableCell:
         """Whether a GPU's kernels are traced."""
         return self._target == "cuda"
 
+    def optimizer(self, groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
+        """Optimizer of the recipe for groups of parameters."""
+        return simulated_optimizer(groups, self.recipe, self._target)
+
     def stepper(self, groups: list[list[nn.Parameter]]) -> DeviceStepper:
         """Stepper of the recipe for groups of parameters."""
-        device = torch.device("cpu")
-        optimizer = simulated_optimizer(groups, self.recipe, self._target)
+        device, optimizer = torch.device("cpu"), self.optimizer(groups)
         stepper = DeviceStepper(self._model, optimizer, self.recipe, device, self._target)
         stepper.offloading = self.offloading
         return stepper
-
-
-def _without_window(model: Model) -> Model:
-    """Model without its attention window: FlashAttention-2 takes the window without a mask."""
-    if model.window is None or getattr(auto_config(model, None), "layer_types", None):
-        return model  # only some layers have a window
-    return model.model_copy(update={"config": model.config | {"sliding_window": None}})
-
-
-def _check_positions(model: nn.Module, cell: Cell) -> None:
-    """Check that position tables are long enough, which fake tensors never look up."""
-    for name, module in language_modules(model):
-        is_table = name.endswith(POSITION_TABLES) and isinstance(module, nn.Embedding)
-        if is_table and module.num_embeddings < cell.seq_len:
-            raise UntraceableError(
-                f"seq_len {cell.seq_len}: {cell.model} has positions for {module.num_embeddings} "
-                "tokens: give at most this length"
-            )
 
 
 class _Step:

@@ -31,7 +31,6 @@ from trials.models.adapter_targets import TargetError
 from trials.models.build import FamilyError, KernelError
 from trials.models.experts import ExpertsError
 from trials.models.weight_placement import LayersError, QuantisationError, decoder_layers
-from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.simulation.layer_expansion import check_repeats
 from trials.simulation.recording import Recording, RepeatError, StructureError
@@ -108,7 +107,7 @@ class Tracing:
         cell = self.cell(request)
         if cell.repeated_layers.copies == 0:
             if not request.whole and len(decoder_layers(cell.model)) > FEW_LAYERS:
-                self._report_whole(request, _why_whole(request.cell.recipe))
+                self._report_whole(request, _why_whole(request))
             return self._traced(cell, request)
         try:
             return self._traced(cell, request)
@@ -309,8 +308,11 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
     os._exit(0)  # freeing a fake model object by object takes long and serves nothing
 
 
-def _why_whole(recipe: Recipe) -> str:
+def _why_whole(request: TraceRequest) -> str:
     """Reason why a few layers cannot represent the others, in words."""
+    recipe = request.cell.recipe
+    if request.is_by_engine:
+        return "buckets of DeepSpeed span layers"
     if recipe.activation_offloading:
         return "activation offloading, which is tried, too, spans layers"
     trains_some = recipe.trained_layers is not None

@@ -10,9 +10,10 @@ from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
 from trials.recipes.fields import Optimizer
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
+from trials.training.optimizers.deepspeed_stepper import offloaded_stepper, zero_stepper
 from trials.training.optimizers.muon import Muon, muon_groups
-from trials.training.optimizers.offloaded_stepper import OffloadedStepper
 from trials.training.optimizers.replicated_stepper import ReplicatedStepper
 from trials.training.optimizers.stepper import (
     LEARNING_RATE,
@@ -36,7 +37,7 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
     device: torch.device,
     offloading: Offloading = NOT_OFFLOADED,
     *,
-    is_replicated: bool = False,
+    parallel: Parallel | None = None,
 ) -> Stepper:
     """Make the stepper of a recipe, with an optimizer without state.
 
@@ -46,14 +47,14 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
         recipe: recipe of the steps.
         device: device of the model.
         offloading: context of the passes (``trials.models.activation_offloading``).
-        is_replicated: whether other ranks have copies of the model.
+        parallel: layout of the ranks that train the model; absent where this process is alone.
 
     Raises:
         ImportError: a package that the recipe needs is not installed.
         RecipeError: the device does not support the optimizer.
     """
     if recipe.offload_optimizer:
-        return OffloadedStepper(model, trainable, recipe)
+        return offloaded_stepper(model, trainable, recipe)
     if recipe.optimizer.startswith("paged") and device.type != "cuda":
         # bitsandbytes only warns and continues unpaged, under the same class name.
         raise RecipeError(
@@ -62,7 +63,10 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
         )
     groups = parameter_groups(model, trainable, recipe.optimizer)
     optimizer = make_optimizer(groups, recipe, device.type)
-    kind = ReplicatedStepper if is_replicated else DeviceStepper
+    if parallel is not None and parallel.zero_stage is not None:
+        return zero_stepper(model, optimizer, recipe, parallel.zero_stage)
+    is_copy = parallel is not None and not parallel.is_sharded
+    kind = ReplicatedStepper if is_copy else DeviceStepper
     stepper = kind(model, optimizer, recipe, device)
     stepper.offloading = offloading
     return stepper

@@ -31,8 +31,11 @@ class SkippedStepError(RuntimeError):
 class Stepper(Protocol):
     """Runs optimizer steps."""
 
-    name: str
     optimizer: Any
+
+    @property
+    def name(self) -> str:
+        """Class of the optimizer."""
 
     def step(self, *losses_of: LossOf) -> float:
         """Run one whole step: forward and backward pass of each micro-batch, one update.

@@ -18,8 +18,8 @@ class RankStreams:
     def __init__(self) -> None:
         self.tracer: Tracer | None = None
         self.marks: Counter[int] = Counter()
-        self._compute = _RankStream(self, COMPUTE_STREAM)
-        self._current = self._compute
+        self.compute_stream = _RankStream(self, COMPUTE_STREAM)
+        self._current = self.compute_stream
         self._made = COPY_STREAM
 
     def new_stream(self, priority: int = 0) -> "_RankStream":
@@ -27,6 +27,11 @@ class RankStreams:
         del priority
         self._made += 1
         return _RankStream(self, self._made)
+
+    def new_event(self, *, enable_timing: bool = False, **options: object) -> "_Event":
+        """Make an event."""
+        del enable_timing, options
+        return _Event(self)
 
     def current_stream(self) -> "_RankStream":
         """Stream that operators run on."""
@@ -90,9 +95,12 @@ class _RankStream:
         self._link = link
         self.number = number
 
-    def record_event(self) -> "_Event":
+    def synchronize(self) -> None:
+        """Let the host wait for all work; kernels of the computation are waited for elsewhere."""
+
+    def record_event(self, event: "_Event | None" = None) -> "_Event":
         """Mark the work until now."""
-        event = _Event(self._link)
+        event = event or _Event(self._link)
         event.record(self)
         return event
 
@@ -115,6 +123,13 @@ class _Event:
         self._link = link
         self.stream: _RankStream | None = None
         self.mark = 0
+
+    def query(self) -> bool:
+        """Whether the work is done: on time, as far as a trace can tell."""
+        return True
+
+    def synchronize(self) -> None:
+        """Let the host wait for the work: it is ahead by a few buffers, which takes no time."""
 
     def record(self, stream: _RankStream | None = None) -> None:
         """Mark the work of a stream until now; by default of the current one."""

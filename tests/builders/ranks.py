@@ -1,0 +1,87 @@
+"""Real ranks on the CPU, and traced ones, whose memory and collectives are compared."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trials.recipes.parallel import Parallel
+from trials.records.cell import Cell
+from trials.records.model import find_model
+from trials.simulation.recording import Collective, Column, Kind, OperatorClass
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.tracing.trace import TraceableCell
+from trials.simulation.whole_step import Steps
+
+BATCH, LENGTH = 3, 24
+RankCase = tuple[Cell, int]
+"""A cell on several ranks, and its micro-batches."""
+
+
+def on_layout(cell: Cell, layout: Parallel) -> Cell:
+    """The cell on several ranks."""
+    return cell.model_copy(update={"parallel": layout})
+
+
+def real(cases: list[RankCase], folder: Path) -> list[list[dict[str, Any]]]:
+    """What the real ranks count in each case, rank by rank."""
+    ranks = cases[0][0].ranks
+    lines = "".join(
+        json.dumps({"cell": cell.model_dump(), "batch_size": BATCH, "micro_batches": n}) + "\n"
+        for cell, n in cases
+    )
+    command = [sys.executable, str(Path(__file__).parent.parent / "fakes" / "rank_worker.py")]
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        place = [str(meeting.getsockname()[1]), str(meeting.fileno())]
+        workers = [
+            subprocess.Popen(
+                [*command, str(rank), str(ranks), *place],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parent.parent.parent,
+                env={"PYTHONPATH": ".", "HOME": str(folder)},
+                pass_fds=[meeting.fileno()],
+            )
+            for rank in range(ranks)
+        ]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write(lines)
+        worker.stdin.close()
+    answers = []
+    for worker in workers:
+        assert worker.stdout is not None
+        answers.append([json.loads(line) for line in worker.stdout])
+        worker.stdout.close()
+        assert worker.wait() == 0
+    return [list(of_case) for of_case in zip(*answers, strict=True)]
+
+
+def traced(cell: Cell, micro_batches: int) -> Steps:
+    """Steps of the first rank, traced."""
+    step = TraceableCell(cell, find_model(cell.model), target="cpu", whole=True).trace(
+        BATCH, lambda _: 0
+    )
+    trace = StepTrace((BATCH,), (step.recording,), step.held, step.copies)
+    return Steps(trace, micro_batches, cell.parallel)
+
+
+def peak(steps: Steps) -> int:
+    """Peak bytes of two steps, storages not rounded up."""
+    _, sizes = steps.storages(BATCH)
+    return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
+
+
+def moved(steps: Steps) -> dict[str, int]:
+    """Bytes of a step's collectives by kind."""
+    operators = steps.operators(BATCH)
+    runs = (operators.kinds == Kind.RUN) & (operators.names // 4 == OperatorClass.COLLECTIVE)
+    sizes = operators.numbers[:, Column.BYTES]
+    return {
+        kind.name: int(sizes[runs & (operators.names % 4 == kind)].sum()) for kind in Collective
+    }

@@ -1,0 +1,156 @@
+"""DeepSpeed's ZeRO on real ranks, and the same engine traced: equal memory and collectives."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from builders.observations import cpu, recipe, tiny_cell
+from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real, traced
+
+from trials.child_process.child_prober import ChildProber
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy
+from trials.records.cell import Cell
+from trials.records.messages import ProbeRequest, Setup
+from trials.records.model import find_model
+from trials.records.observation import Outcome
+from trials.simulation.recording import Collective, Column, Kind, OperatorClass
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.tracing.trace import TraceableCell
+from trials.simulation.whole_step import Steps
+from trials.training.finetune import FineTuning
+
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore"),  # DeepSpeed's own
+]
+RECIPES = {
+    "full": recipe("full", precision="bf16", max_grad_norm=1.0),
+    "lora": recipe("lora", precision="bf16", max_grad_norm=1.0, gradient_checkpointing=True),
+}
+FREQUENCIES = 64
+"""Bytes of the fp32 frequencies that transformers keeps beside those that DeepSpeed casts. A GPU's
+are on the host."""
+
+
+NORM_BYTES = 9
+"""Bytes of the norm of the gradients and of a flag of overflows, which the ranks compare."""
+
+
+def by_zero(strategy: ZeroStrategy, method: str = "full", ranks: int = 2) -> Cell:
+    """A tiny Llama on ranks by a stage of ZeRO."""
+    cell = tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH)
+    return on_layout(cell, Parallel(gpus=ranks, strategy=strategy))
+
+
+def compared(cases: list[RankCase], folder: Path) -> dict[str, list[int]]:
+    """Bytes that the peak of each real rank is above the traced one, by case; collectives equal."""
+    apart = {}
+    for (cell, count), of_ranks in zip(cases, real(cases, folder), strict=True):
+        steps = traced(cell, count)
+        assert cell.parallel is not None
+        key = f"{cell.recipe.method} {cell.parallel.key} x {count}"
+        # A real step holds the tokens of all micro-batches; with several, losses and their sum.
+        more = (count - 1) * BATCH * LENGTH * 8 + FREQUENCIES + (4 * count if count > 1 else 0)
+        apart[key] = [rank["peak"] - more - peak(steps) for rank in of_ranks]
+        assert all(rank["moved"] == moved(steps) for rank in of_ranks), key
+    return apart
+
+
+@pytest.mark.parametrize(
+    ("ranks", "methods", "counts"),
+    [
+        (2, ["full", "lora"], (1, 2)),
+        *(
+            pytest.param(ranks, ["full", "lora"], (1, 2, 3), marks=pytest.mark.long)
+            for ranks in (2, 3, 4)
+        ),
+    ],
+)
+def test_a_traced_rank_is_the_real_one(
+    ranks: int, methods: list[str], counts: tuple[int, ...], tmp_path: Path
+) -> None:
+    """DeepSpeed itself runs on both; frequencies and losses aside, to the byte."""
+    cases = [
+        (by_zero(strategy, method, ranks), count)
+        for strategy, method, count in product(ZERO_STRATEGIES, methods, counts)
+    ]
+    apart = compared(cases, tmp_path)
+    assert apart == {key: [0] * ranks for key in apart}
+
+
+def test_collectives_have_the_closed_forms_of_zero() -> None:
+    """All stages gather each weight once. Stage 1 sums gradients once a step, the others always.
+
+    Stage 3 gathers before every forward pass, and keeps so small a model until the update.
+    """
+    weights = weight_bytes()
+    for strategy, count in product(ZERO_STRATEGIES, (1, 2)):
+        bytes_moved = moved(traced(by_zero(strategy), count))
+        if strategy == "deepspeed-zero3":
+            assert bytes_moved["REDUCE_SCATTER"] == count * weights
+            assert bytes_moved["ALL_GATHER"] == pytest.approx(count * weights, rel=2e-3)
+        else:
+            reduced = weights * (1 if strategy == "deepspeed-zero1" else count)
+            assert bytes_moved["ALL_REDUCE"] == reduced + NORM_BYTES
+            assert bytes_moved["ALL_GATHER"] == weights
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed-zero2", "deepspeed-zero3"])
+def test_ranks_have_the_loss_of_one_process(strategy: ZeroStrategy, tmp_path: Path) -> None:
+    """Their updates are too small to change it."""
+    cell = by_zero(strategy)
+    (ranks,) = real([(cell, 1)], tmp_path)
+    one = cell.model_copy(update={"parallel": None})
+    alone = FineTuning(one, find_model(cell.model), device=torch.device("cpu"), seed=0)
+    assert ranks[0]["loss"] == pytest.approx(alone.step(alone.tokens(BATCH)), rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed-zero1", "deepspeed-zero3"])
+def test_a_trial_measures_the_peak_that_is_traced(strategy: ZeroStrategy) -> None:
+    """Its probes begin with new engines, one after another."""
+    cell = by_zero(strategy)
+    budget = cpu(4 * 2**30)  # of which a bucket takes one
+    setup = Setup(cell=cell, model=find_model(cell.model), gpu=budget, seed=0, threads=1)
+    with ChildProber(setup, build_timeout_seconds=300, probe_timeout_seconds=120) as prober:
+        ends = [prober.probe(ProbeRequest(batch_size=size, timing=None)) for size in (1, BATCH)]
+    assert [(end.outcome, end.detail) for end in ends] == [(Outcome.FITS, None)] * 2
+    assert ends[1].measurement is not None
+    peaks = [rank.peak_allocated_bytes for rank in ends[1].measurement.ranks]
+    assert peaks == [peak(traced(cell, 1)) + FREQUENCIES] * 2
+
+
+@pytest.mark.parametrize("strategy", ZERO_STRATEGIES)
+def test_two_batch_sizes_determine_a_third(strategy: ZeroStrategy) -> None:
+    """Each trace has an engine of its own, and the same events."""
+    cell = by_zero(strategy)
+    whole = TraceableCell(cell, find_model(cell.model), target="cuda", whole=True)
+    first = whole.trace(2, lambda _: 0)
+    second = whole.trace(4, lambda _: 0, first.recording)
+    both = StepTrace((2, 4), (first.recording, second.recording), first.held, first.copies)
+    third = whole.trace(3, lambda _: 0)
+    alone = StepTrace((3,), (third.recording,), third.held, third.copies)
+    for count in (1, 2):
+        of_two, of_one = (Steps(trace, count, cell.parallel) for trace in (both, alone))
+        assert of_two.peak_bytes(3) == of_one.peak_bytes(3)
+        for name in ("kinds", "names", "numbers"):
+            columns = [getattr(steps.operators(3, 2 * count), name) for steps in (of_two, of_one)]
+            np.testing.assert_allclose(*columns)
+
+
+def test_further_micro_batches_reduce_from_stage_2_on() -> None:
+    """A step of five has the passes between the first and the last three times."""
+    for strategy, reduced in (("deepspeed-zero1", 1), ("deepspeed-zero2", 5)):
+        steps = traced(by_zero(strategy), 5)
+        operators = steps.operators(BATCH, 5)
+        runs = operators.kinds == Kind.RUN
+        sums = runs & (operators.names == 4 * OperatorClass.COLLECTIVE + Collective.ALL_REDUCE)
+        moved_bytes = operators.numbers[sums, Column.BYTES]
+        assert moved_bytes.sum() - NORM_BYTES == reduced * weight_bytes()
+
+
+def weight_bytes() -> int:
+    """Bytes of the model's weights in bf16."""
+    made = TraceableCell(by_zero("deepspeed-zero1"), find_model("llama-tiny"), target="cpu")
+    return sum(2 * parameter.numel() for parameter in made.model.parameters())

@@ -1,0 +1,229 @@
+"""The first rank of a group that moves nothing, which trains by DeepSpeed's own engine."""
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trials.models.weight_placement import DTYPES, quantisation_constants
+from trials.recipes.parallel import Parallel
+from trials.recipes.recipe import Recipe
+from trials.simulation.recording import Held, Kind, Purpose, Segment
+from trials.simulation.tracing.ranks.fake_rank import fake_mesh
+from trials.simulation.tracing.ranks.rank_streams import RankStreams
+from trials.simulation.tracing.ranks.rank_tracer import RankTracer
+from trials.simulation.tracing.tracer import NO_NUMBERS
+from trials.training.finetune import model_tensors
+from trials.training.optimizers.deepspeed_stepper import (
+    DeepSpeedStepper,
+    deepspeed_library,
+    zero_stepper,
+)
+
+ZERO = "deepspeed.runtime.zero"
+COMPARING = ("partition_parameters", "partitioned_param_coordinator")
+"""Modules of ZeRO that compare lists of numbers among the ranks."""
+
+
+class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
+    """Records steps by DeepSpeed's engine, but not its making and the steps until it is steady.
+
+    Attributes:
+        is_silent: whether nothing is recorded now.
+        is_updating: whether the engine updates the weights, for which it reads numbers.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.is_silent = True
+        self.is_updating = False
+        self._kept: set[int] = set()
+        super().__init__(*args, **options)
+
+    def event(self, kind: Kind, name: int, numbers: Sequence[float]) -> None:
+        """Record an event, unless silent."""
+        if not self.is_silent:
+            super().event(kind, name, tuple(numbers))
+
+    def made(self, identity: int, size: int) -> None:
+        """Record a new storage, unless silent."""
+        if not self.is_silent:
+            super().made(identity, size)
+
+    def gone(self, identity: int, size: int) -> None:
+        """Record the end of a storage; those of the model itself outlive all steps."""
+        assert self.is_silent or identity not in self._kept
+        super().gone(identity, size)
+
+    def note_tensor(self, tensor: torch.Tensor) -> int:
+        """Note a tensor; DeepSpeed keeps the shapes of weights on the meta device."""
+        return 0 if tensor.device.type == "meta" else super().note_tensor(tensor)
+
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """Note a gradient. DeepSpeed adds those of micro-batches by operators of its own."""
+
+    def begin(self, segment: Segment, kept: set[int]) -> None:
+        """Begin a step, after all storages that outlive the step before.
+
+        Args:
+            segment: segment of these storages.
+            kept: identities of the model's own storages, which are not among them.
+        """
+        self.is_silent, self.segment, self._kept = False, segment, kept
+        self._names.clear()
+        for identity, size in self._sizes.items():
+            if identity not in kept:
+                self.made(identity, size)
+
+    def _read(self, tensor: torch.Tensor) -> float | bool:
+        """Value that the host reads: gradients have a norm of 1, and none overflows."""
+        if not self.is_updating:
+            return super()._read(tensor)
+        if self.name_of(tensor) not in self._counters:
+            self.event(Kind.WAITED, 0, NO_NUMBERS)
+        if tensor.is_floating_point():
+            return 1.0
+        return False if tensor.dtype == torch.bool else 0
+
+
+class ZeroRank:
+    """First rank of a layout by DeepSpeed's ZeRO.
+
+    Args:
+        model: fake model under its recipe, with all weights.
+        parallel: the layout.
+        recipe: recipe of the model.
+        has_streams: whether the device has streams, as a GPU; a CPU's kernels run one by one.
+
+    Attributes:
+        is_used: whether the model has an engine, or had one.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+    """
+
+    def __init__(
+        self, model: nn.Module, parallel: Parallel, recipe: Recipe, *, has_streams: bool
+    ) -> None:
+        assert parallel.zero_stage is not None
+        deepspeed_library()
+        self._model, self._recipe, self._stage = model, recipe, parallel.zero_stage
+        self._group = fake_mesh(parallel.gpus, None).get_group()
+        self._streams = RankStreams()
+        self._accelerator = _accelerator(self._streams) if has_streams else None
+        self.is_used = False
+
+    def stepper(self, optimizer: torch.optim.Optimizer) -> DeepSpeedStepper:
+        """Stepper of this rank, whose first step makes the engine."""
+        self.is_used = True
+        return zero_stepper(self._model, optimizer, self._recipe, self._stage)
+
+    @contextlib.contextmanager
+    def traced_by(self, tracer: EngineTracer) -> Iterator[None]:
+        """Let DeepSpeed run on fake tensors, and report its streams to a tracer."""
+        self._streams.tracer = tracer
+        groups, comm, real = (
+            importlib.import_module(f"deepspeed.{name}")
+            for name in ("utils.groups", "comm.comm", "accelerator.real_accelerator")
+        )
+        model: Any = self._model
+        world: Any = dist.distributed_c10d._world  # noqa: SLF001 - no public name
+        replaced: list[tuple[Any, str, Any]] = [
+            (world, "default_pg", self._group),
+            (groups, "_WORLD_GROUP", None),
+            (comm, "cdb", None),
+            # The model has its dtype and device; fake parameters cannot change theirs.
+            (model, "to", lambda *_, **__: model),
+            (model, "bfloat16", lambda: model),
+            *((module, name, lambda *_: None) for module, name in _comparisons()),
+        ]
+        if self._accelerator is not None:
+            replaced += [
+                (real, "ds_accelerator", self._accelerator),
+                (torch.Tensor, "record_stream", lambda *_: None),
+            ]
+        with contextlib.ExitStack() as stack:
+            for place, name, value in replaced:
+                stack.enter_context(_in_place(place, name, value))
+            yield
+        self._streams.tracer = None
+
+    def cast(self) -> None:
+        """Give all of the model one dtype, as DeepSpeed does."""
+        dtype = DTYPES[self._recipe.compute_dtype]
+        for module in self._model.modules():
+            for name, buffer in module._buffers.items():  # noqa: SLF001 - setattr would ask wrappers
+                if buffer is not None and buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(dtype)  # noqa: SLF001 - as above
+
+    def held(self) -> tuple[Held, set[int]]:
+        """Storages of the model's own on this rank, and their identities."""
+        constants = {id(tensor) for tensor in quantisation_constants(self._model)}
+        # Stage 3 gathers weights anew, and holds its shard of each.
+        tensors = [getattr(tensor, "ds_tensor", tensor) for tensor in model_tensors(self._model)]
+        sizes: dict[int, tuple[int, Purpose]] = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            purpose = Purpose.QUANTISATION if id(tensor) in constants else Purpose.WEIGHT
+            if storage.nbytes():
+                sizes[storage._cdata] = storage.nbytes(), purpose  # noqa: SLF001 - the one name of a storage
+        held_bytes, purposes = np.array(list(sizes.values()), np.int64).reshape(-1, 2).T
+        return Held(held_bytes, purposes, np.zeros(len(sizes), np.int64)), set(sizes)
+
+
+def _comparisons() -> Iterator[tuple[Any, str]]:
+    """Functions that compare numbers among the ranks, of which there is one."""
+    for module in COMPARING:
+        imported = importlib.import_module(f"{ZERO}.{module}")
+        yield from ((imported, name) for name in vars(imported) if "same_as_other_ranks" in name)
+
+
+@contextlib.contextmanager
+def _in_place(place: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute."""
+    own = getattr(place, name)
+    is_own = name in vars(place) or isinstance(getattr(type(place), name, None), property)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(place, name, own)
+        else:
+            delattr(place, name)
+
+
+def _accelerator(streams: RankStreams) -> Any:
+    """DeepSpeed's interface to a GPU, whose tensors are fake ones on the CPU."""
+    module = importlib.import_module("deepspeed.accelerator.cpu_accelerator")
+    kind: Any = module.CPU_Accelerator
+
+    class SimulatedAccelerator(kind):  # type: ignore[misc]
+        """A GPU with streams."""
+
+        def is_synchronized_device(self) -> bool:
+            """Return False: kernels run after they are launched."""
+            return False
+
+        Stream = property(lambda _self: streams.new_stream)
+        Event = property(lambda _self: streams.new_event)
+
+        def stream(self, stream: Any) -> Any:
+            """Run operators on a stream."""
+            return streams.stream(stream)
+
+        def current_stream(self, device_index: int | None = None) -> Any:
+            """Stream that operators run on."""
+            del device_index
+            return streams.current_stream()
+
+        def default_stream(self, device_index: int | None = None) -> Any:
+            """Stream of the computation."""
+            del device_index
+            return streams.compute_stream
+
+    return SimulatedAccelerator()
