@@ -11,6 +11,8 @@ import pytest
 import torch
 from builders.observations import cpu, recipe
 from builders.vision import (
+    AYA,
+    COHERE,
     DECODER,
     DEEPSEEK,
     EXAONE,
@@ -21,10 +23,12 @@ from builders.vision import (
     GLM_MOE,
     HYBRID,
     IDEFICS3,
+    JANUS,
     LFM2,
     LLAMA4,
     LLAVA,
     LLAVA_NEXT,
+    LLAVA_NEXT_VIDEO,
     LLAVA_PIXTRAL,
     MISTRAL3,
     MLLAMA,
@@ -74,37 +78,32 @@ pytestmark = [
 ]
 BATCH, LENGTH, IMAGES = 3, 40, 2
 CHECKPOINTED = recipe("lora", precision="bf16", gradient_checkpointing=True)
+EXACT = (
+    *(AYA, COHERE, DEEPSEEK, GEMMA, GEMMA4, HYBRID, JANUS, LFM2, LLAVA_NEXT, LLAVA_NEXT_VIDEO),
+    *(LLAVA_PIXTRAL, MISTRAL3, MLLAMA, SMOL),
+)
 CELLS = [
+    *((config, CHECKPOINTED) for config in EXACT),
     (GEMMA, recipe("full")),
     (GEMMA, recipe("lora", precision="bf16")),
-    (GEMMA, CHECKPOINTED),
     (GEMMA, recipe("qlora", precision="bf16", loss="chunked")),
     (GEMMA4, recipe("full", precision="bf16-mixed")),
-    (GEMMA4, CHECKPOINTED),
     (GEMMA4, recipe("qlora", precision="bf16", loss="chunked")),
     (LLAVA, recipe("full", precision="bf16-mixed", gradient_checkpointing=True)),
     (LLAVA, recipe("lora", attention="eager")),
     (LLAVA, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
-    (LLAVA_PIXTRAL, CHECKPOINTED),
     (LLAVA_NEXT, recipe("full")),
-    (LLAVA_NEXT, CHECKPOINTED),
     (LLAVA_NEXT, recipe("lora", attention="eager")),
     (ONEVISION, recipe("full", precision="bf16-mixed")),
     (ONEVISION, recipe("qlora", precision="bf16", loss="chunked")),
     (LFM2, recipe("full")),
-    (LFM2, CHECKPOINTED),
-    (DEEPSEEK, CHECKPOINTED),
     (DEEPSEEK, recipe("qlora", precision="bf16", loss="chunked")),
     (HYBRID, recipe("full")),
-    (HYBRID, CHECKPOINTED),
     (MISTRAL3, recipe("full")),
-    (MISTRAL3, CHECKPOINTED),
     (MISTRAL3, recipe("lora", attention="eager")),
     (MLLAMA, recipe("full")),
-    (MLLAMA, CHECKPOINTED),
     (MLLAMA, recipe("qlora", precision="bf16", loss="chunked")),
     (SMOL, recipe("full")),
-    (SMOL, CHECKPOINTED),
     (IDEFICS3, recipe("qlora", precision="bf16", loss="chunked")),
 ]
 CELLS_OF_ANY_SIZE = [

@@ -238,6 +238,35 @@ LFM2: dict[str, Any] = {
     "vision_config": TOWER
     | {"model_type": "siglip2_vision_model", "num_patches": 16, "vision_use_head": False},
 }
+LLAVA_NEXT_VIDEO = LLAVA_NEXT | {"model_type": "llava_next_video", "video_token_index": 93}
+AYA = LLAVA | {
+    "model_type": "aya_vision",
+    "text_config": DECODER
+    | {"model_type": "cohere2", "layer_types": ["full_attention"] * 6, "pad_token_id": 0},
+    "vision_config": SIGLIP,
+}
+COHERE = AYA | {
+    "model_type": "cohere2_vision",
+    "image_token_id": 90,
+    "alignment_intermediate_size": 128,
+}
+JANUS: dict[str, Any] = DEEPSEEK | {
+    "model_type": "janus",
+    "vision_config": TOWER
+    | {"model_type": "janus_vision_model", "projection_dim": 64, "num_image_tokens": 16},
+    "vq_config": {
+        "model_type": "janus_vqgan",
+        "embed_dim": 8,
+        "num_embeddings": 32,
+        "latent_channels": 16,
+        "double_latent": False,
+        "base_channels": 32,
+        "channel_multiplier": [1, 1],
+        "projection_dim": 64,
+        "image_token_embed_dim": 64,
+        "num_patches": 4,
+    },
+}
 PADDLE = any_size("paddleocr_vl", {"head_dim": 16}, {})
 PADDLE["vision_config"] = TOWER | {"patch_size": 4, "spatial_merge_size": 2}
 OF_ANY_SIZE = (
@@ -263,6 +292,10 @@ TOKENS_PER_IMAGE = {
     "idefics3": 4,
     "mllama": 1,
     "llava_next": 7,
+    "llava_next_video": 7,
+    "aya_vision": 4,
+    "cohere2_vision": 4,
+    "janus": 16,
     "llava_onevision": 5,
     "deepseek_vl": 16,
     "deepseek_vl_hybrid": 16,

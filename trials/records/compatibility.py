@@ -19,7 +19,7 @@ GRID_FAMILIES = (
 PADDED_FAMILIES = {"gemma4": 280, "lfm2_vl": 256}
 """Families whose processors pad images of any size to as many tokens, which is the most \
 (max_soft_tokens; max_image_tokens)."""
-DIVIDED_FAMILIES = ("llava_next", "llava_onevision")
+DIVIDED_FAMILIES = ("llava_next", "llava_next_video", "llava_onevision")
 """Families that take an image of any size in tiles, and the whole of it as another tile."""
 PACKED_IMAGES = "pixtral"
 """Family of a tower that attends to all images of a batch, of any size, as one sequence."""
