@@ -11,23 +11,38 @@ import pytest
 import torch
 from builders.observations import cpu, recipe
 from builders.vision import (
+    AYA,
+    COHERE,
+    DECODER,
+    DEEPSEEK,
+    EXAONE,
     GEMMA,
     GEMMA4,
     GLM,
     GLM46,
     GLM_MOE,
+    HYBRID,
     IDEFICS3,
+    JANUS,
+    LFM2,
+    LLAMA4,
     LLAVA,
+    LLAVA_NEXT,
+    LLAVA_NEXT_VIDEO,
     LLAVA_PIXTRAL,
     MISTRAL3,
     MLLAMA,
+    ONEVISION,
+    PADDLE,
     QWEN2,
     QWEN3,
     QWEN3_MOE,
     QWEN25,
     QWEN35,
+    QWEN35_MOE,
     SMOL,
     TOKENS_PER_IMAGE,
+    TOWER,
     any_size,
     tiny_vision,
 )
@@ -44,25 +59,18 @@ from trials.models.fused_head import base_of
 from trials.models.weight_placement import READS_IMAGES, quantise_laid_out
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
-from trials.records.compatibility import impossible_on_model, with_defaults
+from trials.records.compatibility import PADDED_FAMILIES, impossible_on_model, with_defaults
 from trials.records.model import UnknownModelError, find_model
 from trials.simulation.recording import Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
-from trials.simulation.tracing.kernels import padded_images
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracing_worker import Tracing
 from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning, implied_counts
 from trials.training.optimizers import construction
-from trials.training.tasks import images
-from trials.training.tasks.images import (
-    ImagesError,
-    grid_of,
-    image_inputs,
-    images_for,
-    takes_any_size,
-)
+from trials.training.tasks.image_sizes import takes_any_size
+from trials.training.tasks.images import image_inputs, images_for
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -70,26 +78,32 @@ pytestmark = [
 ]
 BATCH, LENGTH, IMAGES = 3, 40, 2
 CHECKPOINTED = recipe("lora", precision="bf16", gradient_checkpointing=True)
+EXACT = (
+    *(AYA, COHERE, DEEPSEEK, GEMMA, GEMMA4, HYBRID, JANUS, LFM2, LLAVA_NEXT, LLAVA_NEXT_VIDEO),
+    *(LLAVA_PIXTRAL, MISTRAL3, MLLAMA, SMOL),
+)
 CELLS = [
+    *((config, CHECKPOINTED) for config in EXACT),
     (GEMMA, recipe("full")),
     (GEMMA, recipe("lora", precision="bf16")),
-    (GEMMA, CHECKPOINTED),
     (GEMMA, recipe("qlora", precision="bf16", loss="chunked")),
     (GEMMA4, recipe("full", precision="bf16-mixed")),
-    (GEMMA4, CHECKPOINTED),
     (GEMMA4, recipe("qlora", precision="bf16", loss="chunked")),
     (LLAVA, recipe("full", precision="bf16-mixed", gradient_checkpointing=True)),
     (LLAVA, recipe("lora", attention="eager")),
     (LLAVA, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
-    (LLAVA_PIXTRAL, CHECKPOINTED),
+    (LLAVA_NEXT, recipe("full")),
+    (LLAVA_NEXT, recipe("lora", attention="eager")),
+    (ONEVISION, recipe("full", precision="bf16-mixed")),
+    (ONEVISION, recipe("qlora", precision="bf16", loss="chunked")),
+    (LFM2, recipe("full")),
+    (DEEPSEEK, recipe("qlora", precision="bf16", loss="chunked")),
+    (HYBRID, recipe("full")),
     (MISTRAL3, recipe("full")),
-    (MISTRAL3, CHECKPOINTED),
     (MISTRAL3, recipe("lora", attention="eager")),
     (MLLAMA, recipe("full")),
-    (MLLAMA, CHECKPOINTED),
     (MLLAMA, recipe("qlora", precision="bf16", loss="chunked")),
     (SMOL, recipe("full")),
-    (SMOL, CHECKPOINTED),
     (IDEFICS3, recipe("qlora", precision="bf16", loss="chunked")),
 ]
 CELLS_OF_ANY_SIZE = [
@@ -100,6 +114,10 @@ CELLS_OF_ANY_SIZE = [
     (QWEN3, recipe("qlora", precision="bf16", loss="chunked")),
     (QWEN3_MOE, recipe("full")),
     (QWEN35, recipe("lora")),
+    (QWEN35_MOE, recipe("full")),
+    (EXAONE, CHECKPOINTED),
+    (PADDLE, recipe("full")),
+    (PADDLE, CHECKPOINTED),
     (GLM, recipe("full")),
     (GLM, CHECKPOINTED),
     (GLM46, CHECKPOINTED),
@@ -111,9 +129,9 @@ LEFT_OUT_BYTES = 40
 
 @pytest.fixture(autouse=True, params=[16])
 def most_padded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 4's images are padded to few tokens, so that the tower has not the peak."""
-    for module in (images, padded_images):
-        monkeypatch.setattr(module, "MOST_PADDED", request.param)
+    """Images are padded to few tokens, so that the tower has not the peak."""
+    for family in PADDED_FAMILIES:
+        monkeypatch.setitem(PADDED_FAMILIES, family, request.param)
 
 
 def cell_of(config: dict[str, Any], settings: Recipe) -> Cell:
@@ -133,7 +151,7 @@ def counted_peak(config: dict[str, Any], cell: Cell) -> int:
     assert cell.image_tokens is not None
     tuning = FineTuning(cell, tiny_vision(config), device=torch.device("cpu"), seed=0)
     images_of_each = images_for(tuning.model, cell.image_tokens)
-    assert images_of_each == (1 if takes_any_size(tuning.model) else IMAGES)
+    assert images_of_each == IMAGES or takes_any_size(tuning.model)
     facts: Any = base_of(tuning.model).config
     tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % facts.image_token_id
     tokens[:, : cell.image_tokens] = facts.image_token_id
@@ -182,6 +200,7 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
     [
         *((GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1), (GLM, 3)),
         *((MISTRAL3, 3), (SMOL, 3), (MLLAMA, 0)),
+        *((LLAVA_NEXT, 3), (ONEVISION, 3), (LFM2, 0), (HYBRID, 3), (EXAONE, 3), (PADDLE, 3)),
     ],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
 )
@@ -227,36 +246,19 @@ def test_pixtrals_tower_attends_to_all_images_but_with_flash_attention(
     assert sizes == ((2, 4, 6) if attention == "sdpa" else (2, 4))
 
 
-@pytest.mark.parametrize("most_padded", [12, 280], indirect=True)
-def test_padding_of_an_image_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image of 12 tokens has none if the processor pads to as many, and 268 by default."""
+@pytest.mark.parametrize("config", [GEMMA4, LFM2], ids=["gemma4", "lfm2_vl"])
+@pytest.mark.parametrize("most_padded", [6, 12, 256], indirect=True)
+def test_padding_of_an_image_is_traced(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 tokens two images have none, or one by a processor that pads to as many."""
     monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
-    cell = cell_of(GEMMA4, CHECKPOINTED)
+    cell = cell_of(config, CHECKPOINTED)
     assert cell.image_tokens == 12
-    assert traced_peak(GEMMA4, cell) == counted_peak(GEMMA4, cell)
+    assert traced_peak(config, cell) == counted_peak(config, cell)
 
 
-def test_a_padded_image_has_so_many_tokens_at_most() -> None:
-    """The message has the limit of the processor, here of the tests."""
-    model = stock_model(tiny_vision(GEMMA4), cell_of(GEMMA4, recipe("lora")).recipe, None)
-    assert images_for(model, 16) == 1
-    with pytest.raises(ImagesError, match=r"--image-tokens 20: .*'gemma4' gives at most 16"):
-        images_for(model, 20)
-
-
-def test_images_of_any_size_are_as_square_as_their_tokens_allow() -> None:
-    """In patches of time, height and width; a strip is refused, with the next sizes."""
-    model = stock_model(tiny_vision(QWEN2), cell_of(QWEN2, recipe("lora")).recipe, None)
-    assert [grid_of(model, tokens) for tokens in (1, 12, 1024)] == [
-        (1, 2, 2),
-        (1, 6, 8),
-        (1, 64, 64),
-    ]
-    with pytest.raises(ImagesError, match=r"--image-tokens 1021: .* use 1020 or 1023"):
-        images_for(model, 1021)
-
-
-@pytest.mark.parametrize("config", [GEMMA, LLAVA], ids=["gemma3", "llava"])
+@pytest.mark.parametrize("config", [GEMMA, LLAVA_NEXT], ids=["gemma3", "llava_next"])
 def test_the_tower_is_held_and_not_trained(config: dict[str, Any]) -> None:
     """Parameters are those of transformers' class; neither tower nor projector has adapters."""
     model, facts = tiny_vision(config), dict(config)
@@ -319,14 +321,19 @@ def written(folder: Path, config: dict[str, Any]) -> str:
         ),
         (QWEN2, {"image_tokens": 4, "attention": "eager"}, "eager is not simulated for images of"),
         (
-            any_size("paddleocr_vl", {}, {"intermediate_size": 96}),
+            any_size("ernie4_5_vl_moe", {"moe_num_experts": 4, "moe_k": 2}, {}),
             {"image_tokens": 4},
-            r"images of 'paddleocr_vl' have no one size \(its class takes image_grid_thw\)",
+            r"images of 'ernie4_5_vl_moe' have no one size \(its class takes image_grid_thw\)",
         ),
         (
-            LLAVA | {"model_type": "deepseek_vl", "vision_config": GEMMA["vision_config"]},
+            DECODER | {"model_type": "git", "vision_config": TOWER},
+            {"image_tokens": 4, "attention": "eager"},
+            "class of 'git' takes images in another way than as pixels of one size",
+        ),
+        (
+            LLAMA4,
             {"image_tokens": 4},
-            "class of 'deepseek_vl' takes images in another way than as pixels of one size",
+            r"experts grouped: .* cannot have it in transformers \(Llama4ForCond",
         ),
         (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
     ],
@@ -358,13 +365,6 @@ def test_a_vision_language_model_is_not_measured(tmp_path: Path) -> None:
     reason = impossible_on_model(settings, tiny_vision(LLAVA))
     assert reason is not None
     assert reason.startswith("packing: TRL does not pack examples with images")
-
-
-def test_image_tokens_are_those_of_whole_images() -> None:
-    """By the model's own code: the towers' patches, pooled for Gemma."""
-    cell = cell_of(GEMMA, recipe("lora")).model_copy(update={"image_tokens": 6})
-    with pytest.raises(ImagesError, match="--image-tokens 6: an image of 'gemma3' gives 4 tokens"):
-        TraceableCell(cell, tiny_vision(GEMMA))
 
 
 def test_a_class_that_transformers_lacks_is_refused_by_name() -> None:

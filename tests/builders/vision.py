@@ -72,6 +72,11 @@ QWEN35 = any_size(
     LINEAR | WIDTHS | {"rope_parameters": PART},
     {"num_position_embeddings": 64, "intermediate_size": 96},
 )
+QWEN35_MOE = any_size(
+    "qwen3_5_moe",
+    LINEAR | WIDTHS | EXPERTS | {"rope_parameters": PART, "shared_expert_intermediate_size": 32},
+    {"num_position_embeddings": 64, "intermediate_size": 96},
+) | {"initializer_range": 0.02}  # as of GLM_MOE below
 GEMMA4: dict[str, Any] = {
     "model_type": "gemma4",
     "image_token_id": 90,
@@ -161,13 +166,140 @@ SMOL: dict[str, Any] = {
     "vision_config": TOWER,
 }
 IDEFICS3 = SMOL | {"model_type": "idefics3"}
-OF_ANY_SIZE = (QWEN2, QWEN25, QWEN3, QWEN3_MOE, QWEN35, GEMMA4, GLM, GLM46, GLM_MOE, MISTRAL3)
+SIGLIP = GEMMA["vision_config"]
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_vl",
+    "image_token_id": 90,
+    "text_config": DECODER | {"model_type": "llama"},
+    "vision_config": SIGLIP,
+}
+EXAONE = any_size(
+    "exaone4_5",
+    {"model_type": "exaone4", "layer_types": ["full_attention"] * 6, "rope_parameters": None},
+    WINDOWED | {"intermediate_size": 96, "num_key_value_heads": 3},
+)
+LLAMA4: dict[str, Any] = {
+    "model_type": "llama4",
+    "image_token_index": 90,
+    "text_config": DECODER
+    | {
+        "model_type": "llama4_text",
+        "head_dim": 16,
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "pad_token_id": 0,
+    },
+    "vision_config": TOWER
+    | {
+        "model_type": "llama4_vision_model",
+        "intermediate_size": 192,
+        "vision_output_dim": 64,
+        "projector_input_dim": 64,
+        "projector_output_dim": 64,
+    },
+}
+HYBRID: dict[str, Any] = DEEPSEEK | {
+    "model_type": "deepseek_vl_hybrid",
+    "high_res_vision_config": {
+        "model_type": "sam_vision_model",
+        "hidden_size": 48,
+        "output_channels": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": 64,
+        "patch_size": 8,
+        "global_attn_indexes": [1],
+        "window_size": 4,
+        "mlp_dim": 96,
+    },
+}
+LLAVA_NEXT = LLAVA | {
+    "model_type": "llava_next",
+    "image_grid_pinpoints": [[64, 64], [32, 96]],
+    "vision_config": LLAVA["vision_config"] | {"patch_size": 16},
+}
+"""Images of four tiles, or three in a row, beside the whole."""
+ONEVISION = LLAVA_NEXT | {
+    "model_type": "llava_onevision",
+    "video_token_index": 93,
+    "vision_aspect_ratio": "anyres_max_2",
+    "text_config": DECODER | {"model_type": "qwen2"},
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "vision_config": SIGLIP | {"patch_size": 16},
+}
+LFM2: dict[str, Any] = {
+    "model_type": "lfm2_vl",
+    "image_token_id": 90,
+    "projector_hidden_size": 96,
+    "text_config": DECODER
+    | {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention"] * 2},
+    "vision_config": TOWER
+    | {"model_type": "siglip2_vision_model", "num_patches": 16, "vision_use_head": False},
+}
+LLAVA_NEXT_VIDEO = LLAVA_NEXT | {"model_type": "llava_next_video", "video_token_index": 93}
+AYA = LLAVA | {
+    "model_type": "aya_vision",
+    "text_config": DECODER
+    | {"model_type": "cohere2", "layer_types": ["full_attention"] * 6, "pad_token_id": 0},
+    "vision_config": SIGLIP,
+}
+COHERE = AYA | {
+    "model_type": "cohere2_vision",
+    "image_token_id": 90,
+    "alignment_intermediate_size": 128,
+}
+JANUS: dict[str, Any] = DEEPSEEK | {
+    "model_type": "janus",
+    "vision_config": TOWER
+    | {"model_type": "janus_vision_model", "projection_dim": 64, "num_image_tokens": 16},
+    "vq_config": {
+        "model_type": "janus_vqgan",
+        "embed_dim": 8,
+        "num_embeddings": 32,
+        "latent_channels": 16,
+        "double_latent": False,
+        "base_channels": 32,
+        "channel_multiplier": [1, 1],
+        "projection_dim": 64,
+        "image_token_embed_dim": 64,
+        "num_patches": 4,
+    },
+}
+PADDLE = any_size("paddleocr_vl", {"head_dim": 16}, {})
+PADDLE["vision_config"] = TOWER | {"patch_size": 4, "spatial_merge_size": 2}
+OF_ANY_SIZE = (
+    QWEN2,
+    QWEN25,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN35,
+    GEMMA4,
+    GLM,
+    GLM46,
+    GLM_MOE,
+    MISTRAL3,
+    QWEN35_MOE,
+    EXAONE,
+    PADDLE,
+    LFM2,
+)
 TOKENS_PER_IMAGE = {
     "gemma3": 4,
     "llava": 16,
     "smolvlm": 4,
     "idefics3": 4,
     "mllama": 1,
+    "llava_next": 7,
+    "llava_next_video": 7,
+    "aya_vision": 4,
+    "cohere2_vision": 4,
+    "janus": 16,
+    "llava_onevision": 5,
+    "deepseek_vl": 16,
+    "deepseek_vl_hybrid": 16,
+    "llama4": 4,
 } | dict.fromkeys((config["model_type"] for config in OF_ANY_SIZE), 6)
 
 

@@ -103,9 +103,10 @@ def _made(model: Model, recipe: Recipe, make: Callable[[], nn.Module]) -> nn.Mod
                 f"experts {recipe.experts}: {model.name} cannot have it in transformers "
                 f"({str(error).removesuffix('.')}): use another model"
             ) from None
+        others = _other_kernels(model, recipe)
         raise KernelError(
             f"attention {recipe.attention}: {model.name} cannot have it in transformers "
-            f"({str(error).partition('. ')[0].removesuffix(' yet')}): use {_other_kernels(model)}"
+            f"({str(error).partition('. ')[0].removesuffix(' yet')}): use {others}"
         ) from None
 
 
@@ -142,8 +143,11 @@ def _no_score(model: Model, lacking: str) -> FamilyError:
     )
 
 
-def _other_kernels(model: Model) -> str:
-    """Attention kernels that a model supports by transformers' declarations."""
+def _other_kernels(model: Model, recipe: Recipe) -> str:
+    """Attention kernels that a model supports by transformers' declarations, but a recipe's own.
+
+    A vision tower may lack what the whole model declares.
+    """
     images, text = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
     kind: Any = (images if model.has_vision else text)[type(auto_config(model, None))]
     flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
@@ -151,7 +155,9 @@ def _other_kernels(model: Model) -> str:
     others = [
         name
         for name, flag in flags.items()
-        if getattr(kind, flag, False) and (name == "sdpa" or only is None or name in only)
+        if getattr(kind, flag, False)
+        and (name == "sdpa" or only is None or name in only)
+        and name != recipe.attention
     ]
     return " or ".join(["eager", *others])
 

@@ -115,6 +115,8 @@ def freeze_vision(model: nn.Module) -> None:
     language = {id(module) for part in kept for module in part.modules()}
     above = {id(m) for m in model.modules() if any(part in set(m.modules()) for part in kept)}
     for parent in [module for module in model.modules() if id(module) in above - language]:
+        for parameter in parent.parameters(recurse=False):
+            parameter.requires_grad_(False)  # noqa: FBT003 - torch's own signature
         for child in parent.children():
             if id(child) not in above | language:
                 setattr(child, READS_IMAGES, True)

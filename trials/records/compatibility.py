@@ -11,11 +11,16 @@ LIGER_FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Families whose layers liger-kernel replaces by RMSNorm, rotary embedding and SwiGLU alone."""
 MASKED_IMAGE_FAMILIES = ("gemma3", "paligemma", "shieldgemma2")
 """Families of one size of image whose image tokens attend to one another in both directions."""
-ANY_SIZE_FAMILIES = (
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "gemma4"),
-    *("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
+GRID_FAMILIES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v"),
+    *("glm4v_moe", "glm46v", "glm_ocr", "exaone4_5", "paddleocr_vl"),
 )
-"""Families whose towers take images of any size, as rows of patches with a grid or places."""
+"""Families whose towers take images of any size, as patches with a grid."""
+PADDED_FAMILIES = {"gemma4": 280, "lfm2_vl": 256}
+"""Families whose processors pad images of any size to as many tokens, which is the most \
+(max_soft_tokens; max_image_tokens)."""
+DIVIDED_FAMILIES = ("llava_next", "llava_next_video", "llava_onevision")
+"""Families that take an image of any size in tiles, and the whole of it as another tile."""
 PACKED_IMAGES = "pixtral"
 """Family of a tower that attends to all images of a batch, of any size, as one sequence."""
 ROUTER_LOSS_FAMILIES = (

@@ -20,9 +20,8 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import (
     AMPERE,
-    ANY_SIZE_FAMILIES,
+    GRID_FAMILIES,
     MASKED_IMAGE_FAMILIES,
-    PACKED_IMAGES,
     has_square_mask,
 )
 from trials.records.model import Model
@@ -185,7 +184,7 @@ def _not_with_images(recipe: Recipe, model: Model) -> str | None:
     """Reason why a recipe of a vision-language model is not simulated; None when it is."""
     if recipe.activation_offloading:
         return "activation_offloading is not simulated with images: leave it out"
-    if recipe.attention == "eager" and model.family in ANY_SIZE_FAMILIES:
+    if recipe.attention == "eager" and model.family in GRID_FAMILIES:
         return (
             f"attention eager is not simulated for images of any size, as {model.name} takes them: "
             "use sdpa"
@@ -264,7 +263,7 @@ def approximations(
         ),
     }
     own = (text for text, applies in stands_in.items() if applies)
-    return (*own, *_image_approximations(cell, model), *_layout_approximations(cell, gpu))
+    return (*own, *_image_approximations(cell), *_layout_approximations(cell, gpu))
 
 
 def _masks_images(cell: Cell, model: Model) -> bool:
@@ -273,15 +272,14 @@ def _masks_images(cell: Cell, model: Model) -> bool:
     return cell.image_tokens is not None and (by_key or model.family in MASKED_IMAGE_FAMILIES)
 
 
-def _image_approximations(cell: Cell, model: Model) -> list[str]:
+def _image_approximations(cell: Cell) -> list[str]:
     if cell.image_tokens is None:
         return []
-    images = "images of the one size of the vision tower, which"
-    if model.family in ANY_SIZE_FAMILIES or model.tower_family == PACKED_IMAGES:
-        images = "one image, as square as their number allows; the vision tower"
-    source = f"{cell.image_tokens} tokens of each example come from {images}"
-    frozen = "is frozen with the projector"
-    return [f"{source} {frozen}", "preparation of images on the host is not timed"]
+    source = (
+        f"{cell.image_tokens} tokens of each example come from images, as few and as square as "
+        "give so many; the vision tower is frozen with the projector"
+    )
+    return [source, "preparation of images on the host is not timed"]
 
 
 def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:

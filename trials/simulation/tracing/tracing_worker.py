@@ -40,7 +40,7 @@ from trials.simulation.tracing.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracing.tracer import UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module, watchdog
 from trials.training.recipe_check import RecipeError
-from trials.training.tasks.images import ImagesError
+from trials.training.tasks.image_sizes import ImagesError
 
 REFUSALS = (
     *(UntraceableError, FamilyError, KernelError, ExpertsError, TargetError, QuantisationError),

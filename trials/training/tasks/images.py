@@ -9,29 +9,39 @@ from torch import nn
 
 from trials.models.build import FamilyError
 from trials.models.fused_head import base_of
-from trials.records.compatibility import ANY_SIZE_FAMILIES, PACKED_IMAGES
+from trials.training.tasks.image_sizes import (
+    TILES,
+    ImagesError,
+    divided_size,
+    grid_of,
+    is_crossed,
+    is_divided,
+    is_packed,
+    is_padded,
+    is_tiled,
+    merged_of,
+    most_padded,
+    padded_images,
+    reader_of,
+    takes_any_size,
+    tiles_of,
+)
 
 GRID = "image_grid_thw"  # argument of models that take images of any size
 PLACES = "image_position_ids"  # argument of models whose processor pads images
+SHAPES = "spatial_shapes"  # the same, of other models
 KINDS = "mm_token_type_ids"  # another one: kinds of the tokens
-SIZES = "image_sizes"  # argument of models with Pixtral's tower
-TILES = "pixel_attention_mask"  # argument of models whose processors divide images into tiles
+SIZES = "image_sizes"  # argument of models that take pixels of any size
+HIGH_RES = "high_res_pixel_values"  # argument of a class with a second tower
 SIZED = "image_size"  # key of the one size of a tower's images
 ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
-CROSSED = "mllama"  # family whose text attends to images in layers of their own
-PADDED = "gemma4"  # family whose processor pads each image to as many patches
-MOST_PADDED = 280  # tokens of an image by that processor (max_soft_tokens)
-MOST_ASPECT = 4  # longer side of an image over the shorter one
-
-
-class ImagesError(ValueError):
-    """A model cannot be given images of so many tokens."""
 
 
 def images_for(model: nn.Module, image_tokens: int) -> int:
     """Images that give a sequence so many tokens, by the model's own code.
 
-    One where the model takes images of any size. A tile is an image.
+    One where the model takes images of any size, but for those that a processor pads. A tile is an
+    image where all are of one size.
 
     Args:
         model: vision-language model of transformers, with or without adapters and weights.
@@ -43,12 +53,15 @@ def images_for(model: nn.Module, image_tokens: int) -> int:
     """
     base: Any = base_of(model)
     family = base.config.model_type
-    if takes_any_size(model):
-        grid_of(base, image_tokens)
+    if is_divided(base):
+        divided_size(base, image_tokens)
         return 1
+    if takes_any_size(base):
+        grid_of(base, image_tokens)
+        return padded_images(base, image_tokens) if is_padded(base) else 1
     if is_crossed(base):
         return image_tokens
-    if not hasattr(base, "get_image_features"):
+    if not hasattr(reader_of(base), "get_image_features"):
         raise FamilyError(f"--image-tokens: the class of {family!r} {ANOTHER_WAY}")
     of_one: int = _tokens_of_a_tile(base) if is_tiled(base) else _tokens_of_one(base)
     if image_tokens % of_one:
@@ -84,9 +97,11 @@ def _tokens_of_one(base: Any) -> int:
         FamilyError: the class takes images in another way.
     """
     family = base.config.model_type
-    needed = inspect.signature(base.get_image_features).parameters
+    needed = inspect.signature(reader_of(base).get_image_features).parameters
     extra = [n for n, p in needed.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    extra = [n for n in extra if n != "pixel_values"] or [n for n in needed if n == GRID]
+    extra = [n for n in extra if n not in {"pixel_values", HIGH_RES}] or [
+        n for n in needed if n == GRID
+    ]
     if extra or not hasattr(base.config.vision_config, SIZED):
         why = f"its class takes {', '.join(extra)}" if extra else f"it has no {SIZED}"
         raise FamilyError(
@@ -94,87 +109,13 @@ def _tokens_of_one(base: Any) -> int:
         )
     try:
         with torch.no_grad():
-            features = base.get_image_features(pixel_values=_pixels(base, 1)).pooler_output
+            features = reader_of(base).get_image_features(**_pixel_inputs(base, 1)).pooler_output
     except (AttributeError, ValueError) as error:
         raise FamilyError(
             f"--image-tokens: the class of {family!r} {ANOTHER_WAY} ({error})"
         ) from None
     width: int = base.config.get_text_config().hidden_size
     return int(sum(part.numel() for part in features) // width)
-
-
-def takes_any_size(model: nn.Module) -> bool:
-    """Whether a model takes images of any size, by a grid, the places of patches or their sizes."""
-    base: Any = base_of(model)
-    return base.config.model_type in ANY_SIZE_FAMILIES or is_packed(base)
-
-
-def is_packed(model: nn.Module) -> bool:
-    """Whether a model's tower, Pixtral's, attends to all images of a batch as one sequence."""
-    base: Any = base_of(model)
-    tower = getattr(base.config, "vision_config", None)
-    return bool(getattr(tower, "model_type", None) == PACKED_IMAGES)
-
-
-def is_crossed(model: nn.Module) -> bool:
-    """Whether a model's text attends to images in layers of their own; each image is one token."""
-    base: Any = base_of(model)
-    return bool(base.config.model_type == CROSSED)
-
-
-def is_tiled(model: nn.Module) -> bool:
-    """Whether a model's processor divides images into tiles of one size."""
-    base: Any = base_of(model)
-    if not hasattr(getattr(base, "model", None), "image_seq_len"):
-        return False
-    return TILES in inspect.signature(base.get_image_features).parameters
-
-
-def is_padded(model: nn.Module) -> bool:
-    """Whether a model's processor pads the patches of each image to one number."""
-    base: Any = base_of(model)
-    return bool(base.config.model_type == PADDED)
-
-
-def grid_of(model: nn.Module, image_tokens: int) -> tuple[int, int, int]:
-    """Patches of an image in time, height and width: the squarest image of so many tokens.
-
-    Raises:
-        ImagesError: each image of so many tokens is a strip.
-    """
-    base: Any = base_of(model)
-    if is_padded(base) and image_tokens > MOST_PADDED:
-        raise ImagesError(
-            f"--image-tokens {image_tokens}: an image of {PADDED!r} gives at most {MOST_PADDED}, "
-            "and one image in each example is estimated"
-        )
-    if not _is_shapely(image_tokens):
-        lower = next(n for n in range(image_tokens, 0, -1) if _is_shapely(n))
-        higher = next(n for n in range(image_tokens, 2 * image_tokens) if _is_shapely(n))
-        raise ImagesError(
-            f"--image-tokens {image_tokens}: an image of so many tokens would be over "
-            f"{MOST_ASPECT} times as long as it is wide: use {lower} or {higher}"
-        )
-    rows = _rows(image_tokens)
-    merged = _merged(base)
-    return 1, merged * rows, merged * image_tokens // rows
-
-
-def _merged(base: Any) -> int:
-    """Patches in a row of those that a token comes from."""
-    facts, vision = base.config, base.config.vision_config
-    if is_padded(base):
-        return int(vision.pooling_kernel_size)
-    return int(getattr(facts if is_packed(base) else vision, "spatial_merge_size", 1))
-
-
-def _rows(image_tokens: int) -> int:
-    """Rows of tokens of the squarest image: the largest divisor up to the root."""
-    return next(n for n in range(math.isqrt(image_tokens), 0, -1) if image_tokens % n == 0)
-
-
-def _is_shapely(image_tokens: int) -> bool:
-    return image_tokens <= MOST_ASPECT * _rows(image_tokens) ** 2
 
 
 def image_inputs(
@@ -197,26 +138,29 @@ def image_inputs(
     """
     base: Any = base_of(model)
     count = len(tokens) * images
+    device = tokens.device
     if is_crossed(base):
         return _tiles_of_images(base, tokens, images)
+    if is_divided(base):
+        return _divided_pixels(base, divided_size(base, image_tokens), count, device)
     if is_packed(base):
-        return _sized_pixels(base, grid_of(base, image_tokens), count, tokens.device)
+        return _sized_pixels(base, grid_of(base, image_tokens), count, device)
     if not takes_any_size(base) and is_tiled(base):
-        pixels = _pixels(base, count, tokens.device)
+        pixels = _pixels(base, count, device)
         tiles = pixels.view(len(tokens), images, *pixels.shape[1:])
         return {"pixel_values": tiles, TILES: torch.ones_like(tiles[:, :, 0], dtype=torch.int64)}
+    name = KINDS
     if is_padded(base):
-        name = KINDS
-        inputs = _padded_patches(base, grid_of(base, image_tokens), count, tokens.device)
-    elif takes_any_size(model):
-        grid, name = grid_of(base, image_tokens), KINDS
+        inputs = _padded_patches(base, grid_of(base, image_tokens), count, device)
+    elif takes_any_size(base):
+        grid = grid_of(base, image_tokens)
         inputs = {
-            "pixel_values": _patches(base, count * math.prod(grid), tokens.device),
-            GRID: torch.tensor([grid] * count, device=tokens.device),
+            "pixel_values": _patches(base, count * math.prod(grid), device),
+            GRID: torch.tensor([grid] * count, device=device),
         }
     else:
         name = "token_type_ids"
-        inputs = {"pixel_values": _pixels(base, count, tokens.device)}
+        inputs = _pixel_inputs(base, count, device)
     if name in inspect.signature(base.forward).parameters:
         inputs[name] = torch.zeros_like(tokens)
         inputs[name][:, :image_tokens] = 1
@@ -226,20 +170,35 @@ def image_inputs(
 def _padded_patches(
     base: Any, grid: tuple[int, int, int], images: int, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Patches (images, patches, 3 x height x width) and their places (images, patches, 2).
+    """Patches (images, patches, 3 x height x width) and where they are in their image.
 
-    Padding is at -1.
+    Either their places (images, patches, 2), of padding -1, or a mask (images, patches) beside the
+    rows and columns (images, 2).
     """
     vision = base.config.vision_config
-    patches = MOST_PADDED * vision.pooling_kernel_size**2
     _, rows, columns = grid
+    of_one = rows * columns
+    patches = most_padded(base) * merged_of(base) ** 2
+    inputs = {"pixel_values": torch.zeros(images, patches, 3 * vision.patch_size**2, device=device)}
+    if SHAPES in inspect.signature(base.forward).parameters:
+        mask = torch.zeros(images, patches, dtype=torch.int64, device=device)
+        mask[:, :of_one] = 1
+        shapes = torch.tensor([grid[1:]] * images, device=device)
+        return inputs | {TILES: mask, SHAPES: shapes}
     places = torch.full((patches, 2), -1)
-    places[: rows * columns] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(
-        1
-    )
+    places[:of_one] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+    return inputs | {PLACES: places.repeat(images, 1, 1).to(device)}
+
+
+def _divided_pixels(
+    base: Any, size: tuple[int, int], images: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Pixels (images, tiles, 3, height, width) of images in tiles, and sizes (images, 2)."""
+    tiles = tiles_of(base, size)
+    pixels = _pixels(base, images * tiles, device)
     return {
-        "pixel_values": torch.zeros(images, patches, 3 * vision.patch_size**2, device=device),
-        PLACES: places.repeat(images, 1, 1).to(device),
+        "pixel_values": pixels.view(images, tiles, *pixels.shape[1:]),
+        SIZES: torch.tensor([size] * images, device=device),
     }
 
 
@@ -270,14 +229,32 @@ def _sized_pixels(
 
 
 def _patches(base: Any, patches: int, device: torch.device) -> torch.Tensor:
+    """Rows of patches, or where a tower takes no films squares (patches, channels, side, side)."""
     vision = base.config.vision_config
-    frames, side = vision.temporal_patch_size, vision.patch_size
-    channels = getattr(vision, "in_channels", None) or vision.in_chans
-    return torch.zeros(patches, channels * frames * side**2, device=device)
+    names = ("in_channels", "in_chans", "num_channels")
+    channels = next(getattr(vision, name) for name in names if hasattr(vision, name))
+    frames, side = getattr(vision, "temporal_patch_size", None), vision.patch_size
+    shape = (channels, side, side) if frames is None else (channels * frames * side**2,)
+    return torch.zeros(patches, *shape, device=device)
 
 
-def _pixels(base: Any, images: int, device: torch.device | None = None) -> torch.Tensor:
-    vision = base.config.vision_config
+def _pixel_inputs(
+    base: Any, images: int, device: torch.device | None = None
+) -> dict[str, torch.Tensor]:
+    """Pixels of images of one size, for each tower."""
+    inputs = {"pixel_values": _pixels(base, images, device)}
+    if HIGH_RES in inspect.signature(base.forward).parameters:
+        # This tower does not cast its pixels: a step fails unless they have its dtype.
+        embedding = reader_of(base).high_res_vision_model.get_input_embeddings()
+        pixels = _pixels(base, images, device, base.config.high_res_vision_config)
+        inputs[HIGH_RES] = pixels.to(next(embedding.parameters()).dtype)
+    return inputs
+
+
+def _pixels(
+    base: Any, images: int, device: torch.device | None = None, tower: Any = None
+) -> torch.Tensor:
+    vision = base.config.vision_config if tower is None else tower
     size = getattr(vision, SIZED)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     channels = getattr(vision, "num_channels", 3)

@@ -6,7 +6,8 @@ that it computes from the grid, as transformers' own precomputed arguments, and 
 batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,39 @@ from transformers import vision_utils
 
 from trials.models.fused_head import base_of
 from trials.records.cell import Cell
-from trials.simulation.tracing.kernels.listed_images import PackedImages, TiledImages
+from trials.simulation.recording import IntArray
+from trials.simulation.tracing.kernels.listed_images import DividedImages, PackedImages, TiledImages
 from trials.simulation.tracing.kernels.padded_images import PaddedImages
 from trials.simulation.tracing.kernels.pieces import Pieces, register_by_pieces
 from trials.simulation.tracing.tracer import Tracer
-from trials.training.tasks.images import (
-    GRID,
-    KINDS,
+from trials.training.tasks.image_sizes import (
     grid_of,
+    is_divided,
     is_packed,
     is_padded,
     is_tiled,
     takes_any_size,
 )
+from trials.training.tasks.images import GRID, KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class _OneGrid:
+    """Grid of all images of a batch, as one that has each as a frame.
+
+    Attributes:
+        sides: frames, rows and columns of patches.
+    """
+
+    sides: tuple[int, int, int]
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        yield self.sides
+
+    def prod(self, dim: int) -> IntArray:
+        """Patches of each image, as of a tensor (images, 3)."""
+        patches: IntArray = np.array([self.sides]).prod(dim)
+        return patches
 
 
 class EqualImages:
@@ -54,10 +75,12 @@ class EqualImages:
         register_by_pieces(tower)
         whole.model.register_forward_pre_hook(self._without_values, with_kwargs=True)
         tower.register_forward_pre_hook(self._with_precomputed, with_kwargs=True)
+        if hasattr(whole.model, "projector"):
+            whole.model.projector.register_forward_pre_hook(self._as_one)
 
     def _indices_of(self, tower: Any, grid: torch.Tensor) -> dict[str, torch.Tensor]:
         """Positions and indices of one image that the tower's class computes, by argument."""
-        merge = tower.spatial_merge_size
+        merge = getattr(tower, "spatial_merge_size", 1)  # PaddleOCR's projector merges
         indices = {"position_ids": vision_utils.get_vision_position_ids(grid, merge)}
         if hasattr(tower, "window_size"):
             index, bounds = vision_utils.get_vision_window_index(
@@ -65,20 +88,20 @@ class EqualImages:
             )
             indices["window_index"] = index
             self._bounds["cu_window_seqlens"] = bounds.tolist()
-        if hasattr(tower, "num_grid_per_side"):
+        for table in (part for part in tower.modules() if hasattr(part, "num_grid_per_side")):
             names = ("interp_indices", "interp_weights")
             weighted = vision_utils.get_vision_interpolation_indices_and_weights(
                 grid,
-                tower.num_grid_per_side,
-                tower.interpolation_mode,
-                tower.interpolation_align_corners,
+                table.num_grid_per_side,
+                table.interpolation_mode,
+                table.interpolation_align_corners,
                 merge,
             )
             indices |= dict(zip(names, weighted, strict=True))
         return indices
 
     def _without_values(
-        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of a model without a tensor that it would read: a grid on the host, positions.
 
@@ -86,11 +109,17 @@ class EqualImages:
         8 bytes of each example that the model keeps of them are left out.
         """
         tokens = kwargs["input_ids"]
-        further: dict[str, Any] = {
-            GRID: np.repeat(self._grid, len(kwargs[GRID]), 0),
-            "position_ids": tokens.new_empty(3, *tokens.shape),
-        }
+        further: dict[str, Any] = {GRID: np.repeat(self._grid, len(kwargs[GRID]), 0)}
+        if hasattr(model, "get_rope_index"):
+            further["position_ids"] = tokens.new_empty(3, *tokens.shape)
         return args, {name: kwargs[name] for name in kwargs if name != KINDS} | further
+
+    def _as_one(
+        self, _projector: nn.Module, args: tuple[torch.Tensor, Any]
+    ) -> tuple[torch.Tensor, "_OneGrid"]:
+        """Arguments of a projector that takes images one by one; all at once hold no less."""
+        features, grids = args
+        return features, _OneGrid((len(grids), *self._grid[0, 1:].tolist()))
 
     def _with_precomputed(
         self, _tower: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,7 +138,7 @@ class EqualImages:
         return args, kwargs | further
 
 
-TracedImages = EqualImages | PaddedImages | PackedImages | TiledImages
+TracedImages = EqualImages | DividedImages | PaddedImages | PackedImages | TiledImages
 
 
 def traced_images(model: nn.Module, cell: Cell) -> TracedImages | None:
@@ -117,6 +146,8 @@ def traced_images(model: nn.Module, cell: Cell) -> TracedImages | None:
     if cell.image_tokens is None:
         return None
     is_flash = cell.recipe.attention == "flash_attention_2"
+    if is_divided(model):
+        return DividedImages(model, cell.image_tokens)
     if is_packed(model):
         return PackedImages(model, cell.image_tokens, is_flash=is_flash)
     if not takes_any_size(model):

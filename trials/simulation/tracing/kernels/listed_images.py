@@ -1,10 +1,11 @@
-"""Traced images that a model lists one by one: tiles of one size, or images of Pixtral's tower.
+"""Traced images that a model lists one by one: tiles, divided images, those of Pixtral's tower.
 
 The number of tiles or tokens of each image is a value, which fake tensors lack. All images have the
 same, so that they are traced as one part.
 """
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,8 @@ from trials.models.fused_head import base_of
 from trials.simulation.recording import Kind
 from trials.simulation.tracing.kernels.pieces import Pieces, register_by_pieces
 from trials.simulation.tracing.tracer import NO_NUMBERS, Tracer
-from trials.training.tasks.images import SIZES, grid_of
+from trials.training.tasks.image_sizes import divided_size, grid_of
+from trials.training.tasks.images import SIZES
 
 
 class TiledImages:
@@ -40,6 +42,56 @@ class TiledImages:
             outputs = self._own(pixel_values, *args, **kwargs)
         self.tracer.needs_mask = needed
         return outputs
+
+
+class DividedImages:
+    """Images of a traced model that takes each in tiles, as one image of all tiles.
+
+    Args:
+        model: vision-language model with fake tensors; its forward pass is changed in place.
+        image_tokens: tokens of each example that come from its image.
+    """
+
+    def __init__(self, model: nn.Module, image_tokens: int) -> None:
+        self.tracer: Tracer | None = None
+        whole: Any = base_of(model)
+        self._size = divided_size(whole, image_tokens)
+        self._own, self._pack = whole.model.get_image_features, whole.model.pack_image_features
+        self._module = sys.modules[type(whole).__module__]
+        whole.model.get_image_features = self._features
+        whole.model.pack_image_features = self._packed
+
+    def _features(
+        self, pixel_values: torch.Tensor, image_sizes: torch.Tensor, **kwargs: Any
+    ) -> Any:
+        """Features of all images, in one part, of tiles (images, tiles, 3, height, width)."""
+        assert self.tracer is not None
+        self._images = len(image_sizes)
+        tiles = pixel_values.flatten(0, 1)
+        count = "image_size_to_num_patches"
+        own = getattr(self._module, count)
+        setattr(self._module, count, lambda *_args, **_kwargs: len(tiles))
+        self.tracer.event(Kind.WAITED, 0, NO_NUMBERS)  # for the sizes
+        try:
+            return self._own(tiles.unsqueeze(0), [self._size], **kwargs)
+        finally:
+            setattr(self._module, count, own)
+
+    def _packed(
+        self, features: list[torch.Tensor], sizes: list[Any], *args: Any, **kwargs: Any
+    ) -> tuple[list[torch.Tensor], None]:
+        """Tokens of all images: the class's own steps for one are mapped over them."""
+        assert self.tracer is not None
+
+        def tokens(tiles: torch.Tensor) -> torch.Tensor:
+            (one,), _ = self._pack([tiles], sizes, *args, **kwargs)
+            return one  # type: ignore[no-any-return]
+
+        (tiles,) = features
+        self.tracer.repeats = self._images
+        packed = torch.vmap(tokens)(tiles.view(self._images, -1, *tiles.shape[1:]))
+        self.tracer.repeats = 1
+        return [packed.flatten(0, 1)], None
 
 
 class PackedImages:
