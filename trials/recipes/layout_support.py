@@ -61,7 +61,7 @@ def unmeasured(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) ->
         "offload_optimizer is not measured on several GPUs: leave it out": recipe.offload_optimizer,
         f"task {recipe.task} is not measured on several GPUs: use sft": recipe.task != "sft",
         f"method qlora is not measured with {parallel.strategy}: use lora, or strategy ddp": (
-            recipe.method == "qlora" and parallel.is_sharded and parallel.degree is None
+            recipe.method == "qlora" and parallel.shards > 1 and parallel.degree is None
         ),
         f"{parallel.nodes} nodes are not measured: use one, or simulate (simulated_on)": (
             parallel.nodes > 1
@@ -104,8 +104,8 @@ def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> Iterator[str]:
             f"adapter_dtype {recipe.adapter_dtype} is not simulated with {name}, which trains all "
             "weights in one dtype: leave it out"
         )
-    if recipe.method == "qlora":
-        yield f"method qlora is not simulated with {name}: use lora, or strategy ddp or fsdp2"
+    if stage == WEIGHTS_DIVIDED and recipe.method == "qlora":
+        yield f"method qlora is not simulated with {name}: use deepspeed-zero2, or fsdp2"
     if recipe.task != "sft":
         yield f"task {recipe.task} is not simulated with {name}: {ELSEWHERE}"
     if stage == WEIGHTS_DIVIDED and recipe.loss != "full-logits":
