@@ -178,7 +178,8 @@ def test_keys_set_the_options_of_the_estimate(
     ("values", "key"),
     [
         (BASE | {"fsdp": ["full_shard"]}, "fsdp"),
-        (BASE | {"deepspeed": "zero1.json"}, "deepspeed"),
+        (BASE | {"deepspeed": 3}, "deepspeed"),
+        (BASE | {"deepcompile": True}, "deepcompile"),
         (BASE | {"tensor_parallel_size": 2}, "tensor_parallel_size"),
         (BASE | {"optimizer": "muon"}, "optimizer"),
         (BASE | {"rl": "grpo"}, "rl"),
@@ -333,12 +334,12 @@ def test_the_command_explains_and_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``--explain-config`` prints the table, also of a file that is refused; an estimate ends."""
-    read(tmp_path, LORA | {"deepspeed": "zero3.json"})
+    read(tmp_path, LORA | {"deepcompile": True})
     file = str(tmp_path / "config.yml")
     assert main(["estimate", "--config", file, "--explain-config"]) == 0
-    assert "| deepspeed " in capsys.readouterr().out
+    assert "| deepcompile " in capsys.readouterr().out
     assert main(["estimate", "--config", file]) == 1
-    assert "deepspeed: zero3.json" in capsys.readouterr().err
+    assert "deepcompile: true" in capsys.readouterr().err
 
 
 def test_an_estimate_of_a_file_names_its_recipe(tmp_path: Path) -> None:

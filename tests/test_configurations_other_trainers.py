@@ -161,7 +161,7 @@ def test_keys_set_the_options_of_the_estimate(
         (FACTORY | {"use_llama_pro": True}, "use_llama_pro"),
         (OFT | {"oft_rank": 4}, "oft_rank"),
         (OFT | {"module_dropout": 0.1}, "module_dropout"),
-        (FACTORY | {"deepspeed": "z3.json"}, "deepspeed"),
+        (FACTORY | {"deepspeed": ["z3.json"]}, "deepspeed"),
         (FACTORY | {"use_apollo": True}, "use_apollo"),
         (FACTORY | {"image_max_pixels": 5}, "image_max_pixels"),
         (FACTORY | {"no_such_key": 5}, "no_such_key"),

@@ -8,8 +8,8 @@ import yaml
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.estimate_options import with_configuration
+from orchestrator.configurations.layouts.several_gpus import on_several_gpus
 from orchestrator.configurations.read_file import read_configuration, read_configuration_text
-from orchestrator.configurations.several_gpus import on_several_gpus
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.request import request_of
@@ -76,16 +76,16 @@ def test_a_file_trains_by_fsdp2_or_else_by_ddp(values: dict[str, Any], strategy:
         (AXOLOTL | {"fsdp_config": V2, "dp_replicate_size": 2}, "dp_replicate_size"),
         (AXOLOTL | {"dp_shard_size": 2}, "dp_shard_size"),
         (AXOLOTL | {"dp_replicate_size": "all"}, "dp_replicate_size"),
-        (AXOLOTL | {"deepspeed": "zero3.json"}, "deepspeed"),
+        (AXOLOTL | {"deepspeed": "zero3.json", "fsdp_config": V2}, "fsdp_config"),
         (AXOLOTL | {"fsdp_config": V2, "context_parallel_size": 2}, "context_parallel_size"),
         (TRL | {"fsdp": "shard_grad_op"}, "fsdp"),
         (TRL | {"fsdp": True, "fsdp_config": {"version": 1}}, "fsdp"),
-        (FACTORY | {"deepspeed": "z2.json"}, "deepspeed"),
     ],
 )
 def test_other_layouts_are_refused_by_name(values: dict[str, Any], key: str) -> None:
-    """FSDP1, offloaded or partial shards, DeepSpeed and others are refused by their key."""
-    with pytest.raises(ConfigurationError, match=f"f.yaml: {key}: .*several GPUs|whole number"):
+    """FSDP1, offloaded or partial shards and others are refused by their key."""
+    reason = "several GPUs|whole number|excludes deepspeed"
+    with pytest.raises(ConfigurationError, match=f"f.yaml: {key}: .*({reason})"):
         read(values).check()
 
 

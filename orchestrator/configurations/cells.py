@@ -107,7 +107,7 @@ def _block(file: Path, folder: Path, place: str) -> dict[str, Any]:
     """Models, recipes and lengths of a configuration, in YAML's types."""
     configuration = read_configuration(folder / file)
     configuration.check()
-    if "strategy" in configuration.options:
+    if {"strategy", "deepspeed"} & configuration.options.keys():
         text = "trains on several GPUs, and a trial of a sweep on one: estimate it"
         raise ConfigurationError(f"{configuration.file}: {text}")
     for line in _classes(configuration):

@@ -14,7 +14,6 @@ from orchestrator.estimating.calibration_file import constants_on
 from orchestrator.estimating.choosing.boxes import BoxSearch
 from orchestrator.estimating.choosing.layouts import (
     best_layouts,
-    layouts,
     names_by_count,
     on_layout,
     placed_layouts,
@@ -36,11 +35,10 @@ from orchestrator.estimating.estimate_request import (
     checks_of,
     question_of,
     varied_question,
-    with_electricity,
 )
 from orchestrator.estimating.longest_sequence import at_longest, lengths_among, lengths_up_to
 from orchestrator.estimating.question import EstimatedJob, Question
-from orchestrator.estimating.requested_gpus import requested_gpus
+from orchestrator.estimating.requested_gpus import requested_gpus, with_electricity
 from orchestrator.estimating.varying_memory import traced_lengths
 from trials.simulation.length_traces import LengthTraces, TraceSource
 from trials.simulation.memory.streams import load_replay
@@ -80,7 +78,9 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
             count: requested_gpus(names, request.memory_gib, catalog)
             for count, names in names_by_count(request.gpu, request.counts).items()
         }
-        offered = with_electricity(request, catalog, today)
+        offered = with_electricity(
+            request.names, request.memory_gib, request.usd_per_kwh, catalog, today
+        )
         constants = constants_on(request.constants, request.host_speed)
         question = question_of(request, catalog, today)
     except UserError:
@@ -150,7 +150,7 @@ def _of_counts(
     on_layouts = [
         (on_layout(question, placed, BATCH_LIMIT), some)
         for count, gpus in requested.items()
-        for layout in layouts(count, request.strategy, request.nodes, request.degree)
+        for layout in request.layouts(count)
         for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
     ]
     if len(on_layouts) > 1:

@@ -23,13 +23,13 @@ from orchestrator.estimating.requested_gpus import (
     ALL,
     counted,
     own_cards,
-    rented_names,
     requested_gpus,
+    with_electricity,
 )
 from orchestrator.model_names import named_model
 from orchestrator.pricing.offer_constraints import Above
 from orchestrator.pricing.offer_options import OfferOptions
-from orchestrator.pricing.own_cards import with_own_cards, without_prefix
+from orchestrator.pricing.own_cards import without_prefix
 from orchestrator.pricing.price_drift import PriceDrift, young_gpus
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.request import (
@@ -55,7 +55,9 @@ from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
 from orchestrator.spec.trainer_defaults import expert_fields, strategy_defaults
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import ZeroSettings
 from trials.records.compatibility import has_square_mask
 from trials.records.model import Model
 
@@ -76,6 +78,7 @@ class EstimateRequest:
     nodes: PositiveInt = 1
     strategy: StrategyOption = "auto"
     degree: PositiveInt | None = None
+    zero: ZeroSettings | None = None
     memory_gib: float | None = None
     usd_per_kwh: Above | None = None
     active_experts: PositiveInt | None = None
@@ -109,6 +112,12 @@ class EstimateRequest:
         is_open = self.gpus is None and self.nodes == 1 and self.gpu == ALL
         return is_open and self.seq_len != "max"
 
+    def layouts(self, count: int) -> tuple[Parallel | None, ...]:
+        """Layouts of so many GPUs (``layouts``); raises EstimateError."""
+        if count == 1 and self.strategy in ZERO_STRATEGIES and not self.chooses_number:
+            raise EstimateError(f"{self.strategy} needs several GPUs: give --gpus, or 8xH100-SXM")
+        return layouts(count, self.strategy, self.nodes, self.degree, self.zero)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of GPUs without the number of those that train together."""
@@ -118,14 +127,6 @@ class EstimateRequest:
     def chooses(self) -> bool:
         """Whether recipes are chosen; the longest sequence that fits is that of one recipe."""
         return self.recipe.is_automatic and self.seq_len != "max"
-
-
-def with_electricity(request: EstimateRequest, catalog: Catalog, today: dt.date) -> Catalog:
-    """Catalog with the electricity of the cards that the user owns."""
-    own = own_cards(request.names, request.memory_gib, catalog)
-    names = rented_names(request.names)
-    rented = requested_gpus(names, None, catalog) if own and names else []
-    return with_own_cards(catalog, own, rented, request.usd_per_kwh, today)
 
 
 def without_electricity(request: EstimateRequest) -> EstimateRequest:
@@ -143,9 +144,10 @@ def checks_of(request: EstimateRequest) -> Checks:
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
     for count in checks.of(names_by_count, request.gpu, request.counts) or ():
-        checks.of(layouts, count, request.strategy, request.nodes, request.degree)
+        checks.of(request.layouts, count)
     if checks.of(requested_gpus, request.names, request.memory_gib, catalog) is not None:
-        checks.of(with_electricity, request, catalog, dt.date.min)
+        own = request.names, request.memory_gib
+        checks.of(with_electricity, *own, request.usd_per_kwh, catalog, dt.date.min)
     checks.of(request.offers.constraints, catalog)
     checks.of(constants_on, request.constants, request.host_speed)
     recipe = checks.of(_recipe, request)

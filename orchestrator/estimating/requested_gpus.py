@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, UnknownGpuError
 from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.question import EstimateError
-from orchestrator.pricing.own_cards import PREFIX, is_own, without_prefix
+from orchestrator.pricing.own_cards import PREFIX, is_own, with_own_cards, without_prefix
 from orchestrator.request import Checks, validation_lines
 
 ALL = ("all",)
@@ -21,6 +21,31 @@ OPTIONAL = "rtx"  # part of a key that people leave out
 OTHER_CHIPS = ("ti", "super", "ada")
 """Parts of a key without which the name is that of another GPU: the RTX 4070 is no RTX 4070 Ti."""
 MEMORY_TOLERANCE = 0.1  # catalogs state 268 to 288 GB for the same GPU
+
+
+def with_electricity(
+    names: Sequence[str],
+    memory_gib: float | None,
+    usd_per_kwh: float | None,
+    catalog: Catalog,
+    today: dt.date,
+) -> Catalog:
+    """Catalog with the electricity of the cards that the user owns.
+
+    Args:
+        names: names of GPUs, as for ``requested_gpus``.
+        memory_gib: as there.
+        usd_per_kwh: price of electricity; None where it was not given.
+        catalog: the catalog.
+        today: day of the price.
+
+    Raises:
+        EstimateError, UnknownGpuError: as there.
+    """
+    own = own_cards(names, memory_gib, catalog)
+    others = rented_names(names)
+    rented = requested_gpus(others, None, catalog) if own and others else []
+    return with_own_cards(catalog, own, rented, usd_per_kwh, today)
 
 
 def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Catalog) -> list[Gpu]:

@@ -168,6 +168,10 @@ def _check_layout(parallel: Parallel | None) -> None:
         raise ExportError(
             f"{parallel.key}: no task file starts tensor parallelism: choose fsdp2 or ddp"
         )
+    if parallel.zero_stage is not None:
+        raise ExportError(
+            f"{parallel.key}: no task file carries a file of DeepSpeed: choose fsdp2 or ddp"
+        )
     if parallel.is_sharded and not parallel.reshards:
         raise ExportError(
             f"{parallel.key}: no task file keeps gathered weights: choose a layout without "

@@ -16,9 +16,9 @@ from orchestrator.configurations.keys_of_changes import (
     MICRO_BATCH_OF_TRANSFORMERS,
     micro_batch_key,
 )
+from orchestrator.configurations.layouts.several_gpus import is_cast_up
 from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
-from orchestrator.configurations.several_gpus import is_cast_up
 from orchestrator.exporting.training import ExportError, PatchedConfiguration, TrainingJob
 from orchestrator.spec.recipe_options import plain
 from orchestrator.spec.yaml_lines import read_yaml
@@ -138,7 +138,9 @@ def _differences(
     options = configuration.options
     stated, priced = as_recipe(configuration), training.recipe
     strategy = options.get("strategy", "ddp")
-    if training.strategy not in (None, strategy):
+    if "deepspeed" in options:
+        yield "trains by DeepSpeed, whose configuration no task file carries"
+    elif training.strategy not in (None, strategy):
         yield f"shares several GPUs by {strategy}, and the price is for {training.strategy}"
     if training.strategy == "fsdp2" and is_cast_up(configuration):
         stated = stated.model_copy(update={"precision": "bf16-mixed"})

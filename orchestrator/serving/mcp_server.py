@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from gpu_catalog.errors import UserError
 from orchestrator.checking.memory_check import check_text, memory_check
 from orchestrator.configurations.estimate_options import with_configuration
+from orchestrator.configurations.layouts.several_gpus import on_several_gpus
 from orchestrator.configurations.read_file import read_configuration
-from orchestrator.configurations.several_gpus import on_several_gpus
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.estimate_job import estimate_job
 from orchestrator.estimating.estimate_request import EstimateRequest

@@ -1,5 +1,6 @@
 """Layouts of several GPUs that train one model."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -8,6 +9,7 @@ from pydantic import Field, model_validator
 from gpu_catalog.gpu import Positive
 from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
+from trials.recipes.zero_settings import ZeroSettings
 
 ZeroStrategy = Literal["deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
 Strategy = Literal["ddp", "fsdp2", "hsdp", "tp", ZeroStrategy]
@@ -39,6 +41,8 @@ class Parallel(Record):
             backward pass (true is ZeRO-3, false is about ZeRO-2); absent for ``ddp``.
         degree: number of GPUs of a group of ``tp``, by default those of a node; with more than one
             group, weights are in shards among the groups, as by ``fsdp2``. For ``tp`` alone.
+        zero: settings of ZeRO; for ``deepspeed-zero1`` to ``-zero3`` alone. Absent for DeepSpeed's
+            own, with the sizes of stage 3 that transformers puts in place of ``auto``.
         replicas: number of copies of the model; for ``hsdp`` alone.
         nodes: number of nodes, with as many GPUs each.
         node_network_gbps: network of a node to the others, in 10^9 bits per second and direction;
@@ -50,6 +54,7 @@ class Parallel(Record):
     strategy: Strategy
     reshard_after_forward: bool | None = None
     # Records of one node stay as they were before there were several.
+    zero: Annotated[ZeroSettings | None, Field(exclude_if=lambda n: n is None)] = None
     replicas: Annotated[int | None, Field(ge=2, exclude_if=lambda n: n is None)] = None
     degree: Annotated[int | None, Field(ge=2, exclude_if=lambda n: n is None)] = None
     nodes: Annotated[int, Field(ge=1, exclude_if=lambda n: n == 1)] = 1
@@ -80,6 +85,8 @@ class Parallel(Record):
         is_unsharded = self.strategy == "ddp" or self.zero_stage is not None
         if is_unsharded and self.reshard_after_forward is not None:
             yield "reshard_after_forward is a choice of fsdp2 and hsdp: leave it out"
+        if self.zero is not None and self.zero_stage is None:
+            yield f"zero has settings of DeepSpeed, not of {self.strategy}: leave it out"
         if self.strategy != "hsdp" and self.replicas is not None:
             yield f"replicas is a choice of hsdp, not of {self.strategy}: leave it out"
         if self.strategy == "hsdp" and self.replicas is None:
@@ -200,6 +207,7 @@ class Parallel(Record):
             f"{self.gpus}x{self.strategy}": True,
             f"{self.replicas}replicas": self.replicas is not None,
             f"{self.degree}degree": self.degree not in {None, self.gpus},
+            "" if self.zero is None else _digest(self.zero): self.zero is not None,
             "unresharded": self.is_gathered and not self.reshards,
             f"{self.nodes}nodes": self.nodes > 1,
             f"{self.node_network_gbps:g}gbps" if self.node_network_gbps else "": self.rdma
@@ -207,3 +215,8 @@ class Parallel(Record):
             "rdma": bool(self.rdma),
         }
         return "-".join(part for part, is_there in parts.items() if is_there)
+
+
+def _digest(settings: ZeroSettings) -> str:
+    """Short name of settings of ZeRO."""
+    return hashlib.sha256(repr(sorted(settings.given().items())).encode()).hexdigest()[:6]

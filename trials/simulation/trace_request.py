@@ -292,7 +292,7 @@ def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
         return notes
     name = layout.strategy
     if layout.zero_stage is not None:
-        return [*notes, *_engine_approximations(name, layout.zero_stage, cell.recipe)]
+        return [*notes, *_engine_approximations(layout, cell.recipe)]
     if cell.recipe.quantisation in {"nf4", "fp4"}:
         notes.append(
             "4-bit weights are stored in the compute dtype (bnb_4bit_quant_storage), without which "
@@ -314,22 +314,23 @@ def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
     ]
 
 
-def _engine_approximations(name: str, stage: int, recipe: Recipe) -> list[str]:
+def _engine_approximations(layout: Parallel, recipe: Recipe) -> list[str]:
     """Differences between DeepSpeed's engine as it is simulated and as it would run."""
-    sizes = "DeepSpeed's own defaults"
-    if stage == WEIGHTS_DIVIDED:
-        sizes = 'the sizes that transformers puts in place of "auto"'
-    notes = [
-        f"{name} has {sizes}",
-        f"{name}: time that DeepSpeed's own Python code takes on the host is left out",
-    ]
-    if stage == WEIGHTS_DIVIDED:
-        notes.append(f"{name}: the loss is that of all logits; in TRL's chunks it takes less")
-    if stage == WEIGHTS_DIVIDED and recipe.method != "full" and recipe.gradient_checkpointing:
-        notes.append(
-            f"{name}: TRL makes the checkpoints of adapters reentrant, which is not simulated"
-        )
-    return notes
+    name, divides_weights = layout.strategy, layout.zero_stage == WEIGHTS_DIVIDED
+    has_reentrant = divides_weights and recipe.method != "full" and recipe.gradient_checkpointing
+    notes = {
+        f"{name} has DeepSpeed's own settings: give your trainer's file by --deepspeed": (
+            layout.zero is None and not divides_weights
+        ),
+        f'{name} has the sizes that transformers puts in place of "auto": give your trainer\'s '
+        "file by --deepspeed": layout.zero is None and divides_weights,
+        f"{name}: time that DeepSpeed's own Python code takes on the host is left out": True,
+        f"{name}: the loss is that of all logits; in TRL's chunks it takes less": divides_weights,
+        f"{name}: TRL makes the checkpoints of adapters reentrant, which is not simulated": (
+            has_reentrant
+        ),
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _since(gpu: Gpu, capability: float) -> bool:

@@ -106,12 +106,14 @@ def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configurati
     from orchestrator.model_names import shape_text
     from orchestrator.request import request_of
 
+    if options.deepspeed is not None:
+        given = _by_deepspeed(options, given)
     is_exported = options.command == "estimate" and options.export is not None
     if is_exported and options.config is not None and not given["gpus"]:
         given = {**given, "gpus": 1}
     request = request_of(EstimateRequest, given)
     if configuration is not None:
-        from orchestrator.configurations.several_gpus import on_several_gpus
+        from orchestrator.configurations.layouts.several_gpus import on_several_gpus
 
         counts = names_by_count(request.gpu, request.counts)
         given = on_several_gpus(configuration, given, vars(options), counts)
@@ -124,6 +126,18 @@ def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configurati
     if request.image_tokens is None and (text := shape_text(request.model)):
         remark(text)
     return request, configuration
+
+
+def _by_deepspeed(options: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the layout of a file of DeepSpeed, which replaces that of a configuration."""
+    from orchestrator.configurations.layouts.deepspeed import read_deepspeed
+    from orchestrator.request import OptionError
+
+    if options.strategy is not None:
+        raise OptionError("--deepspeed and --strategy exclude each other: give one")
+    engine = read_deepspeed(options.deepspeed)
+    options.strategy = engine.strategy
+    return {**given, "strategy": engine.strategy, "zero": engine.zero}
 
 
 def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> None:

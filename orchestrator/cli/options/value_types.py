@@ -6,7 +6,11 @@ import math
 import re
 from pathlib import Path
 
-from trials.recipes.parallel import STRATEGIES
+STRATEGIES = (
+    *("ddp", "fsdp2", "hsdp", "tp"),
+    *("deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"),
+)
+"""Those of ``trials.recipes.parallel``, without the import."""
 
 
 def run_folder(text: str) -> Path | str:

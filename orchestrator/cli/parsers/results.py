@@ -44,6 +44,7 @@ STRATEGY = """
                          on each node, in shards there), tp (linear layers divided among the GPUs
                          of a node), or auto for the best of the first three that fits (default:
                          auto)
+--deepspeed FILE.json    DeepSpeed's configuration, in place of --strategy: its stage and sizes
 --degree N               with --strategy tp: GPUs of a group that divides layers; the groups share
                          the model in shards, as fsdp2 (default: all GPUs of a node)
 --nodes NODES            nodes that the GPUs are on, as many on each (default: 1)
@@ -169,6 +170,15 @@ folder FOLDER|s3://BUCKET/FOLDER
 """
 
 
+OF_LAYOUT: dict[str, Any] = {
+    "strategy": strategy,
+    "deepspeed": Path,
+    "degree": positive,
+    "nodes": positive,
+}
+"""Types of the options of ``STRATEGY``."""
+
+
 class WithoutModel(argparse.Action):
     """Option that states the model, so that ``--model`` is not required beside it."""
 
@@ -199,7 +209,7 @@ def add_estimate(commands: Any) -> None:
     )
     _add_training(estimate)
     several = SEVERAL + STRATEGY
-    add_table(estimate, several, gpus=positives, strategy=strategy, degree=positive, nodes=positive)
+    add_table(estimate, several, gpus=positives, **OF_LAYOUT)
     add_table(estimate, CONFIG + RESULTS, routing_draws=positive)
     estimate.set_defaults(gpu="all")
     check = commands.add_parser(
@@ -213,7 +223,7 @@ def add_estimate(commands: Any) -> None:
     )
     _add_training(check, required=["--model", "--gpu"])
     several = STRATEGY + CHECK
-    add_table(check, several, gpus=positive, strategy=strategy, degree=positive, nodes=positive)
+    add_table(check, several, gpus=positive, **OF_LAYOUT)
     calibrate = commands.add_parser(
         "calibrate",
         run="fit.run_calibrate",

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.configurations.key_classes import ABSENT, IMAGES, Config, Reading, irrelevant
+from orchestrator.configurations.layouts.several_gpus import read_axolotl
 from orchestrator.configurations.quantised_weights import (
     read_expert_kernels,
     read_format,
     read_quantised_experts,
 )
-from orchestrator.configurations.several_gpus import read_axolotl
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_images import read_tower

@@ -14,7 +14,6 @@ from orchestrator.configurations.key_classes import (
 SEVERAL_GPUS = (
     "trains on several GPUs in a way that is not simulated: use FSDP2 or DDP, or remove it"
 )
-ZERO = "trains on several GPUs by DeepSpeed, which is not simulated: use FSDP2, which shards alike"
 LEARNING = irrelevant("learning, not speed")
 LOGGING = irrelevant("logging")
 SAVING = irrelevant("saving; checkpoints are priced by --checkpoint-seconds and -minutes")
@@ -235,9 +234,9 @@ KEYS: dict[str, Key] = {
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha noisy_embedding_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
     (assumed("the model's own vocabulary"), "resize_token_embeddings_to_32x shrink_embeddings"),
-    (refused(ZERO), "deepspeed deepcompile"),
+    (refused(SEVERAL_GPUS), "deepcompile"),
     (refused(SEVERAL_GPUS), "use_ray"),
-    (shared("strategy"), "fsdp fsdp_config fsdp_version ddp"),
+    (shared("strategy"), "deepspeed fsdp fsdp_config fsdp_version ddp"),
     (shared("gpus, strategy"), "dp_shard_size dp_replicate_size"),
     (irrelevant("only on several GPUs"), "ddp_* ray_* resources_per_worker"),
     (

@@ -6,7 +6,7 @@ from orchestrator.configurations.key_classes import (
     Reading,
     refused,
 )
-from orchestrator.configurations.several_gpus import read_training_arguments
+from orchestrator.configurations.layouts.several_gpus import read_training_arguments
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.llama_factory_keys import KEYS
 from orchestrator.configurations.trainers.lora_targets import names_of, targets_of

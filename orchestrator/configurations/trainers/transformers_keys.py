@@ -21,7 +21,6 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     RESUMES,
     SAVING,
     SEVERAL_GPUS,
-    ZERO,
 )
 
 LEARNING = irrelevant("learning, not speed")
@@ -101,8 +100,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     ),
     (assumed(ONE_MICRO_BATCH), "auto_find_batch_size"),
     (assumed(KEPT_CACHE), "torch_empty_cache_steps"),
-    (refused(ZERO), "deepspeed"),
-    (shared("strategy"), "fsdp fsdp_config"),
+    (shared("strategy"), "deepspeed fsdp fsdp_config"),
     (irrelevant("only on several GPUs"), "ddp_* local_rank fsdp_* ray_*"),
     (
         refused(NOT_SIMULATED),

@@ -11,7 +11,7 @@ from orchestrator.configurations.key_classes import (
     table_of,
     used,
 )
-from orchestrator.configurations.several_gpus import read_training_arguments
+from orchestrator.configurations.layouts.several_gpus import read_training_arguments
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (

@@ -18,6 +18,7 @@ from orchestrator.pricing.offer_constraints import Constraints
 from trials.recipes.parallel import MOST_GPUS, Parallel, Strategy
 from trials.recipes.parallel import STRATEGIES as ALL_STRATEGIES
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import ZeroSettings
 
 StrategyOption = Literal["auto", Strategy]
 STRATEGIES: Mapping[StrategyOption, tuple[Strategy, ...]] = {
@@ -51,7 +52,11 @@ def names_by_count(names: Sequence[str], counts: Sequence[int]) -> dict[int, tup
 
 
 def layouts(
-    count: int, strategy: StrategyOption, nodes: int, degree: int | None = None
+    count: int,
+    strategy: StrategyOption,
+    nodes: int,
+    degree: int | None = None,
+    zero: ZeroSettings | None = None,
 ) -> tuple[Parallel | None, ...]:
     """Layouts of so many GPUs of all nodes; None for one GPU.
 
@@ -89,7 +94,14 @@ def layouts(
         )
     copies = {"hsdp": nodes} if nodes > 1 and count > nodes else {}
     return tuple(
-        Parallel(gpus=count, strategy=one, nodes=nodes, replicas=copies.get(one), degree=degree)
+        Parallel(
+            gpus=count,
+            strategy=one,
+            nodes=nodes,
+            replicas=copies.get(one),
+            degree=degree,
+            zero=zero,
+        )
         for one in STRATEGIES[strategy]
         if one != "hsdp" or copies
     )

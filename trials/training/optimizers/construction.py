@@ -64,7 +64,7 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
     groups = parameter_groups(model, trainable, recipe.optimizer)
     optimizer = make_optimizer(groups, recipe, device.type)
     if parallel is not None and parallel.zero_stage is not None:
-        return zero_stepper(model, optimizer, recipe, parallel.zero_stage)
+        return zero_stepper(model, optimizer, recipe, parallel)
     is_copy = parallel is not None and not parallel.is_sharded
     kind = ReplicatedStepper if is_copy else DeviceStepper
     stepper = kind(model, optimizer, recipe, device)

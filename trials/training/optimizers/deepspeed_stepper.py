@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from trials.models.fused_head import base_of
-from trials.recipes.parallel import WEIGHTS_DIVIDED
+from trials.recipes.parallel import WEIGHTS_DIVIDED, Parallel
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import BY_WIDTH, ZeroSettings
 from trials.training.optimizers.stepper import LEARNING_RATE, LossOf, qualified_name
 
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000  # its default reduce_bucket_size
@@ -121,7 +122,7 @@ def offloaded_stepper(
 
 
 def zero_stepper(
-    model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, stage: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, layout: Parallel
 ) -> DeepSpeedStepper:
     """Stepper of one of several ranks that train by ZeRO (1910.02054).
 
@@ -129,13 +130,13 @@ def zero_stepper(
         model: model under its recipe, with all weights on this rank.
         optimizer: optimizer of its trained parameters, without state.
         recipe: recipe of the model.
-        stage: what is divided: 1 for optimizer state, 2 for gradients, too, 3 for weights, too.
+        layout: layout by a stage of ZeRO.
 
     Raises:
         ImportError: DeepSpeed is not installed.
     """
     deepspeed_library()
-    return DeepSpeedStepper(model, zero_config(model, recipe, stage), optimizer=optimizer)
+    return DeepSpeedStepper(model, zero_config(model, recipe, layout), optimizer=optimizer)
 
 
 def deepspeed_library() -> Any:
@@ -191,24 +192,24 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
     }
 
 
-def zero_config(model: nn.Module, recipe: Recipe, stage: int) -> dict[str, Any]:
+def zero_config(model: nn.Module, recipe: Recipe, layout: Parallel) -> dict[str, Any]:
     """DeepSpeed's configuration for a stage of ZeRO, as transformers' Trainer completes it.
 
-    Stages 1 and 2 have DeepSpeed's own defaults. In stage 3 the sizes are those that transformers
-    puts in place of "auto" (``HfTrainerDeepSpeedConfig.trainer_config_finalize``).
+    For "auto" it has sizes by the model's width (``HfTrainerDeepSpeedConfig``).
     """
-    zero: dict[str, Any] = {"stage": stage}
-    if stage == WEIGHTS_DIVIDED:
-        given: Any = base_of(model)
-        hidden = given.config.get_text_config().hidden_size
-        zero |= {
-            "reduce_bucket_size": hidden * hidden,
-            "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
-            "stage3_param_persistence_threshold": 10 * hidden,
-        }
+    given: Any = base_of(model)
+    hidden = given.config.get_text_config().hidden_size
+    by_width = {
+        "reduce_bucket_size": hidden * hidden,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    by_default = BY_WIDTH if layout.zero_stage == WEIGHTS_DIVIDED else ZeroSettings()
+    settings = (layout.zero or by_default).given()
+    sizes = {name: by_width[name] for name, value in settings.items() if value == "auto"}
     return {
         **_common_config(recipe),
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": layout.zero_stage, **settings, **sizes},
         # AdamW of PyTorch, as accelerate has it.
         "zero_allow_untested_optimizer": True,
     }

@@ -109,9 +109,8 @@ class ZeroRank:
     def __init__(
         self, model: nn.Module, parallel: Parallel, recipe: Recipe, *, has_streams: bool
     ) -> None:
-        assert parallel.zero_stage is not None
         deepspeed_library()
-        self._model, self._recipe, self._stage = model, recipe, parallel.zero_stage
+        self._model, self._recipe, self._layout = model, recipe, parallel
         self._group = fake_mesh(parallel.gpus, None).get_group()
         self._streams = RankStreams()
         self._accelerator = _accelerator(self._streams) if has_streams else None
@@ -120,7 +119,7 @@ class ZeroRank:
     def stepper(self, optimizer: torch.optim.Optimizer) -> DeepSpeedStepper:
         """Stepper of this rank, whose first step makes the engine."""
         self.is_used = True
-        return zero_stepper(self._model, optimizer, self._recipe, self._stage)
+        return zero_stepper(self._model, optimizer, self._recipe, self._layout)
 
     @contextlib.contextmanager
     def traced_by(self, tracer: EngineTracer) -> Iterator[None]:

@@ -1,15 +1,21 @@
 """Layouts of several GPUs in configurations: FSDP2 and DDP; others are refused by name."""
 
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.key_classes import OFF, Config, Reading, is_idle, shown
+from orchestrator.configurations.layouts.deepspeed import deepspeed_named
+from trials.recipes.parallel import ZERO_STRATEGIES
 
 WORDS = ("full_shard", "auto_wrap", True)
 """Words of ``fsdp`` that mean what FSDP2 does by default; transformers 5 also takes true."""
 IDLE_COUNTS = (None, False, 0, 1)
-LAYOUT_KEYS = ("fsdp", "fsdp_config", "ddp", "dp_shard_size", "dp_replicate_size")
+LAYOUT_KEYS = (
+    *("deepspeed", "fsdp", "fsdp_config", "ddp"),
+    *("dp_shard_size", "dp_replicate_size"),
+)
 
 
 def mark_idle(config: Config, reading: Reading) -> None:
@@ -46,6 +52,21 @@ def read_shards(
         reading.options["gradient_checkpointing"] = True
 
 
+def read_deepspeed_key(config: Config, reading: Reading) -> bool:
+    """Read the key of DeepSpeed, if it turns it on; its file is read with the number of GPUs."""
+    value = config.get("deepspeed")
+    if is_idle(value, OFF):
+        return False
+    others = [name for name in LAYOUT_KEYS[1:] if not is_idle(config.get(name), (*OFF, 1))]
+    if not isinstance(value, (str, Mapping)):
+        reading.refuse("deepspeed", value, "must be a file of DeepSpeed, or its content")
+    for name in others:
+        reading.refuse(name, config[name], "excludes deepspeed: remove one of them")
+    reading.options["deepspeed"] = value
+    reading.mark("deepspeed", value, "used", "strategy")
+    return True
+
+
 def _problems(words: list[Any], settings: Mapping[str, Any], version: str) -> Iterator[str]:
     if version != "2":
         yield "trains on several GPUs by FSDP1, which is not simulated: set fsdp_version: 2"
@@ -65,6 +86,8 @@ def _problems(words: list[Any], settings: Mapping[str, Any], version: str) -> It
 def read_training_arguments(config: Config, reading: Reading) -> None:
     """Read FSDP of transformers' ``TrainingArguments``, whose version is 2 by default."""
     mark_idle(config, reading)
+    if read_deepspeed_key(config, reading):
+        return
     settings = config.get("fsdp_config") or {}
     if config.get("fsdp"):
         version = settings.get("version", settings.get("fsdp_version", 2))
@@ -76,6 +99,8 @@ def read_training_arguments(config: Config, reading: Reading) -> None:
 def read_axolotl(config: Config, reading: Reading) -> None:
     """Read the layout of a configuration of axolotl, whose FSDP has version 1 by default."""
     mark_idle(config, reading)
+    if read_deepspeed_key(config, reading):
+        return
     settings = config.get("fsdp_config") or {}
     shards, replicas = config.get("dp_shard_size"), config.get("dp_replicate_size")
     key = next((name for name in ("fsdp", "fsdp_config") if config.get(name)), None)
@@ -132,7 +157,9 @@ def on_several_gpus(
         ConfigurationError: the file trains on several GPUs, and their number is missing; or there
             are several numbers.
     """
-    stated, file = configuration.options.get("strategy"), configuration.file
+    file = configuration.file
+    layout = _layout_of(configuration, given)
+    stated = layout.get("strategy")
     if max(counts) == 1:
         if stated is None:
             return options
@@ -140,7 +167,9 @@ def on_several_gpus(
             f"{file}: trains on several GPUs by {stated}: give their number, as --gpu 8xH100-SXM, "
             "or --gpus 8"
         )
-    changed = dict(options) | {"strategy": given.get("strategy") or stated or "ddp"}
+    changed = dict(options) | {"strategy": "ddp"} | layout
+    if changed["strategy"] in ZERO_STRATEGIES:
+        changed |= _in_one_dtype(changed)
     if any(given.get(name) for name in ("effective_batch", "gradient_accumulation")):
         return changed
     if len(counts) > 1:
@@ -160,6 +189,30 @@ def on_several_gpus(
     if changed["strategy"] == "fsdp2" and is_cast_up(configuration):
         changed["precision"] = "bf16-mixed"
     return changed
+
+
+def _layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the layout that the command line states, or else the file.
+
+    Raises:
+        ConfigurationError: its file of DeepSpeed cannot be read, or is not simulated.
+    """
+    if given.get("strategy") is not None:
+        return {"strategy": given["strategy"]}
+    if (value := configuration.options.get("deepspeed")) is not None:
+        engine = deepspeed_named(value, Path(configuration.file))
+        return {"strategy": engine.strategy, "zero": engine.zero}
+    stated = configuration.options.get("strategy")
+    return {} if stated is None else {"strategy": stated}
+
+
+def _in_one_dtype(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Precision under DeepSpeed, which casts all weights to the dtype of the products.
+
+    Not under autocast: accelerate leaves the precision to DeepSpeed.
+    """
+    has_bf16 = str(options.get("precision")) in {"bf16", "bf16-mixed", "fp32-mixed-load"}
+    return {"precision": "bf16", "adapter_dtype": None} if has_bf16 else {}
 
 
 def is_cast_up(configuration: Configuration) -> bool:

@@ -1,0 +1,1 @@
+"""Layouts of several GPUs that configurations state."""

@@ -1,0 +1,152 @@
+"""Configurations of DeepSpeed: the stage of ZeRO and its settings; others are refused by name."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator.configurations.configuration import ConfigurationError
+from orchestrator.spec.validation_messages import mistake_text, shown
+from trials.recipes.parallel import ZERO_STRATEGIES, Strategy
+from trials.recipes.zero_settings import ZeroSettings
+
+LARGEST_BYTES = 2**20
+IDLE: tuple[object, ...] = (None, False, "auto", "none", {})
+STAGE_3 = "stage3_"
+SAVING = ("stage3_gather_16bit_weights_on_model_save", "load_from_fp32_weights")
+WEIGHT_DTYPES = ("fp16", "amp", "fp8")
+OPTIMIZERS = ("AdamW", "Adam")
+OFFLOADING = ("offload_optimizer", "offload_param")
+SPLITTING = ("tensor_parallel", "pipeline", "sequence_parallel_size", "compression_training")
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeedFile:
+    """Layout that a configuration of DeepSpeed states.
+
+    Attributes:
+        strategy: stage of ZeRO.
+        zero: its settings.
+    """
+
+    strategy: Strategy
+    zero: ZeroSettings
+
+
+def deepspeed_named(value: object, beside: Path) -> DeepSpeedFile:
+    """Layout of the key ``deepspeed`` of a trainer's configuration: a file, or its content.
+
+    Raises:
+        ConfigurationError: as for ``read_deepspeed``, or there is no such file.
+    """
+    if isinstance(value, str):
+        return read_deepspeed(_find(value, beside))
+    return deepspeed_of(value, f"{beside}: deepspeed")
+
+
+def _find(name: str, beside: Path) -> Path:
+    """Path of a file that a configuration names: from here, or from a folder above that.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    here = Path(name).expanduser()
+    for path in (here, *(folder / here for folder in beside.resolve().parents)):
+        if path.is_file():
+            return path
+    raise ConfigurationError(
+        f"{beside}: deepspeed: {name}: no such file, here or beside the configuration: copy the "
+        "trainer's file there, or give one by --deepspeed"
+    )
+
+
+def read_deepspeed(path: Path) -> DeepSpeedFile:
+    """Read a file of DeepSpeed, in JSON.
+
+    Raises:
+        ConfigurationError: it cannot be read, or what it states is not simulated; a line for each.
+    """
+    try:
+        if not path.is_file() or path.stat().st_size > LARGEST_BYTES:
+            raise ConfigurationError(f"{path}: no file of DeepSpeed, or one above 1 MiB")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: cannot be read as JSON: {error}") from None
+    return deepspeed_of(content, str(path))
+
+
+def deepspeed_of(content: Any, place: str) -> DeepSpeedFile:
+    """Layout of the content of a file of DeepSpeed.
+
+    Args:
+        content: the content.
+        place: name of its place in messages.
+
+    Raises:
+        ConfigurationError: as for ``read_deepspeed``.
+    """
+    zero = content.get("zero_optimization") if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping) or not isinstance(zero, Mapping):
+        raise ConfigurationError(f"{place}: must have zero_optimization, with a stage of 1 to 3")
+    problems = [*_problems(content), *_problems_of_zero(zero)]
+    fields = {_field(name): value for name, value in zero.items()}
+    fields = {name: v for name, v in fields.items() if name in ZeroSettings.model_fields}
+    settings = ZeroSettings()
+    try:
+        settings = ZeroSettings.model_validate(fields)
+    except ValidationError as error:
+        # Of a size or "auto" each is reported; the first says more.
+        mistakes = {detail["loc"][0]: dict(detail) for detail in reversed(error.errors())}
+        problems += [f"{name}: {mistake_text(d, ZeroSettings)}" for name, d in mistakes.items()]
+    if problems:
+        raise ConfigurationError("\n".join(f"{place}: {problem}" for problem in problems))
+    return DeepSpeedFile(ZERO_STRATEGIES[zero["stage"] - 1], settings)
+
+
+def _problems(content: Mapping[str, Any]) -> Iterator[str]:
+    """Keys outside ``zero_optimization`` that are not simulated, with a remedy each."""
+    for name in WEIGHT_DTYPES:
+        if _is_on(content.get(name)):
+            yield f"{name}: DeepSpeed is simulated with weights in bf16: set bf16, and disable it"
+    dtype = content.get("bf16")
+    if isinstance(dtype, Mapping) and dtype.get("enabled") is False:
+        yield "bf16: DeepSpeed is simulated with weights in bf16: enable it"
+    optimizer = content.get("optimizer")
+    kind = optimizer.get("type") if isinstance(optimizer, Mapping) else None
+    if optimizer is not None and kind not in OPTIMIZERS:
+        yield f"optimizer: type {shown(kind)} is not simulated with DeepSpeed: use AdamW"
+    for name in SPLITTING:
+        if content.get(name) not in (*IDLE, 1):
+            yield f"{name}: is not simulated: remove it"
+
+
+def _problems_of_zero(zero: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of ``zero_optimization`` that are not simulated, with a remedy each."""
+    stage = zero.get("stage")
+    if stage not in (1, 2, 3) or isinstance(stage, bool):
+        yield f"stage: {shown(stage)} is not simulated: use 1 to 3, or DDP without DeepSpeed"
+    for name, value in zero.items():
+        if name in OFFLOADING:
+            if _is_on(value):
+                yield f"{name}: is not simulated on several GPUs: remove it"
+            continue
+        is_known = _field(name) in (*ZeroSettings.model_fields, *SAVING, "stage")
+        if not is_known and value not in IDLE:
+            yield f"{name}: {shown(value)} is not simulated: remove it"
+
+
+def _is_on(value: object) -> bool:
+    """Whether a part of the file turns something on."""
+    if not isinstance(value, Mapping):
+        return value not in IDLE
+    switch = "enabled" if "enabled" in value else "device"
+    return value.get(switch) not in IDLE
+
+
+def _field(name: str) -> str:
+    """Name of a setting with the prefix of stage 3, which DeepSpeed also takes without."""
+    prefixed = STAGE_3 + name
+    return prefixed if prefixed in (*ZeroSettings.model_fields, *SAVING) else name

@@ -1,0 +1,163 @@
+"""Configurations of DeepSpeed, alone and named by those of trainers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.cli.main import main
+from orchestrator.cli.options.value_types import STRATEGIES as OPTION
+from orchestrator.configurations.configuration import ConfigurationError
+from orchestrator.configurations.estimate_options import with_configuration
+from orchestrator.configurations.layouts.deepspeed import deepspeed_of, read_deepspeed
+from orchestrator.configurations.layouts.several_gpus import on_several_gpus
+from orchestrator.configurations.read_file import read_configuration
+from orchestrator.estimating.estimate_request import EstimateRequest
+from orchestrator.request import request_of
+from trials.recipes.parallel import STRATEGIES, Parallel
+from trials.recipes.zero_settings import ZeroSettings
+
+STAGE_3: dict[str, Any] = {
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": True,
+        "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto",
+        "prefetch_bucket_size": "auto",
+        "stage3_max_live_parameters": 0,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "offload_param": {"device": "none"},
+    },
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "initial_scale_power": 16},
+    "train_batch_size": "auto",
+}
+SETTINGS = ZeroSettings(
+    overlap_comm=True,
+    sub_group_size=10**9,
+    reduce_bucket_size="auto",
+    stage3_prefetch_bucket_size="auto",
+    stage3_max_live_parameters=0,
+)
+AXOLOTL: dict[str, Any] = {
+    "base_model": "NousResearch/Meta-Llama-3-8B",
+    "sequence_len": 1024,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "bf16": True,
+}
+
+
+def request(folder: Path, values: dict[str, Any], **given: Any) -> EstimateRequest:
+    """Request of an estimate on eight GPUs of a configuration in a folder."""
+    (folder / "run.yml").write_text(yaml.safe_dump(AXOLOTL | values))
+    configuration = read_configuration(folder / "run.yml")
+    configuration.check()
+    options: Any = with_configuration(configuration, {"gpu": "8xH100-SXM", **given})[0]
+    return request_of(EstimateRequest, on_several_gpus(configuration, options, given, [8]))
+
+
+def test_stage_and_settings_are_those_of_the_file(tmp_path: Path) -> None:
+    """Numbers may be written as 1e9, and sizes of stage 3 without its prefix."""
+    file = tmp_path / "z3.json"
+    file.write_text(json.dumps(STAGE_3))
+    engine = read_deepspeed(file)
+    assert (engine.strategy, engine.zero) == ("deepspeed-zero3", SETTINGS)
+
+
+@pytest.mark.parametrize("content", ["z3.json", "deepspeed/z3.json", STAGE_3])
+def test_a_trainer_names_a_file_or_has_its_content(tmp_path: Path, content: object) -> None:
+    """The file is looked for beside the configuration, and in folders above; weights are bf16."""
+    (tmp_path / "runs" / "deepspeed").mkdir(parents=True)
+    (tmp_path / "z3.json").write_text(json.dumps(STAGE_3))
+    (tmp_path / "runs" / "deepspeed" / "z3.json").write_text(json.dumps(STAGE_3))
+    asked = request(tmp_path / "runs", {"deepspeed": content, "adapter": "lora", "lora_r": 8})
+    (layout,) = asked.layouts(8)
+    assert layout == Parallel(gpus=8, strategy="deepspeed-zero3", zero=SETTINGS)
+    assert (asked.recipe.precision, asked.recipe.adapter_dtype) == ("bf16", None)
+    assert asked.recipe.effective_batch == 64
+
+
+def test_the_command_line_replaces_the_file_of_a_trainer(tmp_path: Path) -> None:
+    """A strategy that is given needs no file."""
+    asked = request(tmp_path, {"deepspeed": "missing.json"}, strategy="fsdp2")
+    assert (asked.strategy, asked.zero) == ("fsdp2", None)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    """The line says where it was looked for."""
+    with pytest.raises(ConfigurationError, match=r"run\.yml: deepspeed: missing\.json: no such"):
+        request(tmp_path, {"deepspeed": "missing.json"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"zero_optimization": {"stage": 0}}, "stage: 0 is not simulated: use 1 to 3"),
+        ({"zero_optimization": {"stage": True}}, "stage: true is not simulated"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+            "offload_optimizer: is not simulated on several GPUs: remove it",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+            "zero_quantized_weights: true is not simulated",
+        ),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": -3}}, "reduce_bucket_size: must"),
+        ({"zero_optimization": {"stage": 1, "overlap_comm": "often"}}, "overlap_comm: must be"),
+        ({"fp16": {"enabled": True}}, "fp16: DeepSpeed is simulated with weights in bf16"),
+        ({"bf16": {"enabled": False}}, "bf16: DeepSpeed is simulated with weights in bf16"),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer: type 'Lamb' is not simulated"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel: is not simulated"),
+        ({"zero_optimization": 3}, "must have zero_optimization"),
+    ],
+)
+def test_other_files_are_refused_by_their_keys(changes: dict[str, Any], problem: str) -> None:
+    """Each line has the file, the key and a remedy."""
+    with pytest.raises(ConfigurationError) as error:
+        deepspeed_of(STAGE_3 | changes, "z.json")
+    assert str(error.value).startswith(f"z.json: {problem}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ['{"a', "[]", "null", "[" * 3000])
+def test_a_file_that_is_no_configuration_is_one_line(tmp_path: Path, text: str) -> None:
+    """It names the file."""
+    file = tmp_path / "z.json"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"z\.json: (cannot be read|must have)"):
+        read_deepspeed(file)
+
+
+def test_settings_are_part_of_the_key_of_a_layout() -> None:
+    """Layouts with other sizes are other cells."""
+    plain, set_ = (Parallel(gpus=2, strategy="deepspeed-zero2", zero=z) for z in (None, SETTINGS))
+    assert plain.key == "2xdeepspeed-zero2"
+    assert set_.key.startswith("2xdeepspeed-zero2-")
+    assert Parallel.model_validate_json(set_.model_dump_json()) == set_
+    with pytest.raises(ValueError, match="zero has settings of DeepSpeed, not of ddp"):
+        Parallel(gpus=2, strategy="ddp", zero=SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--deepspeed", "none.json"], "none.json: no file of DeepSpeed"),
+        (["--deepspeed", "none.json", "--strategy", "ddp"], "exclude each other"),
+        (["--strategy", "deepspeed-zero2"], "deepspeed-zero2 needs several GPUs"),
+    ],
+)
+def test_a_command_with_a_mistake_is_one_line(
+    options: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is traced."""
+    asked = ["--model", "llama-tiny", "--seq-len", "64", "--gpu", "A40"]
+    assert main(["estimate", *asked, *options]) == 1
+    assert line in capsys.readouterr().err
+
+
+def test_the_option_has_all_strategies() -> None:
+    """It lists them without the import of records."""
+    assert OPTION == STRATEGIES
