@@ -5,7 +5,8 @@ from builders.observations import recipe
 
 from trials.recipes.fields import Method
 from trials.recipes.layout_support import SPLIT_FAMILIES, unmeasured, unsupported
-from trials.recipes.parallel import Parallel
+from trials.recipes.parallel import Parallel, ZeroStrategy
+from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
 
 EIGHT = Parallel(gpus=8, strategy="tp")
@@ -79,3 +80,35 @@ def test_what_is_taken_has_no_reason() -> None:
     """Nor has any other strategy."""
     assert unsupported(recipe("full"), LLAMA, EIGHT) is None
     assert unsupported(recipe("lora"), {}, Parallel(gpus=2, strategy="ddp")) is None
+
+
+BF16 = recipe("full", precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "line"),
+    [
+        ("deepspeed-zero1", {"precision": "bf16-mixed"}, "precision bf16-mixed is not simulated"),
+        ("deepspeed-zero2", {"optimizer": "adafactor"}, "optimizer adafactor is not simulated"),
+        ("deepspeed-zero2", {"task": "reward", "loss": None}, "task reward is not simulated"),
+        ("deepspeed-zero2", {"liger_kernels": True}, "liger_kernels are not simulated"),
+        ("deepspeed-zero3", {"loss": "chunked"}, "loss chunked is not simulated"),
+        ("deepspeed-zero3", {"method": "qlora", "lora_rank": 4}, "method qlora is not simulated"),
+    ],
+)
+def test_what_deepspeed_does_not_take_is_refused_by_name(
+    strategy: ZeroStrategy, changes: dict[str, object], line: str
+) -> None:
+    """The line names the strategy and an alternative; a measurement is refused alike."""
+    layout = Parallel(gpus=2, strategy=strategy)
+    changed = Recipe.model_validate(BF16.model_dump() | changes)
+    assert (unsupported(changed, LLAMA, layout) or "").startswith(f"{line} with {strategy}")
+    assert "not measured" in (unmeasured(changed, LLAMA, layout) or "")
+    assert unsupported(BF16, LLAMA, layout) is None
+    assert unmeasured(BF16, LLAMA, layout) is None
+
+
+def test_quantised_adapters_are_measured_by_stages_that_keep_weights_whole() -> None:
+    """Stage 2 takes QLoRA, on real ranks, too."""
+    adapters = recipe("qlora", precision="bf16")
+    assert unmeasured(adapters, LLAMA, Parallel(gpus=2, strategy="deepspeed-zero2")) is None

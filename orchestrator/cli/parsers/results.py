@@ -42,8 +42,8 @@ GPUS = f"""
 STRATEGY = """
 --strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, hsdp (a copy of the model
                          on each node, in shards there), tp (linear layers divided among the GPUs
-                         of a node), or auto for the best of the first three that fits (default:
-                         auto)
+                         of a node), deepspeed-zero1, -zero2, -zero3, or auto for the best of the
+                         first three that fits (default: auto)
 --deepspeed FILE.json    DeepSpeed's configuration, in place of --strategy: its stage and sizes
 --degree N               with --strategy tp: GPUs of a group that divides layers; the groups share
                          the model in shards, as fsdp2 (default: all GPUs of a node)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.question import Question
+from trials.recipes.parallel import ZERO_STRATEGIES
 
 
 def data_notes(best: Estimated, question: Question) -> Iterator[str]:
@@ -25,6 +26,8 @@ def _without_lengths(row: Estimate) -> str:
     """Line on lengths that are not known, with what they may do to the memory."""
     same = "Every example is taken to have the same length."
     assumed = row.assumed_lengths
+    if row.strategy in ZERO_STRATEGIES:
+        return f"{same} Where lengths vary, padded batches fragment memory, which is left out."
     if assumed is None:
         return (
             f"{same} Where lengths vary, padded batches fragment memory, and a smaller micro-batch "
