@@ -15,7 +15,6 @@ from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Outcome
-from trials.simulation.recording import Collective, Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
@@ -54,7 +53,7 @@ def compared(cases: list[RankCase], folder: Path) -> dict[str, list[int]]:
         # A real step holds the tokens of all micro-batches; with several, losses and their sum.
         more = (count - 1) * BATCH * LENGTH * 8 + FREQUENCIES + (4 * count if count > 1 else 0)
         apart[key] = [rank["peak"] - more - peak(steps) for rank in of_ranks]
-        assert all(rank["moved"] == moved(steps) for rank in of_ranks), key
+        assert all(rank["moved"] == moved(steps, count) for rank in of_ranks), key
     return apart
 
 
@@ -143,11 +142,8 @@ def test_further_micro_batches_reduce_from_stage_2_on() -> None:
     """A step of five has the passes between the first and the last three times."""
     for strategy, reduced in (("deepspeed-zero1", 1), ("deepspeed-zero2", 5)):
         steps = traced(by_zero(strategy), 5)
-        operators = steps.operators(BATCH, 5)
-        runs = operators.kinds == Kind.RUN
-        sums = runs & (operators.names == 4 * OperatorClass.COLLECTIVE + Collective.ALL_REDUCE)
-        moved_bytes = operators.numbers[sums, Column.BYTES]
-        assert moved_bytes.sum() - NORM_BYTES == reduced * weight_bytes()
+        summed = moved(steps, 5)["ALL_REDUCE"]
+        assert summed - NORM_BYTES == reduced * weight_bytes()
 
 
 def weight_bytes() -> int:

@@ -77,9 +77,9 @@ def peak(steps: Steps) -> int:
     return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
 
 
-def moved(steps: Steps) -> dict[str, int]:
+def moved(steps: Steps, micro_batches: int | None = None) -> dict[str, int]:
     """Bytes of a step's collectives by kind."""
-    operators = steps.operators(BATCH)
+    operators = steps.operators(BATCH, micro_batches)
     runs = (operators.kinds == Kind.RUN) & (operators.names // 4 == OperatorClass.COLLECTIVE)
     sizes = operators.numbers[:, Column.BYTES]
     return {

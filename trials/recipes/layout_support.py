@@ -33,7 +33,7 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
         return reason
     name = parallel.strategy
     if parallel.zero_stage is not None:
-        return next(_not_by_deepspeed(recipe, name, parallel.zero_stage), None)
+        return _not_by_deepspeed(recipe, name, parallel.zero_stage)
     is_plain = recipe.optimizer.startswith(("adamw", "sgd")) and "8bit" not in recipe.optimizer
     problems = {
         f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": not is_plain,
@@ -84,41 +84,41 @@ def _not_split(recipe: Recipe, config: Mapping[str, Any], degree: int) -> str | 
     return next(chain(_of_recipe(recipe), _of_model(config, degree)), None)
 
 
-def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> Iterator[str]:
-    """Reasons why a recipe is not trained by a stage of ZeRO, with alternatives.
+def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> str | None:
+    """Reason why a recipe is not trained by a stage of ZeRO, with an alternative; None if it is.
 
     Args:
         recipe: recipe of the training.
         name: name of the strategy.
         stage: the stage.
     """
-    if recipe.precision != "bf16":
-        yield (
-            f"precision {recipe.precision} is not simulated with {name}, which holds weights in "
-            "bf16 and updates a copy in fp32: use bf16"
-        )
-    if recipe.optimizer != "adamw":
-        yield f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw"
-    if recipe.has_own_adapter_dtype:
-        yield (
-            f"adapter_dtype {recipe.adapter_dtype} is not simulated with {name}, which trains all "
-            "weights in one dtype: leave it out"
-        )
-    if stage == WEIGHTS_DIVIDED and recipe.method == "qlora":
-        yield f"method qlora is not simulated with {name}: use deepspeed-zero2, or fsdp2"
-    if recipe.task != "sft":
-        yield f"task {recipe.task} is not simulated with {name}: {ELSEWHERE}"
-    if stage == WEIGHTS_DIVIDED and recipe.loss != "full-logits":
-        yield (
-            f"loss {recipe.loss} is not simulated with {name}, which would gather the head for it: "
-            "use full-logits, or deepspeed-zero2"
-        )
-    if recipe.liger_kernels:
-        yield f"liger_kernels are not simulated with {name}: leave them out, or {ELSEWHERE}"
-    if recipe.dora:
-        yield f"dora is not simulated with {name}: leave it out"
-    if recipe.experts == "looped":
-        yield f"experts looped are not simulated with {name}: use grouped, or {ELSEWHERE}"
+    divides_weights = stage == WEIGHTS_DIVIDED
+    problems = {
+        f"precision {recipe.precision} is not simulated with {name}, which holds weights in bf16 "
+        "and updates a copy in fp32: use bf16": recipe.precision != "bf16",
+        f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": (
+            recipe.optimizer != "adamw"
+        ),
+        f"adapter_dtype {recipe.adapter_dtype} is not simulated with {name}, which trains all "
+        "weights in one dtype: leave it out": recipe.has_own_adapter_dtype,
+        f"method qlora is not simulated with {name}: use deepspeed-zero2, or fsdp2": (
+            divides_weights and recipe.method == "qlora"
+        ),
+        f"task {recipe.task} is not simulated with {name}: {ELSEWHERE}": recipe.task != "sft",
+        f"loss {recipe.loss} is not simulated with {name}, which would gather the head for it: use "
+        "full-logits, or deepspeed-zero2": divides_weights and recipe.loss != "full-logits",
+        f"liger_kernels are not simulated with {name}: leave them out, or {ELSEWHERE}": (
+            recipe.liger_kernels
+        ),
+        f"dora is not simulated with {name}: leave it out": recipe.dora,
+        f"experts looped are not simulated with {name}: use grouped, or {ELSEWHERE}": (
+            recipe.experts == "looped"
+        ),
+        f"models with experts are not simulated with {name}: use deepspeed-zero2, or fsdp2": (
+            divides_weights and recipe.experts is not None
+        ),
+    }
+    return next((text for text, applies in problems.items() if applies), None)
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:
