@@ -54,7 +54,7 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
         RecipeError: the device does not support the optimizer.
     """
     if recipe.offload_optimizer:
-        return offloaded_stepper(model, trainable, recipe)
+        return offloaded_stepper(model, trainable, recipe, device)
     if recipe.optimizer.startswith("paged") and device.type != "cuda":
         # bitsandbytes only warns and continues unpaged, under the same class name.
         raise RecipeError(
@@ -64,7 +64,7 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
     groups = parameter_groups(model, trainable, recipe.optimizer)
     optimizer = make_optimizer(groups, recipe, device.type)
     if parallel is not None and parallel.zero_stage is not None:
-        return zero_stepper(model, optimizer, recipe, parallel)
+        return zero_stepper(model, optimizer, recipe, parallel, device)
     is_copy = parallel is not None and not parallel.is_sharded
     kind = ReplicatedStepper if is_copy else DeviceStepper
     stepper = kind(model, optimizer, recipe, device)

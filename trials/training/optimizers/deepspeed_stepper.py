@@ -26,6 +26,7 @@ class DeepSpeedStepper:
 
     Args:
         model: model to train.
+        library: the package (``deepspeed_library``).
         config: DeepSpeed's configuration.
         trainable: parameters for an optimizer of DeepSpeed's own; absent with ``optimizer``.
         optimizer: optimizer that DeepSpeed wraps.
@@ -34,12 +35,13 @@ class DeepSpeedStepper:
     def __init__(
         self,
         model: nn.Module,
+        library: Any,
         config: dict[str, Any],
         *,
         trainable: list[nn.Parameter] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self._model = model
+        self._model, self._library = model, library
         settings = {"config": config, "model_parameters": trainable, "optimizer": optimizer}
         self._settings = {name: value for name, value in settings.items() if value is not None}
         self._remove_additions = _removal_of_additions(model)
@@ -54,7 +56,7 @@ class DeepSpeedStepper:
     def start(self) -> None:
         """Make the engine, if there is none yet."""
         if self._engine is None:
-            self._engine, self.optimizer, *_ = deepspeed_library().initialize(
+            self._engine, self.optimizer, *_ = self._library.initialize(
                 model=self._model, **self._settings
             )
 
@@ -103,7 +105,7 @@ class DeepSpeedStepper:
 
 
 def offloaded_stepper(
-    model: nn.Module, trainable: list[nn.Parameter], recipe: Recipe
+    model: nn.Module, trainable: list[nn.Parameter], recipe: Recipe, device: torch.device
 ) -> DeepSpeedStepper:
     """Stepper with state and update on the host: ZeRO-Offload (2101.06840).
 
@@ -114,15 +116,20 @@ def offloaded_stepper(
     Raises:
         ImportError: DeepSpeed is not installed.
     """
-    _group_of_one(deepspeed_library())
+    library = deepspeed_library(device.type)
+    _group_of_one(library)
     config = offload_config(recipe, sum(p.numel() for p in trainable))
-    stepper = DeepSpeedStepper(model, config, trainable=trainable)
+    stepper = DeepSpeedStepper(model, library, config, trainable=trainable)
     stepper.start()  # its name is that of DeepSpeed's own optimizer
     return stepper
 
 
 def zero_stepper(
-    model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, layout: Parallel
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    recipe: Recipe,
+    layout: Parallel,
+    device: torch.device,
 ) -> DeepSpeedStepper:
     """Stepper of one of several ranks that train by ZeRO (1910.02054).
 
@@ -131,21 +138,22 @@ def zero_stepper(
         optimizer: optimizer of its trained parameters, without state.
         recipe: recipe of the model.
         layout: layout by a stage of ZeRO.
+        device: device of the model.
 
     Raises:
         ImportError: DeepSpeed is not installed.
     """
-    deepspeed_library()
-    return DeepSpeedStepper(model, zero_config(model, recipe, layout), optimizer=optimizer)
+    config = zero_config(model, recipe, layout)
+    return DeepSpeedStepper(model, deepspeed_library(device.type), config, optimizer=optimizer)
 
 
-def deepspeed_library() -> Any:
-    """Package deepspeed.
+def deepspeed_library(device_type: str) -> Any:
+    """Package deepspeed, for devices of a type.
 
     Raises:
         ImportError: it is not installed.
     """
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    os.environ.setdefault("DS_ACCELERATOR", device_type)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it even without a launcher
     os.environ.setdefault("LOCAL_SIZE", "1")  # else it runs numactl each time it asks
     try:

@@ -17,6 +17,7 @@ from trials.simulation.recording import Held, Kind, Purpose, Segment
 from trials.simulation.tracing.ranks.fake_rank import fake_mesh
 from trials.simulation.tracing.ranks.rank_streams import RankStreams
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
+from trials.simulation.tracing.shape_rules import CPU
 from trials.simulation.tracing.tracer import NO_NUMBERS
 from trials.training.finetune import model_tensors
 from trials.training.optimizers.deepspeed_stepper import (
@@ -36,11 +37,14 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
     Attributes:
         is_silent: whether nothing is recorded now.
         is_updating: whether the engine updates the weights, for which it reads numbers.
+        loses_weights: whether a recorded step has freed a storage of the model's own, which is not
+            among its events.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.is_silent = True
         self.is_updating = False
+        self.loses_weights = False
         self._kept: set[int] = set()
         super().__init__(*args, **options)
 
@@ -55,8 +59,8 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
             super().made(identity, size)
 
     def gone(self, identity: int, size: int) -> None:
-        """Record the end of a storage; those of the model itself outlive all steps."""
-        assert self.is_silent or identity not in self._kept
+        """Record the end of a storage."""
+        self.loses_weights |= not self.is_silent and identity in self._kept
         super().gone(identity, size)
 
     def note_tensor(self, tensor: torch.Tensor) -> int:
@@ -109,7 +113,7 @@ class ZeroRank:
     def __init__(
         self, model: nn.Module, parallel: Parallel, recipe: Recipe, *, has_streams: bool
     ) -> None:
-        deepspeed_library()
+        deepspeed_library(CPU.type)  # here, so that its absence is reported before a trace
         self._model, self._recipe, self._layout = model, recipe, parallel
         self._group = fake_mesh(parallel.gpus, None).get_group()
         self._streams = RankStreams()
@@ -119,7 +123,7 @@ class ZeroRank:
     def stepper(self, optimizer: torch.optim.Optimizer) -> DeepSpeedStepper:
         """Stepper of this rank, whose first step makes the engine."""
         self.is_used = True
-        return zero_stepper(self._model, optimizer, self._recipe, self._layout)
+        return zero_stepper(self._model, optimizer, self._recipe, self._layout, CPU)
 
     @contextlib.contextmanager
     def traced_by(self, tracer: EngineTracer) -> Iterator[None]:

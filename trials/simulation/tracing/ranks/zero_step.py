@@ -12,6 +12,7 @@ from trials.recipes.recipe import Recipe
 from trials.simulation.ranks.engine_steps import ENGINE_STEPS
 from trials.simulation.recording import Held, Recording, Segment
 from trials.simulation.tracing.ranks.zero_rank import EngineTracer, ZeroRank
+from trials.simulation.tracing.tracer import UntraceableError
 from trials.training.census import StepCensus
 from trials.training.finetune import model_tensors
 from trials.training.optimizers.construction import parameter_groups
@@ -59,6 +60,9 @@ def trace_engine(
         batch_size: examples per micro-batch.
         shares: returns the number of set entries of a routing mask.
         census: takes note of the operators; absent for none.
+
+    Raises:
+        UntraceableError: the steps cannot be traced.
     """
     rank, model = cell.zero, cell.model
     assert rank is not None
@@ -86,6 +90,8 @@ def trace_engine(
             _step(cell, stepper, batch_size, tracer, parts)
             gc.collect()
             tracer.is_silent = True
+    if tracer.loses_weights:
+        raise UntraceableError("DeepSpeed frees weights in a step, where it should keep them")
     return tracer.recording(np.array([], np.int64)), held
 
 
