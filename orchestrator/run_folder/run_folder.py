@@ -198,13 +198,9 @@ class RunFolder:
     def _logged(self, read: Callable[[bytes], L | None]) -> Iterator[L]:
         # Two objects may hold the same probe, a log joined by hand, too.
         keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
-        cell, of_cell = None, set[tuple[object, ...]]()
         for file, lines in self.storage.observations():
             for record in read_lines(file, lines, read):
-                if record.cell is not cell:  # a cell's hash takes as long as to read a line
-                    cell = record.cell
-                    of_cell = keys[cell]
-                key = record.key_in_cell
+                of_cell, key = keys[record.cell], record.key_in_cell
                 if key not in of_cell:
                     of_cell.add(key)
                     yield record

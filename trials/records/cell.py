@@ -111,7 +111,8 @@ class Cell(Record):
     @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
-        return self.recipe.of_rank(self.data_parallel_ranks)
+        ranks = self.data_parallel_ranks
+        return self.recipe if ranks == 1 else self.recipe.of_rank(ranks)
 
     @property
     def sparsity(self) -> float:
@@ -170,10 +171,6 @@ S = TypeVar("S", bound=OfCell)
 def by_cell(records: Iterable[S]) -> defaultdict[Cell, list[S]]:
     """Group records by cell, in their order; a cell without records has an empty list."""
     groups: defaultdict[Cell, list[S]] = defaultdict(list)
-    cell, group = None, list[S]()
     for record in records:
-        if record.cell is not cell:  # a cell's hash takes as long as all the rest
-            cell = record.cell
-            group = groups[cell]
-        group.append(record)
+        groups[record.cell].append(record)
     return groups

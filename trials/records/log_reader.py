@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Meta, Raw
 from pydantic import TypeAdapter
 
-from gpu_catalog.record import Record
 from trials.records.built import Built
 from trials.records.cell import Cell
 from trials.records.observation import (
@@ -32,7 +31,6 @@ from trials.records.observation import (
 from trials.records.profile import Logged, Profiled, is_profile
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Record)
 
 NULL, NONE = Raw(b"null"), Raw(b"[]")
 # The bounds of pydantic's records.
@@ -97,9 +95,6 @@ OF_SEVERAL: dict[str, TypeAdapter[Any]] = {
     "collectives": TypeAdapter(tuple[CollectiveTime, ...]),
 }
 UNREAD = {"warmup_seconds": (), "energy_joules": None, "before": None, "after": None}
-FIELDS: dict[type[Record], set[str]] = {
-    kind: set(kind.model_fields) for kind in (Observation, Measurement, MemoryReading)
-}
 
 
 class _Texts(dict[bytes, T]):
@@ -166,12 +161,12 @@ class LineReader:
         values["environment"] = self._places[bytes(parts.environment)]
         if parts.measurement is not None:
             values["measurement"] = self._measurement(parts.measurement)
-        return _record(Observation, values)
+        return Observation.of_checked(values)
 
     def _measurement(self, parts: _Measured) -> Measurement:
         values = msgspec.structs.asdict(parts)
         if parts.memory is not None:
-            values["memory"] = _record(MemoryReading, msgspec.structs.asdict(parts.memory))
+            values["memory"] = MemoryReading.of_checked(msgspec.structs.asdict(parts.memory))
         values["built"] = self._models[bytes(parts.built)]
         if not self._steps and parts.step_seconds:
             values["step_seconds"] = (statistics.median(parts.step_seconds),)
@@ -183,14 +178,4 @@ class LineReader:
         for name, kind in OF_SEVERAL.items():
             text = values[name]
             values[name] = () if text is NONE else kind.validate_json(bytes(text))
-        return _record(Measurement, values)
-
-
-def _record(kind: type[R], values: dict[str, Any]) -> R:
-    """A record of checked values; all records of a kind share the set of their fields."""
-    record = kind.__new__(kind)
-    object.__setattr__(record, "__dict__", values)
-    object.__setattr__(record, "__pydantic_fields_set__", FIELDS[kind])
-    object.__setattr__(record, "__pydantic_extra__", None)
-    object.__setattr__(record, "__pydantic_private__", None)
-    return record
+        return Measurement.of_checked(values)

@@ -67,11 +67,6 @@ Shorter = tuple[tuple[PositiveInt, Second], ...]
 """Pairs of tokens per example, ascending, and seconds of a step with such examples."""
 
 
-@lru_cache(maxsize=1024)
-def _fingerprint(*stack: object) -> str:
-    return hashlib.sha256(repr(stack).encode()).hexdigest()[:12]
-
-
 class Environment(Record):
     """Software and hardware of a probe.
 
@@ -97,6 +92,7 @@ class Environment(Record):
     backend: Annotated[str | None, Field(exclude_if=lambda name: name is None)] = None
 
     @property
+    @lru_cache(maxsize=1024)  # noqa: B019 - a log has many probes in few environments
     def stack(self) -> str:
         """Fingerprint shared by comparable measurements, without host and node.
 
@@ -104,9 +100,11 @@ class Environment(Record):
         with one kind of GPU differ in their number.
         """
         threads = self.threads if self.allocator is None else 0
-        return _fingerprint(self.versions, self.device_name, threads, self.allocator)
+        stack = (self.versions, self.device_name, threads, self.allocator)
+        return hashlib.sha256(repr(stack).encode()).hexdigest()[:12]
 
     @property
+    @lru_cache(maxsize=1024)  # noqa: B019 - as above
     def software(self) -> str:
         """Fingerprint of the stack without device and driver."""
         versions = tuple(version for version in self.versions if version[0] != "driver")
