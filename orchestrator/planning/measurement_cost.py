@@ -37,14 +37,13 @@ class MeasurementCost:
         self._rates = rates
         visits: dict[str, list[float]] = defaultdict(list)
         searches: dict[str, list[float]] = defaultdict(list)
-        searched: dict[Cell, float] = defaultdict(float)  # seconds
-        for o in observations:
-            if o.purpose == "ladder" and not o.cell.simulated:
-                visits[o.cell.devices].append(o.seconds)
-            elif not o.cell.simulated:
-                searched[o.cell] += o.seconds
-        for cell, seconds in searched.items():
-            searches[cell.devices].append(seconds)
+        for cell, of_cell in by_cell(observations).items():
+            if cell.simulated:
+                continue
+            if timed := [o.seconds for o in of_cell if o.purpose == "ladder"]:
+                visits[cell.devices] += timed
+            if searched := [o.seconds for o in of_cell if o.purpose != "ladder"]:
+                searches[cell.devices].append(sum(searched))
         self._visits = {device: statistics.median(seconds) for device, seconds in visits.items()}
         self._searches = {device: statistics.median(s) for device, s in searches.items()}
 
