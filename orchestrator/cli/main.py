@@ -19,7 +19,7 @@ from trials.child_process.environment import SAFE_PATH
 
 MOST_MISTAKES = 20
 """Most lines of mistakes that are printed."""
-COLLECTED = (100_000, 20, 20)
+COLLECTED = (1_000_000, 20, 20)
 """Thresholds of Python's garbage collector. Records have no cycles: by its own thresholds, a fifth
 of the time of `rank` and `report` on a long log goes to looking for them."""
 RESUMED = frozenset({"sweep", "learn", "gpu-check", "launch"})
