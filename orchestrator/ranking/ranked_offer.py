@@ -171,7 +171,6 @@ def ranking_csv(ranking: Ranking) -> str:
             names = {"recipe": cell.recipe.key, "sparsity": cell.sparsity, "layout": layout}
             of_cell = vars(cell) | names
             texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
-        values = of_offer(vars(row))
-        safe = (spreadsheet_cell(v) if isinstance(v, str) else v for v in values)
-        writer.writerow([*texts[cell], *safe, ranking.workload.examples, row.epochs])
+        values = [spreadsheet_cell(v) if type(v) is str else v for v in of_offer(vars(row))]
+        writer.writerow([*texts[cell], *values, ranking.workload.examples, row.epochs])
     return buffer.getvalue()

@@ -161,10 +161,12 @@ def _odds(ordered: Sequence[PricedOffer]) -> dict[int, _Odds]:
     """
     cheapest_of_job: dict[int, PricedOffer] = {}
     for priced in ordered:
+        if id(priced.rented) in cheapest_of_job:
+            continue
         # Costs are proportional to prices only where the billed hours are those of the job.
         drawn = priced.rented.drawn
         if (charged_hours(drawn, priced.offer) <= drawn).all():
-            cheapest_of_job.setdefault(id(priced.rented), priced)
+            cheapest_of_job[id(priced.rented)] = priced
     close = [p for p in ordered if _can_win(p, cheapest_of_job.get(id(p.rented)))]
     usd = np.stack([priced.drawn_usd for priced in close])
     best = usd.min(axis=0)

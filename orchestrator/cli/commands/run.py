@@ -28,7 +28,7 @@ def run_rank(options: argparse.Namespace) -> int:
     from orchestrator.reporting.markdown_report import cheapest_section, headline
     from orchestrator.reporting.write_reports import write_ranking
     from orchestrator.run_folder.rank_run import RankRequest, rank_run
-    from orchestrator.tables.table_run import run_of
+    from orchestrator.tables.table_or_run import run_of
 
     options.run = run_of(options.run)
     ranked = rank_run(request_of(RankRequest, vars(options)), today())
