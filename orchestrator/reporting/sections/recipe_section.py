@@ -5,6 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
@@ -127,11 +128,16 @@ def compare_recipes(observations: Sequence[Observation]) -> list[RecipeCompariso
     pools: defaultdict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for o in without_superseded(observations):
         if o.basis is not Basis.CAPPED:
-            cell = o.cell
-            setting = (cell.gpus, cell.model, cell.weights, cell.active_experts, cell.seq_len)
-            pools[*setting, cell.parallel, o.basis].append(o)
+            pools[_setting(o.cell), o.basis].append(o)
     groups = [group for pool in pools.values() for group in _by_stack(pool)]
     return [comparison for group in groups if (comparison := _comparison(group)) is not None]
+
+
+@lru_cache(maxsize=4096)
+def _setting(cell: Cell) -> tuple[object, ...]:
+    """All of a cell but its recipe."""
+    routing = cell.weights, cell.active_experts
+    return cell.gpus, cell.model, *routing, cell.seq_len, cell.parallel
 
 
 def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
