@@ -27,6 +27,7 @@ from orchestrator.spec.job_options import (
     changed_job,
     with_overheads,
 )
+from trials.records.log_reader import LineReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
     job = changed_job(spec.workload, request.job, tuple(spec.models.values()))
     job = with_overheads(request.overheads, job)
     batch: Batch = request.batch_size or job.batch_size or "fastest"
-    observations = folder.observations(readings=False)
+    observations = folder.observations(LineReader(readings=False, cells=spec.all_cells()))
     plan = plan_of(folder, spec, observations)
     # The fastest batch size is among those that were timed: it needs no law.
     needs_law = isinstance(batch, int) or job.lengths is not None

@@ -154,46 +154,41 @@ class RunFolder:
             reason = f"not {what} ({mistake(error)})"
             raise StoreError(f"{self.path / name}: {reason}: {remedy}") from None
 
-    def observations(self, *, readings: bool = True, steps: bool = True) -> list[Observation]:
+    def observations(self, reader: LineReader | None = None) -> list[Observation]:
         """All observations, in the order written, without a torn last line.
 
         Args:
-            readings: as of ``LineReader``.
-            steps: as of ``LineReader``.
+            reader: reader of its lines; None for one that keeps all that they hold.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
         with _no_collection():
-            return list(self.each_observation(readings=readings, steps=steps))
+            return list(self._logged((reader or LineReader()).observation_or_none))
 
-    def each_observation(
-        self, *, readings: bool = True, steps: bool = True
-    ) -> Iterator[Observation]:
+    def each_observation(self) -> Iterator[Observation]:
         """Iterate over the observations: a long log need not fit into memory.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        reader = LineReader(readings=readings, steps=steps)
-        return self._logged(reader.observation_or_none)
+        return self._logged(LineReader().observation_or_none)
 
     def profiles(self) -> list[Profiled]:
         """All profiles. They share the log with the observations."""
         return list(self._logged(profile_or_none))
 
-    def logged(self, *, readings: bool = True, steps: bool = True) -> list[Logged]:
+    def logged(self, reader: LineReader | None = None) -> list[Logged]:
         """All results that cost money, in the order written, by one reading of the log.
 
         Args:
-            readings: as of ``LineReader``.
-            steps: as of ``LineReader``.
+            reader: reader of its lines; None for one that keeps all that they hold.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
         with _no_collection():
-            return list(self._logged(LineReader(readings=readings, steps=steps).logged))
+            return list(self._logged((reader or LineReader()).logged))
 
     def _logged(self, read: Callable[[bytes], L | None]) -> Iterator[L]:
         # Two objects may hold the same probe, a log joined by hand, too.

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -141,6 +142,7 @@ class Cell(Record):
         return f"{layout.gpus}x{self.gpu} {layout.strategy}{nodes}"
 
     @property
+    @lru_cache(maxsize=4096)  # noqa: B019 - asked for each probe and each offer of a cell
     def key(self) -> str:
         """A stable name, for example ``cpu/mixtral-tiny/full-fp32-grouped/2of8/seq128``."""
         return "/".join(filter(None, self.key_parts))

@@ -6,6 +6,7 @@ takes a tenth of pydantic's time; whatever it refuses is read, or refused, by py
 """
 
 import statistics
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -48,6 +49,15 @@ class _Memory(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     foreign_bytes: _Whole | None = None
 
 
+class _Reading(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    used_memory_bytes: _Whole | None = None
+
+
 class _Measured(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     memory_steps: _Whole
     memory: _Memory | None = None
@@ -88,7 +98,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     log_version: Annotated[int, Meta(ge=1, le=LOG_VERSION)] = LOG_VERSION
 
 
-READING = TypeAdapter(DeviceReading | None)
+READING = msgspec.json.Decoder(_Reading | None)
 # Parsers of records that only a measurement on several GPUs has.
 OF_SEVERAL: dict[str, TypeAdapter[Any]] = {
     "ranks": TypeAdapter(tuple[RankReading, ...]),
@@ -98,10 +108,10 @@ UNREAD = {"warmup_seconds": (), "energy_joules": None, "before": None, "after": 
 
 
 class _Texts(dict[bytes, T]):
-    """Values of JSON texts, each parsed at its first lookup."""
+    """Values of JSON texts, each parsed at its first lookup; ``given`` ones need none."""
 
-    def __init__(self, kind: TypeAdapter[T]) -> None:
-        super().__init__()
+    def __init__(self, kind: TypeAdapter[T], given: Iterable[T] = ()) -> None:
+        super().__init__((kind.dump_json(value), value) for value in given)
         self._kind = kind
 
     def __missing__(self, text: bytes) -> T:
@@ -117,13 +127,17 @@ class LineReader:
             reports show them, and they are a third of a long log's memory.
         steps: whether to keep every timed step; otherwise their median stands for them, which takes
             a tenth of the memory away.
+        cells: cells of the specification, which then are those of the observations, too: they need
+            no parsing, and look-ups of the same objects are fast.
     """
 
-    def __init__(self, *, readings: bool = True, steps: bool = True) -> None:
+    def __init__(
+        self, *, readings: bool = True, steps: bool = True, cells: Iterable[Cell] = ()
+    ) -> None:
         self._readings = readings
         self._steps = steps
         self._line = msgspec.json.Decoder(_Line)
-        self._cells = _Texts(TypeAdapter(Cell))
+        self._cells = _Texts(TypeAdapter(Cell), cells)
         self._places: _Texts[Environment | None] = _Texts(TypeAdapter(Environment | None))
         self._models: _Texts[Built | None] = _Texts(TypeAdapter(Built | None))
 
@@ -171,11 +185,16 @@ class LineReader:
         if not self._steps and parts.step_seconds:
             values["step_seconds"] = (statistics.median(parts.step_seconds),)
         if self._readings:
-            values["before"] = READING.validate_json(bytes(parts.before))
-            values["after"] = READING.validate_json(bytes(parts.after))
+            values["before"] = _reading(parts.before)
+            values["after"] = _reading(parts.after)
         else:
             values |= UNREAD
         for name, kind in OF_SEVERAL.items():
             text = values[name]
             values[name] = () if text is NONE else kind.validate_json(bytes(text))
         return Measurement.of_checked(values)
+
+
+def _reading(text: Raw) -> DeviceReading | None:
+    reading = READING.decode(text)
+    return None if reading is None else DeviceReading.of_checked(msgspec.structs.asdict(reading))

@@ -47,6 +47,7 @@ from orchestrator.scheduling.strategy import to_measure
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from orchestrator.storage.run_storage import RunPath, output_path
+from trials.records.log_reader import LineReader
 from trials.records.observation import Observation
 
 
@@ -136,7 +137,8 @@ def run_plan(options: argparse.Namespace) -> int:
     if isinstance(path, str) or (path is not None and (path / SPEC).exists()):
         folder = RunFolder.existing(path)
         prices, spec = run_and_prices(folder, price_options)
-        observations = folder.observations(readings=False, steps=options.next)
+        reader = LineReader(readings=False, steps=options.next, cells=spec.all_cells())
+        observations = folder.observations(reader)
         plan, cluster = plan_of(folder, spec, observations), this_machine()
         catalog = prices.over(spec.merged_catalog())
     else:
@@ -147,7 +149,8 @@ def run_plan(options: argparse.Namespace) -> int:
         catalog = prices.over(spec.merged_catalog())
         constants = known_constants(None)
         spec = with_chosen_recipes(spec, folder, catalog, constants, today())
-        observations = folder.observations(readings=False, steps=options.next)
+        reader = LineReader(readings=False, steps=options.next, cells=spec.all_cells())
+        observations = folder.observations(reader)
         plan, cluster = plan_without_starting(spec, catalog, observations)
     rented_as = request_of(RentalOptions, vars(options)).rented_as(catalog)
     rates = node_prices(folder, catalog, rented_as)
