@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+_new, _set = object.__new__, object.__setattr__  # without look-ups, half the time of a record
+
 
 class Record(BaseModel):
     """Immutable, and closed to unknown keys.
@@ -23,7 +25,7 @@ class Record(BaseModel):
         value: int | None = getattr(self, "_hash", None)
         if value is None:
             value = hash(tuple(vars(self).values()))
-            object.__setattr__(self, "_hash", value)
+            _set(self, "_hash", value)
         return value
 
     @classmethod
@@ -33,11 +35,11 @@ class Record(BaseModel):
         It takes a tenth of the time of validation, and all records of a class share the set of
         their fields, which otherwise takes more memory than the values.
         """
-        record = cls.__new__(cls)
-        object.__setattr__(record, "__dict__", values)
-        object.__setattr__(record, "__pydantic_fields_set__", _fields_of(cls))
-        object.__setattr__(record, "__pydantic_extra__", None)
-        object.__setattr__(record, "__pydantic_private__", None)
+        record = _new(cls)
+        _set(record, "__dict__", values)
+        _set(record, "__pydantic_fields_set__", _fields_of(cls))
+        _set(record, "__pydantic_extra__", None)
+        _set(record, "__pydantic_private__", None)
         return record
 
 

@@ -104,7 +104,7 @@ OF_SEVERAL: dict[str, TypeAdapter[Any]] = {
     "ranks": TypeAdapter(tuple[RankReading, ...]),
     "collectives": TypeAdapter(tuple[CollectiveTime, ...]),
 }
-UNREAD = {"warmup_seconds": (), "energy_joules": None, "before": None, "after": None}
+UNREAD = {"warmup_seconds": ()} | dict.fromkeys(("energy_joules", "before", "after", "built"))
 
 
 class _Texts(dict[bytes, T]):
@@ -123,8 +123,8 @@ class LineReader:
     """Reads the observations of one log, several times as fast as separate lines.
 
     Args:
-        readings: whether to keep warm-up steps, energy and the readings of the GPU's sensors. Only
-            reports show them, and they are a third of a long log's memory.
+        readings: whether to keep warm-up steps, energy, the readings of the GPU's sensors and the
+            built model. Only reports show them, and they are a third of a long log's memory.
         steps: whether to keep every timed step; otherwise their median stands for them, which takes
             a tenth of the memory away.
         cells: cells of the specification, which then are those of the observations, too: they need
@@ -181,10 +181,10 @@ class LineReader:
         values = msgspec.structs.asdict(parts)
         if parts.memory is not None:
             values["memory"] = MemoryReading.of_checked(msgspec.structs.asdict(parts.memory))
-        values["built"] = self._models[bytes(parts.built)]
         if not self._steps and parts.step_seconds:
             values["step_seconds"] = (statistics.median(parts.step_seconds),)
         if self._readings:
+            values["built"] = self._models[bytes(parts.built)]
             values["before"] = _reading(parts.before)
             values["after"] = _reading(parts.after)
         else:
