@@ -2,7 +2,7 @@
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self, TypeVar
 
@@ -164,7 +164,7 @@ class RunFolder:
             StoreError: a line before the last cannot be read.
         """
         with _no_collection():
-            return list(self._logged((reader or LineReader()).observation_or_none))
+            return self._listed((reader or LineReader()).observation_or_none)
 
     def each_observation(self) -> Iterator[Observation]:
         """Iterate over the observations: a long log need not fit into memory.
@@ -172,11 +172,11 @@ class RunFolder:
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        return self._logged(LineReader().observation_or_none)
+        return _without_repeats(self._logged(LineReader().observation_or_none))
 
     def profiles(self) -> list[Profiled]:
         """All profiles. They share the log with the observations."""
-        return list(self._logged(profile_or_none))
+        return self._listed(profile_or_none)
 
     def logged(self, reader: LineReader | None = None) -> list[Logged]:
         """All results that cost money, in the order written, by one reading of the log.
@@ -188,17 +188,16 @@ class RunFolder:
             StoreError: a line before the last cannot be read.
         """
         with _no_collection():
-            return list(self._logged((reader or LineReader()).logged))
+            return self._listed((reader or LineReader()).logged)
+
+    def _listed(self, read: Callable[[bytes], L | None]) -> list[L]:
+        # Keys made between the records would leave holes among them, and what fills these keeps
+        # their memory from being given back.
+        return list(_without_repeats(list(self._logged(read))))
 
     def _logged(self, read: Callable[[bytes], L | None]) -> Iterator[L]:
-        # Two objects may hold the same probe, a log joined by hand, too.
-        keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
         for file, lines in self.storage.observations():
-            for record in read_lines(file, lines, read):
-                of_cell, key = keys[record.cell], record.key_in_cell
-                if key not in of_cell:
-                    of_cell.add(key)
-                    yield record
+            yield from read_lines(file, lines, read)
 
     def is_running(self) -> bool:
         """Whether a driver writes to it now."""
@@ -212,6 +211,16 @@ class RunFolder:
         """
         self.storage.write(name, bytes_of(content))
         return self.path / name
+
+
+def _without_repeats(logged: Iterable[L]) -> Iterator[L]:
+    """The first of all records of a key: two objects, or a log joined by hand, may repeat one."""
+    keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
+    for record in logged:
+        of_cell, key = keys[record.cell], record.key_in_cell
+        if key not in of_cell:
+            of_cell.add(key)
+            yield record
 
 
 @contextmanager

@@ -137,6 +137,8 @@ class LineReader:
         self._readings = readings
         self._steps = steps
         self._line = msgspec.json.Decoder(_Line)
+        # A ranking keeps these numbers. Those of a line would hold the memory of lines around it.
+        self._sizes: dict[int, int] = {}
         self._cells = _Texts(TypeAdapter(Cell), cells)
         self._places: _Texts[Environment | None] = _Texts(TypeAdapter(Environment | None))
         self._models: _Texts[Built | None] = _Texts(TypeAdapter(Built | None))
@@ -172,6 +174,7 @@ class LineReader:
         parts = self._line.decode(line)
         values = msgspec.structs.asdict(parts)
         values["cell"] = self._cells[bytes(parts.cell)]
+        values["batch_size"] = self._sizes.setdefault(parts.batch_size, parts.batch_size)
         values["environment"] = self._places[bytes(parts.environment)]
         if parts.measurement is not None:
             values["measurement"] = self._measurement(parts.measurement)
