@@ -116,12 +116,14 @@ def remaining_work(
     observations: Sequence[Observation],
 ) -> list[RemainingWork]:
     """Measurements that each GPU has left, in the order of the plan, without simulated cells."""
-    cost = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
-    of_cell = by_cell(observations)
     cells: dict[str, list[Cell]] = defaultdict(list)
     for cell in plan.pending:
         if not cell.simulated:
             cells[cell.devices].append(cell)
+    if not cells:
+        return []
+    cost = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
+    of_cell = by_cell(observations)
     remaining = []
     for device, pending in cells.items():
         gpu, ranks = rates.catalog.gpu(pending[0].device), pending[0].ranks
