@@ -123,7 +123,7 @@ def make_plan(
         observed = of_cell[cell]
         if observed and next_probe(_task(spec, catalog, cell), observed) is None:
             complete.append(cell)
-        elif reason := _obstacle(cell, spec.model(cell.model), catalog, cluster):
+        elif reason := obstacle(cell, spec.model(cell.model), catalog, cluster):
             skipped.append(Skip(cell=cell, reason=reason))
         else:
             pending[cell.devices].append(cell)
@@ -135,7 +135,8 @@ def make_plan(
     )
 
 
-def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
+def obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
+    """Reason why a cluster cannot measure a cell; None where it can."""
     if cell.capped_on is not None:
         # A largest batch is meaningless on a GPU that cannot run the recipe.
         reason = incompatibility(cell.recipe, model, catalog.gpu(cell.gpu))

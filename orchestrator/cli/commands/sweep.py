@@ -16,7 +16,7 @@ from orchestrator.markdown_table import table
 from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node, this_machine
 from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.node_pricing import NodePrices
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan, make_plan, obstacle
 from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.ranking.job_lengths import unsuited
@@ -196,10 +196,15 @@ def _print_cost_of_absent_gpus(
     }
     nodes = tuple(Node({SCALES_TO + name: 1.0}) for name in absent)
     extended = ClusterResources((*cluster.nodes, *nodes))
-    extended_plan = make_plan(spec, catalog, extended, observations)
-    work = remaining_work(spec, rates, extended, extended_plan, observations)
-    left = [part for part in work if part.gpu in absent]
-    if left:
+    complete = {*plan.complete}
+    pending = tuple(
+        cell
+        for cell in spec.all_cells()
+        if cell.devices in absent and cell not in complete
+        if obstacle(cell, spec.model(cell.model), catalog, extended) is None
+    )
+    plan = plan.model_copy(update={"pending": pending})
+    if left := remaining_work(spec, rates, extended, plan, observations):
         names = ", ".join(part.gpu for part in left)
         print_result(f"\nOn a cluster with one node per GPU ({names}; 'deploy' writes its file):")
         for text in expected(left, Budget(profiles=spec.profile), rates):
