@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class PricedOffer:
         return usd if factors is None else usd * factors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CellJob:
     """A job on a cell with a known step time.
 
@@ -136,7 +136,7 @@ class CellJob:
             rented = rentals[_is_spot(offer)]
             yield PricedOffer(offer, rented, _usd(offer, rented.hours), drift)
 
-    @cached_property
+    @property
     def own_error_share(self) -> float:
         """Share of the variance of the hours' logarithm that no other cell's hours have."""
         step = self.step_time.uncertainty

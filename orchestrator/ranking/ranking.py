@@ -4,18 +4,19 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from fitting.families.cell_step_time import Batch
 from fitting.numerics.value_of_information import INDIFFERENCE
-from gpu_catalog.offer import TERMS
+from gpu_catalog.offer import TERMS, Offer
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.rental_cost import charged_hours
 from orchestrator.ranking.exclusions import excluded
 from orchestrator.ranking.job_lengths import of_like_lengths
 from orchestrator.ranking.priced_cells import RankingInputs, priced_cells
-from orchestrator.ranking.priced_job import PricedOffer
+from orchestrator.ranking.priced_job import PricedOffer, RentedJob
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation
@@ -86,37 +87,40 @@ def ordered_offers(group: Sequence[PricedOffer], batch: Batch) -> Iterator[Ranke
         group, key=lambda p: (p.usd, p.rented.job.basis is Basis.SIMULATED, p.rented.hours)
     )
     odds = _odds(ordered)
+    of_jobs: dict[int, dict[str, object]] = {}
     fastest, last = math.inf, (math.inf, math.inf)
     for rank_, priced in enumerate(ordered, start=1):
-        hours = priced.rented.hours
-        yield _ranked_offer(
-            priced,
-            batch,
-            odds.get(id(priced), NO_CHANCE),
-            rank_=rank_,
-            pareto=hours < fastest or (hours, priced.usd) == last,
-        )
-        if hours < fastest:
-            fastest, last = hours, (hours, priced.usd)
+        rented, chances = priced.rented, odds.get(id(priced), NO_CHANCE)
+        if id(rented) not in of_jobs:
+            of_jobs[id(rented)] = _of_job(rented, batch)
+        usd_low, usd_high = priced.usd_interval
+        own = {
+            "rank": rank_,
+            "probability_cheapest": chances.cheapest,
+            "tied": rank_ == 1 or chances.near >= TIED,
+            "pareto": rented.hours < fastest or (rented.hours, priced.usd) == last,
+            "usd": priced.usd,
+            "usd_low": usd_low,
+            "usd_high": usd_high,
+        }
+        yield RankedOffer.of_checked({**of_jobs[id(rented)], **_of_offer(priced.offer), **own})
+        if rented.hours < fastest:
+            fastest, last = rented.hours, (rented.hours, priced.usd)
 
 
-def _ranked_offer(
-    priced: PricedOffer, batch: Batch, odds: _Odds, *, rank_: int, pareto: bool
-) -> RankedOffer:
-    rented, offer = priced.rented, priced.offer
+@lru_cache(maxsize=4096)  # each offer is on many rows
+def _of_offer(offer: Offer) -> dict[str, object]:
+    terms = {name: getattr(offer, name) for name in TERMS}
+    return {**terms, "price_as_of": offer.as_of, "price_recorded": offer.recorded}
+
+
+def _of_job(rented: RentedJob, batch: Batch) -> dict[str, object]:
+    """Every field of a row, in their order; None for those that depend on the offer."""
     job, step = rented.job, rented.job.step_time
-    usd_low, usd_high = priced.usd_interval
     largest, miss = job.largest or (None, None)
-    values = {
-        "rank": rank_,
-        "probability_cheapest": odds.cheapest,
-        "tied": rank_ == 1 or odds.near >= TIED,
-        "pareto": pareto,
+    return dict.fromkeys(RankedOffer.model_fields) | {
         "cell": job.cell,
         "stack": job.stack,
-        **{name: getattr(offer, name) for name in TERMS},
-        "price_as_of": offer.as_of,
-        "price_recorded": offer.recorded,
         "batch_size": step.batch_size,
         "batch": batch if isinstance(batch, str) else "asked",
         "largest_batch": largest,
@@ -128,9 +132,6 @@ def _ranked_offer(
         "hours": rented.hours,
         "hours_low": rented.low,
         "hours_high": rented.high,
-        "usd": priced.usd,
-        "usd_low": usd_low,
-        "usd_high": usd_high,
         "own_error_share": job.own_error_share,
         "checkpoint_minutes": rented.checkpoint_minutes,
         "basis": job.basis,
@@ -139,7 +140,6 @@ def _ranked_offer(
         "length_error": step.length_error,
         "extrapolated": step.extrapolated,
     }
-    return RankedOffer.of_checked(values)
 
 
 def _limit_reason(cell: Cell, miss: Observation | None) -> str:

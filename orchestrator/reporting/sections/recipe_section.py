@@ -147,7 +147,7 @@ def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
     belongs to the only stack of its cell, else to the only one of the pool, else to none.
     """
     stacks = _stacks(pool)
-    if not stacks:
+    if len(stacks) <= 1:
         return [list(pool)]
     only: dict[Cell, str | None] = {}
     for cell, observations in by_cell(pool).items():
