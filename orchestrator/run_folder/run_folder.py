@@ -203,13 +203,13 @@ class RunFolder:
         """Whether a driver writes to it now."""
         return self.storage.is_written()
 
-    def write(self, name: str, content: str | BaseModel) -> RunPath:
+    def write(self, name: str, content: str | BaseModel | Iterator[bytes]) -> RunPath:
         """Replace a file of the run atomically: a reader sees the old or the new file.
 
         Raises:
             StoreError: it could not be written; the old file is untouched.
         """
-        self.storage.write(name, bytes_of(content))
+        self.storage.write(name, content if isinstance(content, Iterator) else bytes_of(content))
         return self.path / name
 
 
