@@ -91,7 +91,7 @@ def _pools(
     """Observations by what a memory law depends on, and by cell."""
     pools: defaultdict[tuple[object, ...], dict[Cell, list[Observation]]] = defaultdict(dict)
     for o in observations:
-        if o.environment is not None:
+        if o.environment is not None and not o.is_drawn:
             key = (*memory_subject(o.cell), o.basis, o.environment.software)
             pools[key].setdefault(o.cell, []).append(o)
     return pools

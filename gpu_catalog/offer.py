@@ -11,8 +11,8 @@ from gpu_catalog.record import Record
 Text = Annotated[str, Field(min_length=1)]
 Market = Literal["on-demand", "spot"]
 Identity = tuple[str, str, str, str, int, str]
-# Fields that a record of a rental repeats.
-TERMS = {"provider", "instance", "region", "market", "gpus_per_instance", "usd_per_hour"}
+# Fields that a record of a rental repeats, in its order.
+TERMS = ("provider", "instance", "region", "market", "gpus_per_instance", "usd_per_hour")
 
 
 class Offer(Record):

@@ -1,9 +1,12 @@
 """Base of all records that are written to or read from disk."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
+
+_new, _set = object.__new__, object.__setattr__  # without look-ups, half the time of a record
 
 
 class Record(BaseModel):
@@ -15,6 +18,34 @@ class Record(BaseModel):
 
     FORMER: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(frozen=True, extra="forbid")
+    __slots__ = ("_hash",)  # beside the fields: copies and pickles leave it out
+
+    def __hash__(self) -> int:
+        """Hash of the fields, computed once: cells of a long log are looked up a million times."""
+        value: int | None = getattr(self, "_hash", None)
+        if value is None:
+            value = hash(tuple(vars(self).values()))
+            _set(self, "_hash", value)
+        return value
+
+    @classmethod
+    def of_checked(cls, values: dict[str, Any]) -> Self:
+        """A record of valid values of all its fields, in their order.
+
+        It takes a tenth of the time of validation, and all records of a class share the set of
+        their fields, which otherwise takes more memory than the values.
+        """
+        record = _new(cls)
+        _set(record, "__dict__", values)
+        _set(record, "__pydantic_fields_set__", _fields_of(cls))
+        _set(record, "__pydantic_extra__", None)
+        _set(record, "__pydantic_private__", None)
+        return record
+
+
+@cache
+def _fields_of(kind: type[Record]) -> set[str]:
+    return set(kind.model_fields)
 
 
 def former_names(**fields: str) -> Callable[[Any], Any]:

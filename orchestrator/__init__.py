@@ -68,7 +68,7 @@ def rank(run: str | PathLike[str], **options: Any) -> "Ranking":
     """
     from orchestrator.request import request_from
     from orchestrator.run_folder.rank_run import RankRequest, rank_run
-    from orchestrator.tables.table_run import run_of
+    from orchestrator.tables.table_or_run import run_of
 
     request = request_from(RankRequest, {"run": run_of(fspath(run)), **options})
     return rank_run(request, _today()).ranking

@@ -71,6 +71,14 @@ def test_a_cell_without_others_has_no_prediction() -> None:
     )
 
 
+def test_drawn_lengths_of_another_software_are_no_cell_of_it() -> None:
+    """A report on a run whose software changed before lengths were drawn does not stop there."""
+    probes = [*probes_up_to_limit(16), *probes_up_to_limit(32)]
+    newer = environment(versions=(("torch", "99"),))
+    drawn = observation(2, purpose="drawn", lengths=(8, 16), environment=newer, cell=tiny_cell())
+    assert held_out_largest_batches([*probes, drawn]) == held_out_largest_batches(probes)
+
+
 def likely_at(seq_len: int, probes: list[Observation]) -> LikelyLargest:
     """Estimate of a cell with the same limit as the probes."""
     likely = likely_largest(tiny_cell(seq_len=seq_len), LIMIT, probes)

@@ -3,6 +3,7 @@
 import csv
 import io
 
+import pytest
 from builders.rankings import (
     DESK,
     JOB,
@@ -17,6 +18,7 @@ from orchestrator.ranking.ranked_offer import (
     Ranking,
     comparable,
     ranking_csv,
+    ranking_json,
 )
 
 
@@ -75,6 +77,14 @@ def test_ranking_survives_a_round_trip_through_json() -> None:
     """The run folder keeps the ranking as JSON."""
     ranking = full_ranking()
     assert Ranking.model_validate_json(ranking.model_dump_json()) == ranking
+
+
+@pytest.mark.parametrize("offers", [0, 1, None])
+def test_json_offer_by_offer_is_that_of_the_whole(offers: int | None) -> None:
+    """The file is the same as if it were made at once, to the byte."""
+    whole = full_ranking()
+    ranking = whole.model_copy(update={"offers": whole.offers[:offers]})
+    assert b"".join(ranking_json(ranking)).decode() == ranking.model_dump_json(indent=1) + "\n"
 
 
 def test_csv_of_an_empty_ranking_is_its_header() -> None:

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 from builders.recipes import RECIPES
 from hypothesis import given
@@ -91,3 +93,12 @@ def test_active_experts_must_exist(experts: int | None, active: int | None, mess
     """A sparsity that no model can have is refused before anything is built."""
     with pytest.raises(ValidationError, match=message):
         cell(experts=experts, active_experts=active)
+
+
+def test_a_changed_copy_of_a_cell_has_a_hash_of_its_own() -> None:
+    """A cell keeps its hash; copies of it, and those in another process, do not take it along."""
+    one = cell()
+    assert hash(one) == hash(one.model_copy()) == hash(pickle.loads(pickle.dumps(one)))  # noqa: S301 - our own
+    other = one.model_copy(update={"seq_len": one.seq_len + 1})
+    assert hash(other) == hash(cell(seq_len=one.seq_len + 1)) != hash(one)
+    assert "_hash" not in one.model_dump() | vars(one)

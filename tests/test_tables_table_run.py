@@ -10,7 +10,7 @@ import orchestrator
 from gpu_catalog.errors import UserError
 from orchestrator.cli.main import main
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.tables.table_run import run_of
+from orchestrator.tables.table_or_run import run_of
 
 HEAD = "gpu,model,method,seq_len,batch_size,examples_per_second,gradient_checkpointing\n"
 ROWS = (

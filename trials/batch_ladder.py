@@ -1,6 +1,7 @@
 """Batch sizes at which a trial measures throughput: few, spread for the fit, in random order."""
 
 import math
+from bisect import bisect
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -79,9 +80,10 @@ def _geometric_sizes(largest: int) -> list[int]:
     root = MOST_SIZES - 1
     # The nearest m is the first with m + 1/2 above the root. Integer arithmetic, because the last
     # digit of a float power may differ between machines.
+    sizes = range(1, largest + 1)
     return sorted(
         {
-            next(m for m in range(1, largest + 1) if (2 * m + 1) ** root > 2**root * largest**power)
+            sizes[bisect(sizes, 2**root * largest**power, key=lambda m: (2 * m + 1) ** root)]
             for power in range(MOST_SIZES)
         }
     )

@@ -220,7 +220,8 @@ def _boundary(
 def _has_verdict(observed: Sequence[Observation], planned: PlannedProbe) -> bool:
     """Whether a probe was made and ended with a verdict on memory."""
     return any(
-        (o.purpose, o.batch_size, o.repeat) == (planned.purpose, planned.batch_size, planned.repeat)
+        o.batch_size == planned.batch_size
+        and (o.purpose, o.repeat) == (planned.purpose, planned.repeat)
         and o.outcome.is_verdict
         for o in observed
     )

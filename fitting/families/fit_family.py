@@ -19,7 +19,7 @@ from fitting.families.fitted_groups import (
 )
 from fitting.families.records import FamilyFit, FamilyName, LawCandidate, LengthLaw
 from fitting.laws.fit_failure import family_fit_failure
-from fitting.laws.forms import EQUATIONS, SHAPES, FittedForm, Form, Grouping
+from fitting.laws.forms import EQUATIONS, SHAPES, FittedForm, Grouping
 from fitting.laws.model_selection import (
     ERROR_DECIMALS,
     CandidateFit,
@@ -109,7 +109,8 @@ def _fitted(family: _Family) -> FamilyFit:
     fitted = best.fitted
     left_out, is_nested = _left_out(fitted, points, nested=family.is_nested)
     scale = scales(points.series, left_out)
-    judged = [_scores(c, points) for c in candidates]
+    outs = [~smaller_half(points), *_by_length(points)]
+    judged = [_scores(c, points, outs) for c in candidates]
     return FamilyFit(
         name=family.name,
         visits=family.visits,
@@ -194,14 +195,15 @@ class _Scores(NamedTuple):
     unseen_length: FloatArray
 
 
-def _scores(candidate: CandidateFit, points: StepTimes) -> _Scores:
-    """Refit the candidate's form without larger batches and without each length."""
+def _scores(candidate: CandidateFit, points: StepTimes, outs: Sequence[BoolArray]) -> _Scores:
+    """Refit the candidate's form without larger batches, ``outs[0]``, and without each length."""
     fitted = candidate.fitted
-    lengths = _by_length(fitted.form, points)
-    outs = [~smaller_half(points), *lengths]
+    shape = SHAPES.get(fitted.form)
+    if shape is None or shape.grouping is Grouping.SERIES:  # it predicts no other length
+        outs = outs[:1]
     laws = fit_values(fitted.form, points, [~out for out in outs])
     unseen = np.full(len(points), np.nan)
-    for law, out in zip(laws[1:], lengths, strict=True):
+    for law, out in zip(laws[1:], outs[1:], strict=True):
         unseen[out] = log_residuals(law, points.where(out))
     record = LawCandidate(
         form=fitted.form,
@@ -235,10 +237,8 @@ def _law_of_lengths(judged: Sequence[_Scores], points: StepTimes) -> LengthLaw |
     )
 
 
-def _by_length(form: Form, points: StepTimes) -> list[BoolArray]:
-    """(points,) mask of each length, or of each fold of lengths; none for a form by series."""
-    if form not in SHAPES or SHAPES[form].grouping is Grouping.SERIES:
-        return []
+def _by_length(points: StepTimes) -> list[BoolArray]:
+    """(points,) mask of each length, or of each fold of lengths; none for a single length."""
     _, series = np.unique(points.series, return_inverse=True)
     total = np.bincount(series, weights=points.tokens / points.batch_size)
     _, length = np.unique(np.rint(total / np.bincount(series))[series], return_inverse=True)

@@ -194,10 +194,10 @@ def _sources(
     cells.
     """
     names = ("model", "weights", "recipe", "parallel", *own)
-    of_cells = (FitGroup(**{name: getattr(c, name) for name in names}) for c in columns.cells)
-    numbers: dict[FitGroup, int] = {}
-    number = np.array([numbers.setdefault(group, len(numbers)) for group in of_cells], np.int64)
-    groups = tuple(numbers)
+    of_cells = (tuple(getattr(cell, name) for name in names) for cell in columns.cells)
+    numbers: dict[tuple[object, ...], int] = {}
+    number = np.array([numbers.setdefault(values, len(numbers)) for values in of_cells], np.int64)
+    groups = [FitGroup(**dict(zip(names, values, strict=True))) for values in numbers]
     keys = [group.key for group in groups]
     has_experts = np.array([cell.experts is not None for cell in columns.cells], bool)
     pools = [

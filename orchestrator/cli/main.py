@@ -22,6 +22,8 @@ MOST_MISTAKES = 20
 COLLECTED = (100_000, 20, 20)
 """Thresholds of Python's garbage collector. Records have no cycles: by its own thresholds, a fifth
 of the time of `rank` and `report` on a long log goes to looking for them."""
+READING = frozenset({"status", "plan", "rank", "what-if", "report", "fit"})
+"""Commands that read a run once and end, so that nothing is to be collected before."""
 RESUMED = frozenset({"sweep", "learn", "gpu-check", "launch"})
 """Commands that continue an interrupted run, or reconnect to it, when they are run again."""
 _received: list[int] = []
@@ -69,6 +71,8 @@ def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
     options.is_alone = is_alone
     ALL_COLUMNS.set(getattr(options, "wide", False))
     log_to_stderr()
+    if is_alone and options.command in READING:
+        gc.disable()
     try:
         module, _, function = options.run_command.partition(".")
         command = getattr(import_module(f"orchestrator.cli.commands.{module}"), function)

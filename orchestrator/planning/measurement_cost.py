@@ -37,14 +37,13 @@ class MeasurementCost:
         self._rates = rates
         visits: dict[str, list[float]] = defaultdict(list)
         searches: dict[str, list[float]] = defaultdict(list)
-        searched: dict[Cell, float] = defaultdict(float)  # seconds
-        for o in observations:
-            if o.purpose == "ladder" and not o.cell.simulated:
-                visits[o.cell.devices].append(o.seconds)
-            elif not o.cell.simulated:
-                searched[o.cell] += o.seconds
-        for cell, seconds in searched.items():
-            searches[cell.devices].append(seconds)
+        for cell, of_cell in by_cell(observations).items():
+            if cell.simulated:
+                continue
+            if timed := [o.seconds for o in of_cell if o.purpose == "ladder"]:
+                visits[cell.devices] += timed
+            if searched := [o.seconds for o in of_cell if o.purpose != "ladder"]:
+                searches[cell.devices].append(sum(searched))
         self._visits = {device: statistics.median(seconds) for device, seconds in visits.items()}
         self._searches = {device: statistics.median(s) for device, s in searches.items()}
 
@@ -117,12 +116,14 @@ def remaining_work(
     observations: Sequence[Observation],
 ) -> list[RemainingWork]:
     """Measurements that each GPU has left, in the order of the plan, without simulated cells."""
-    cost = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
-    of_cell = by_cell(observations)
     cells: dict[str, list[Cell]] = defaultdict(list)
     for cell in plan.pending:
         if not cell.simulated:
             cells[cell.devices].append(cell)
+    if not cells:
+        return []
+    cost = MeasurementCost(observations, spec.workload.overheads.startup_minutes, rates)
+    of_cell = by_cell(observations)
     remaining = []
     for device, pending in cells.items():
         gpu, ranks = rates.catalog.gpu(pending[0].device), pending[0].ranks

@@ -71,8 +71,17 @@ def trial_task(
 
     Those of other cells estimate its largest batch, where a search begins.
     """
+    task = _task(spec, catalog, cell, threads)
+    likely = likely_largest(cell, task.memory_guess_bytes, observations)
+    done = tuple(by_cell(observations)[cell])
+    return task.model_copy(update={"done": done, "likely_largest": likely})
+
+
+def _task(spec: SweepSpec, catalog: Catalog, cell: Cell, threads: int = 1) -> TrialTask:
+    """Task of a cell's trial without observations."""
     compiling = 0.0 if cell.recipe.compile is None else COMPILING_SECONDS
-    task = TrialTask(
+    # Its parts are valid, and to check a model again takes as long as to replay a trial.
+    return TrialTask.model_construct(
         cell=cell,
         model=spec.model(cell.model),
         gpu=catalog.gpu(cell.device),
@@ -86,10 +95,7 @@ def trial_task(
         timing=spec.timing,
         build_timeout_seconds=spec.build_timeout_seconds + compiling,
         probe_timeout_seconds=spec.probe_timeout_seconds + compiling,
-        done=tuple(by_cell(observations)[cell]),
     )
-    likely = likely_largest(cell, task.memory_guess_bytes, observations)
-    return task.model_copy(update={"likely_largest": likely})
 
 
 def _drawn(spec: SweepSpec, cell: Cell) -> DrawnLengths | None:
@@ -114,11 +120,10 @@ def make_plan(
     pending: dict[str, list[Cell]] = defaultdict(list)
     of_cell = by_cell(observations)
     for cell in spec.all_cells():
-        reason = _obstacle(cell, spec.model(cell.model), catalog, cluster)
         observed = of_cell[cell]
-        if observed and next_probe(trial_task(spec, catalog, cell, observed), observed) is None:
+        if observed and next_probe(_task(spec, catalog, cell), observed) is None:
             complete.append(cell)
-        elif reason is not None:
+        elif reason := obstacle(cell, spec.model(cell.model), catalog, cluster):
             skipped.append(Skip(cell=cell, reason=reason))
         else:
             pending[cell.devices].append(cell)
@@ -130,7 +135,8 @@ def make_plan(
     )
 
 
-def _obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
+def obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
+    """Reason why a cluster cannot measure a cell; None where it can."""
     if cell.capped_on is not None:
         # A largest batch is meaningless on a GPU that cannot run the recipe.
         reason = incompatibility(cell.recipe, model, catalog.gpu(cell.gpu))

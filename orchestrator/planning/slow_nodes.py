@@ -52,8 +52,7 @@ class SlowNode:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
+class _Timed(NamedTuple):
     cell: Cell
     node: _Node
     tokens: int
@@ -124,7 +123,8 @@ def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], Floa
     tokens = np.array([one.tokens for one in group], np.float64)
     speed = np.array([one.tokens_per_second for one in group], np.float64)
     nodes = {one.node.node_id: one.node for one in group}
-    of_node = {node_id: np.array([o.node.node_id == node_id for o in group]) for node_id in nodes}
+    ids = np.array([one.node.node_id for one in group], np.str_)
+    of_node = {node_id: ids == node_id for node_id in nodes}
     # A median of so many needs no more: every n-th of the others, in the order of their tokens.
     order = np.argsort(tokens, kind="stable")
     for node_id, is_own in of_node.items():

@@ -60,9 +60,11 @@ class PriceDrift:
         self._today = today
         self._seed = seed
         self._draws = draws
+        self.sigma = cache(self._sigma)
         self.errors = cache(self._errors)
+        self.factors = cache(self._factors)
 
-    def sigma(self, offer: Offer) -> float:
+    def _sigma(self, offer: Offer) -> float:
         """Standard deviation of the logarithm of a price; 0 for a machine that the user owns."""
         if self._today is None or offer.provider == OWN:
             return 0.0
@@ -81,6 +83,10 @@ class PriceDrift:
         name = f"{self._seed}/{offer.identity}"
         random = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
         return np.asarray(self.sigma(offer) * random.standard_normal(self._draws))
+
+    def _factors(self, offer: Offer) -> FloatArray | None:
+        """(draws,) factors of a price; None for one that does not change."""
+        return np.exp(self.errors(offer)) if self.sigma(offer) else None
 
 
 def sigma_of(error: float) -> float:

@@ -93,10 +93,16 @@ def best_interval(rate: float, checkpoint: float) -> float:
     return low / rate
 
 
+@lru_cache(maxsize=4096)  # a long ranking asks several times for each of its cells
+def _billed_hours(offer: Offer) -> tuple[float, float]:
+    """Unit of billed hours, and the fewest."""
+    unit = (billed_seconds(offer) or 1.0) / SECONDS_PER_HOUR
+    return unit, minimum_minutes(offer) / MINUTES_PER_HOUR
+
+
 def charged_hours(hours: Hours, offer: Offer) -> Hours:
     """Billed hours: whole units of the provider's billing, by the second where it is not known."""
-    unit = (billed_seconds(offer) or 1.0) / SECONDS_PER_HOUR
-    least = minimum_minutes(offer) / MINUTES_PER_HOUR
+    unit, least = _billed_hours(offer)
     is_in_units = unit > 1.0 / SECONDS_PER_HOUR
     # A millionth is no started unit. NumPy takes ten times as long for a single number.
     if isinstance(hours, float):

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -91,7 +92,8 @@ class PricedOffer:
     def drawn_usd(self) -> FloatArray:
         """(draws,) dollars."""
         usd = charged_hours(self.rented.drawn, self.offer) * self.offer.usd_per_hour
-        return np.asarray(usd * np.exp(self.drift.errors(self.offer))) if self.price_sigma else usd
+        factors = self.drift.factors(self.offer)
+        return usd if factors is None else usd * factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,7 @@ class CellJob:
 
     def _lengths(self) -> FloatArray:
         """(draws,) error of the logarithm of the lengths, which all offers of a job share."""
-        random = np.random.default_rng([self.seed, LENGTHS])
-        return self._length_sigma * random.standard_normal(DRAWS)
+        return self._length_sigma * _drawn_lengths(self.seed)
 
     def _rented(self, drawn: FloatArray, *, spot: bool) -> RentedJob:
         """Rent for drawn hours of steps, the first of which are the expected ones."""
@@ -162,6 +163,11 @@ class CellJob:
             drawn=rented.hours[1:],
             checkpoint_minutes=rented.checkpoint_minutes,
         )
+
+
+@cache
+def _drawn_lengths(seed: int) -> FloatArray:
+    return np.random.default_rng([seed, LENGTHS]).standard_normal(DRAWS)
 
 
 def _ends(values: FloatArray) -> tuple[float, float]:

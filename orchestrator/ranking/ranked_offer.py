@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterator
 from datetime import date
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
@@ -171,7 +172,17 @@ def ranking_csv(ranking: Ranking) -> str:
             names = {"recipe": cell.recipe.key, "sparsity": cell.sparsity, "layout": layout}
             of_cell = vars(cell) | names
             texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
-        values = of_offer(vars(row))
-        safe = (spreadsheet_cell(v) if isinstance(v, str) else v for v in values)
-        writer.writerow([*texts[cell], *safe, ranking.workload.examples, row.epochs])
+        values = [spreadsheet_cell(v) if type(v) is str else v for v in of_offer(vars(row))]
+        writer.writerow([*texts[cell], *values, ranking.workload.examples, row.epochs])
     return buffer.getvalue()
+
+
+def ranking_json(ranking: Ranking) -> Iterator[bytes]:
+    """The ranking as JSON, offer by offer: a long one takes twice its size to be made at once."""
+    others = ranking.model_copy(update={"offers": ()}).model_dump_json(indent=1).encode()
+    before, key, after = others.partition(b'\n "offers": [')  # a key of the ranking itself
+    yield before + key
+    for place, offer in enumerate(ranking.offers):
+        yield b",\n  " if place else b"\n  "
+        yield offer.model_dump_json(indent=1).replace("\n", "\n  ").encode()
+    yield (b"\n " if ranking.offers else b"") + after + b"\n"

@@ -4,18 +4,19 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from fitting.families.cell_step_time import Batch
 from fitting.numerics.value_of_information import INDIFFERENCE
-from gpu_catalog.offer import TERMS
+from gpu_catalog.offer import TERMS, Offer
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.rental_cost import charged_hours
 from orchestrator.ranking.exclusions import excluded
 from orchestrator.ranking.job_lengths import of_like_lengths
 from orchestrator.ranking.priced_cells import RankingInputs, priced_cells
-from orchestrator.ranking.priced_job import PricedOffer
+from orchestrator.ranking.priced_job import PricedOffer, RentedJob
 from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation
@@ -86,59 +87,59 @@ def ordered_offers(group: Sequence[PricedOffer], batch: Batch) -> Iterator[Ranke
         group, key=lambda p: (p.usd, p.rented.job.basis is Basis.SIMULATED, p.rented.hours)
     )
     odds = _odds(ordered)
+    of_jobs: dict[int, dict[str, object]] = {}
     fastest, last = math.inf, (math.inf, math.inf)
     for rank_, priced in enumerate(ordered, start=1):
-        hours = priced.rented.hours
-        yield _ranked_offer(
-            priced,
-            batch,
-            odds.get(id(priced), NO_CHANCE),
-            rank_=rank_,
-            pareto=hours < fastest or (hours, priced.usd) == last,
-        )
-        if hours < fastest:
-            fastest, last = hours, (hours, priced.usd)
+        rented, chances = priced.rented, odds.get(id(priced), NO_CHANCE)
+        if id(rented) not in of_jobs:
+            of_jobs[id(rented)] = _of_job(rented, batch)
+        usd_low, usd_high = priced.usd_interval
+        own = {
+            "rank": rank_,
+            "probability_cheapest": chances.cheapest,
+            "tied": rank_ == 1 or chances.near >= TIED,
+            "pareto": rented.hours < fastest or (rented.hours, priced.usd) == last,
+            "usd": priced.usd,
+            "usd_low": usd_low,
+            "usd_high": usd_high,
+        }
+        yield RankedOffer.of_checked({**of_jobs[id(rented)], **_of_offer(priced.offer), **own})
+        if rented.hours < fastest:
+            fastest, last = rented.hours, (rented.hours, priced.usd)
 
 
-def _ranked_offer(
-    priced: PricedOffer, batch: Batch, odds: _Odds, *, rank_: int, pareto: bool
-) -> RankedOffer:
-    rented, offer = priced.rented, priced.offer
+@lru_cache(maxsize=4096)  # each offer is on many rows
+def _of_offer(offer: Offer) -> dict[str, object]:
+    terms = {name: getattr(offer, name) for name in TERMS}
+    return {**terms, "price_as_of": offer.as_of, "price_recorded": offer.recorded}
+
+
+def _of_job(rented: RentedJob, batch: Batch) -> dict[str, object]:
+    """Every field of a row, in their order; None for those that depend on the offer."""
     job, step = rented.job, rented.job.step_time
-    usd_low, usd_high = priced.usd_interval
     largest, miss = job.largest or (None, None)
-    return RankedOffer(
-        rank=rank_,
-        probability_cheapest=odds.cheapest,
-        tied=rank_ == 1 or odds.near >= TIED,
-        pareto=pareto,
-        cell=job.cell,
-        stack=job.stack,
-        **{name: getattr(offer, name) for name in TERMS},
-        price_as_of=offer.as_of,
-        price_recorded=offer.recorded,
-        batch_size=step.batch_size,
-        batch=batch if isinstance(batch, str) else "asked",
-        largest_batch=largest,
-        limited_by=None if largest is None else _limit_reason(job.cell, miss),
-        examples_per_second=job.cell.examples_per_second(step.batch_size, step.seconds),
-        epochs=job.job.epochs,
-        tokens_per_example=step.tokens or float(job.cell.seq_len),
-        as_if_full=job.job.lengths is not None and step.tokens is None,
-        hours=rented.hours,
-        hours_low=rented.low,
-        hours_high=rented.high,
-        usd=priced.usd,
-        usd_low=usd_low,
-        usd_high=usd_high,
-        own_error_share=job.own_error_share,
-        checkpoint_minutes=rented.checkpoint_minutes,
-        basis=job.basis,
-        source=step.source,
-        law=step.law,
-        length_error=step.length_error,
-        extrapolated=step.extrapolated,
-    )
+    return dict.fromkeys(RankedOffer.model_fields) | {
+        "cell": job.cell,
+        "stack": job.stack,
+        "batch_size": step.batch_size,
+        "batch": batch if isinstance(batch, str) else "asked",
+        "largest_batch": largest,
+        "limited_by": None if largest is None else _limit_reason(job.cell, miss),
+        "examples_per_second": job.cell.examples_per_second(step.batch_size, step.seconds),
+        "epochs": job.job.epochs,
+        "tokens_per_example": step.tokens or float(job.cell.seq_len),
+        "as_if_full": job.job.lengths is not None and step.tokens is None,
+        "hours": rented.hours,
+        "hours_low": rented.low,
+        "hours_high": rented.high,
+        "own_error_share": job.own_error_share,
+        "checkpoint_minutes": rented.checkpoint_minutes,
+        "basis": job.basis,
+        "source": step.source,
+        "law": step.law,
+        "length_error": step.length_error,
+        "extrapolated": step.extrapolated,
+    }
 
 
 def _limit_reason(cell: Cell, miss: Observation | None) -> str:
@@ -160,10 +161,12 @@ def _odds(ordered: Sequence[PricedOffer]) -> dict[int, _Odds]:
     """
     cheapest_of_job: dict[int, PricedOffer] = {}
     for priced in ordered:
+        if id(priced.rented) in cheapest_of_job:
+            continue
         # Costs are proportional to prices only where the billed hours are those of the job.
         drawn = priced.rented.drawn
         if (charged_hours(drawn, priced.offer) <= drawn).all():
-            cheapest_of_job.setdefault(id(priced.rented), priced)
+            cheapest_of_job[id(priced.rented)] = priced
     close = [p for p in ordered if _can_win(p, cheapest_of_job.get(id(p.rented)))]
     usd = np.stack([priced.drawn_usd for priced in close])
     best = usd.min(axis=0)

@@ -6,7 +6,7 @@ from urllib.parse import urljoin
 from fitting.fit import Fits
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.plan import Plan
-from orchestrator.ranking.ranked_offer import Ranking, ranking_csv
+from orchestrator.ranking.ranked_offer import Ranking, ranking_csv, ranking_json
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import markdown
 from orchestrator.reporting.page.screenshot import screenshot
@@ -70,4 +70,4 @@ def write_pages(
 def write_ranking(folder: RunFolder, ranking: Ranking) -> None:
     """Write the ranking as CSV and as JSON."""
     folder.write("ranking.csv", ranking_csv(ranking))
-    folder.write(RANKING, ranking)
+    folder.write(RANKING, ranking_json(ranking))

@@ -15,6 +15,7 @@ from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.log_reader import LineReader
 from trials.records.observation import Observation
 from trials.records.profile import Profiled
 
@@ -31,7 +32,7 @@ def results_of(
         today: date for the drift of prices.
         plan: plan that a driver has left; None for the plan by the files.
     """
-    logged = folder.logged()
+    logged = folder.logged(LineReader(cells=spec.all_cells()))
     observations = [record for record in logged if isinstance(record, Observation)]
     return RunResults(
         spec,

@@ -27,6 +27,7 @@ from orchestrator.spec.job_options import (
     changed_job,
     with_overheads,
 )
+from trials.records.log_reader import LineReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
     job = changed_job(spec.workload, request.job, tuple(spec.models.values()))
     job = with_overheads(request.overheads, job)
     batch: Batch = request.batch_size or job.batch_size or "fastest"
-    observations = folder.observations(readings=False)
+    observations = folder.observations(LineReader(readings=False, cells=spec.all_cells()))
+    slow = slow_nodes(observations)  # before the ranking, which fills the memory
     plan = plan_of(folder, spec, observations)
     # The fastest batch size is among those that were timed: it needs no law.
     needs_law = isinstance(batch, int) or job.lengths is not None
@@ -81,8 +83,7 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
         epochs=_learned(request, folder, plan),
         seed=spec.seed,
     )
-    ranking = rank(inputs)
-    return RankedRun(ranking, slow_nodes(observations), prices.age(catalog, today))
+    return RankedRun(rank(inputs), slow, prices.age(catalog, today))
 
 
 def _learned(request: RankRequest, folder: RunFolder, plan: Plan) -> EpochsByCell | None:

@@ -2,7 +2,7 @@
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self, TypeVar
 
@@ -154,73 +154,73 @@ class RunFolder:
             reason = f"not {what} ({mistake(error)})"
             raise StoreError(f"{self.path / name}: {reason}: {remedy}") from None
 
-    def observations(self, *, readings: bool = True, steps: bool = True) -> list[Observation]:
+    def observations(self, reader: LineReader | None = None) -> list[Observation]:
         """All observations, in the order written, without a torn last line.
 
         Args:
-            readings: as of ``LineReader``.
-            steps: as of ``LineReader``.
+            reader: reader of its lines; None for one that keeps all that they hold.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
         with _no_collection():
-            return list(self.each_observation(readings=readings, steps=steps))
+            return self._listed((reader or LineReader()).observation_or_none)
 
-    def each_observation(
-        self, *, readings: bool = True, steps: bool = True
-    ) -> Iterator[Observation]:
+    def each_observation(self) -> Iterator[Observation]:
         """Iterate over the observations: a long log need not fit into memory.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
-        reader = LineReader(readings=readings, steps=steps)
-        return self._logged(reader.observation_or_none)
+        return _without_repeats(self._logged(LineReader().observation_or_none))
 
     def profiles(self) -> list[Profiled]:
         """All profiles. They share the log with the observations."""
-        return list(self._logged(profile_or_none))
+        return self._listed(profile_or_none)
 
-    def logged(self, *, readings: bool = True, steps: bool = True) -> list[Logged]:
+    def logged(self, reader: LineReader | None = None) -> list[Logged]:
         """All results that cost money, in the order written, by one reading of the log.
 
         Args:
-            readings: as of ``LineReader``.
-            steps: as of ``LineReader``.
+            reader: reader of its lines; None for one that keeps all that they hold.
 
         Raises:
             StoreError: a line before the last cannot be read.
         """
         with _no_collection():
-            return list(self._logged(LineReader(readings=readings, steps=steps).logged))
+            return self._listed((reader or LineReader()).logged)
+
+    def _listed(self, read: Callable[[bytes], L | None]) -> list[L]:
+        # Keys made between the records would leave holes among them, and what fills these keeps
+        # their memory from being given back.
+        return list(_without_repeats(list(self._logged(read))))
 
     def _logged(self, read: Callable[[bytes], L | None]) -> Iterator[L]:
-        # Two objects may hold the same probe, a log joined by hand, too.
-        keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
-        cell, of_cell = None, set[tuple[object, ...]]()
         for file, lines in self.storage.observations():
-            for record in read_lines(file, lines, read):
-                if record.cell is not cell:  # a cell's hash takes as long as to read a line
-                    cell = record.cell
-                    of_cell = keys[cell]
-                key = record.key_in_cell
-                if key not in of_cell:
-                    of_cell.add(key)
-                    yield record
+            yield from read_lines(file, lines, read)
 
     def is_running(self) -> bool:
         """Whether a driver writes to it now."""
         return self.storage.is_written()
 
-    def write(self, name: str, content: str | BaseModel) -> RunPath:
+    def write(self, name: str, content: str | BaseModel | Iterator[bytes]) -> RunPath:
         """Replace a file of the run atomically: a reader sees the old or the new file.
 
         Raises:
             StoreError: it could not be written; the old file is untouched.
         """
-        self.storage.write(name, bytes_of(content))
+        self.storage.write(name, content if isinstance(content, Iterator) else bytes_of(content))
         return self.path / name
+
+
+def _without_repeats(logged: Iterable[L]) -> Iterator[L]:
+    """The first of all records of a key: two objects, or a log joined by hand, may repeat one."""
+    keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
+    for record in logged:
+        of_cell, key = keys[record.cell], record.key_in_cell
+        if key not in of_cell:
+            of_cell.add(key)
+            yield record
 
 
 @contextmanager

@@ -163,6 +163,7 @@ class SweepSpec(Record):
     _models: Models
     _base: Catalog | None
     _chosen: tuple[ChosenRecipe, ...] = ()
+    __slots__ = ("_cells",)  # not a part of the specification: copies and comparisons leave it out
 
     def model_post_init(self, context: Any) -> None:
         """Keep the models and the base catalog of the reader, ``parse_spec``."""
@@ -261,6 +262,9 @@ class SweepSpec(Record):
 
         Recipes must be chosen where the specification has ``auto``.
         """
+        made: tuple[Cell, ...] | None = getattr(self, "_cells", None)
+        if made is not None:  # the same objects each time, which makes look-ups of them fast
+            return [*made]
         cells: dict[Cell, None] = {}  # two recipes may come to the same on a model
         filled: dict[tuple[Recipe, str, str], Recipe] = {}
         for place in self._places():
@@ -269,7 +273,8 @@ class SweepSpec(Record):
             if same not in filled:  # as long as to make ten cells
                 filled[same] = with_defaults(recipe, place.model, place.device)
             cells[place.cell(filled[same])] = None
-        return list(cells)
+        object.__setattr__(self, "_cells", tuple(cells))
+        return [*cells]
 
     def _recipe_at(self, place: "_Place") -> Recipe:
         if isinstance(place.recipe, Recipe):

@@ -49,12 +49,12 @@ class LocalStorage:
         except OSError as error:
             raise unusable(file, "read", error) from None
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes | Iterator[bytes]) -> None:
         """Replace a file atomically: readers see the old or the new one."""
         target, part = self._path / name, self._path / f".{name}.part"
         try:
             with part.open("wb") as file:
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 os.fsync(file.fileno())
             # Synced before and after: a power failure leaves the old file or the new one.

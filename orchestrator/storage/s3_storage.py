@@ -39,9 +39,10 @@ class S3Storage:
         stored = self._bucket.retry(lambda: self._bucket.get(name))
         return None if stored is None else stored.content
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes | Iterator[bytes]) -> None:
         """Replace a file atomically."""
-        self._bucket.retry(lambda: self._bucket.put(name, content))
+        whole = content if isinstance(content, bytes) else b"".join(content)
+        self._bucket.retry(lambda: self._bucket.put(name, whole))
 
     def make(self) -> None:
         """Do nothing: a bucket has no folders."""

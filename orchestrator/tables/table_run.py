@@ -25,7 +25,7 @@ from orchestrator.run_folder.run_folder import open_run
 from orchestrator.run_folder.specification_text import specification_of
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
 from orchestrator.spec.spec_file import parse_spec
-from orchestrator.storage.run_storage import RunPath, StoreError
+from orchestrator.storage.run_storage import StoreError
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import has_bf16, with_defaults
@@ -37,19 +37,6 @@ HEAD = "# Measurements of a table."
 AXES = tuple(name for name in Recipe.model_fields if name not in COLUMNS)
 UNKNOWN_GPU = "their GPU is not in the catalog"
 log = logging.getLogger(__name__)
-
-
-def run_of(path: RunPath | str) -> RunPath | str:
-    """Run folder of a path: of a CSV the folder ``NAME.run`` beside it, written anew.
-
-    Raises:
-        TableError: the CSV cannot be read; a line for each mistake.
-        StoreError: the folder cannot be written.
-    """
-    if isinstance(path, str) and "://" not in path:
-        path = Path(path)
-    is_table = isinstance(path, Path) and path.suffix.casefold() == ".csv" and not path.is_dir()
-    return table_run(path) if isinstance(path, Path) and is_table else path
 
 
 def table_run(path: Path) -> Path:

@@ -77,7 +77,11 @@ def ranked(
         observations, fit_families(observations) if families is None else families
     )
     inputs = RankingInputs(job, catalog, plan, step_times, constraints=constraints)
-    return rank(replace(inputs, today=today, epochs=epochs))
+    ranking = rank(replace(inputs, today=today, epochs=epochs))
+    # Its rows are not validated when they are made.
+    text = ranking.model_dump_json()
+    assert Ranking.model_validate_json(text).model_dump_json() == text
+    return ranking
 
 
 def job_at(batch_size: int) -> Job:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -111,7 +112,8 @@ class Cell(Record):
     @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
-        return self.recipe.of_rank(self.data_parallel_ranks)
+        ranks = self.data_parallel_ranks
+        return self.recipe if ranks == 1 else self.recipe.of_rank(ranks)
 
     @property
     def sparsity(self) -> float:
@@ -140,6 +142,7 @@ class Cell(Record):
         return f"{layout.gpus}x{self.gpu} {layout.strategy}{nodes}"
 
     @property
+    @lru_cache(maxsize=4096)  # noqa: B019 - asked for each probe and each offer of a cell
     def key(self) -> str:
         """A stable name, for example ``cpu/mixtral-tiny/full-fp32-grouped/2of8/seq128``."""
         return "/".join(filter(None, self.key_parts))
@@ -170,10 +173,6 @@ S = TypeVar("S", bound=OfCell)
 def by_cell(records: Iterable[S]) -> defaultdict[Cell, list[S]]:
     """Group records by cell, in their order; a cell without records has an empty list."""
     groups: defaultdict[Cell, list[S]] = defaultdict(list)
-    cell, group = None, list[S]()
     for record in records:
-        if record.cell is not cell:  # a cell's hash takes as long as all the rest
-            cell = record.cell
-            group = groups[cell]
-        group.append(record)
+        groups[record.cell].append(record)
     return groups

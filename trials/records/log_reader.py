@@ -6,6 +6,8 @@ takes a tenth of pydantic's time; whatever it refuses is read, or refused, by py
 """
 
 import statistics
+from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -50,6 +52,15 @@ class _Memory(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     foreign_bytes: _Whole | None = None
 
 
+class _Reading(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    used_memory_bytes: _Whole | None = None
+
+
 class _Measured(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     memory_steps: _Whole
     memory: _Memory | None = None
@@ -90,23 +101,20 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     log_version: Annotated[int, Meta(ge=1, le=LOG_VERSION)] = LOG_VERSION
 
 
-READING = TypeAdapter(DeviceReading | None)
+READING = msgspec.json.Decoder(_Reading | None)
 # Parsers of records that only a measurement on several GPUs has.
 OF_SEVERAL: dict[str, TypeAdapter[Any]] = {
     "ranks": TypeAdapter(tuple[RankReading, ...]),
     "collectives": TypeAdapter(tuple[CollectiveTime, ...]),
 }
-UNREAD = {"warmup_seconds": (), "energy_joules": None, "before": None, "after": None}
-FIELDS: dict[type[Record], set[str]] = {
-    kind: set(kind.model_fields) for kind in (Observation, Measurement, MemoryReading)
-}
+UNREAD = {"warmup_seconds": ()} | dict.fromkeys(("energy_joules", "before", "after", "built"))
 
 
 class _Texts(dict[bytes, T]):
-    """Values of JSON texts, each parsed at its first lookup."""
+    """Values of JSON texts, each parsed at its first lookup; ``given`` ones need none."""
 
-    def __init__(self, kind: TypeAdapter[T]) -> None:
-        super().__init__()
+    def __init__(self, kind: TypeAdapter[T], given: Iterable[T] = ()) -> None:
+        super().__init__((kind.dump_json(value), value) for value in given)
         self._kind = kind
 
     def __missing__(self, text: bytes) -> T:
@@ -118,17 +126,23 @@ class LineReader:
     """Reads the observations of one log, several times as fast as separate lines.
 
     Args:
-        readings: whether to keep warm-up steps, energy and the readings of the GPU's sensors. Only
-            reports show them, and they are a third of a long log's memory.
+        readings: whether to keep warm-up steps, energy, the readings of the GPU's sensors and the
+            built model. Only reports show them, and they are a third of a long log's memory.
         steps: whether to keep every timed step; otherwise their median stands for them, which takes
             a tenth of the memory away.
+        cells: cells of the specification, which then are those of the observations, too: they need
+            no parsing, and look-ups of the same objects are fast.
     """
 
-    def __init__(self, *, readings: bool = True, steps: bool = True) -> None:
+    def __init__(
+        self, *, readings: bool = True, steps: bool = True, cells: Iterable[Cell] = ()
+    ) -> None:
         self._readings = readings
         self._steps = steps
         self._line = msgspec.json.Decoder(_Line)
-        self._cells = _Texts(TypeAdapter(Cell))
+        # A ranking keeps these numbers. Those of a line would hold the memory of lines around it.
+        self._sizes: dict[int, int] = {}
+        self._cells = _Texts(TypeAdapter(Cell), cells)
         self._places: _Texts[Environment | None] = _Texts(TypeAdapter(Environment | None))
         self._models: _Texts[Built | None] = _Texts(TypeAdapter(Built | None))
 
@@ -163,6 +177,7 @@ class LineReader:
         parts = self._line.decode(line)
         values = msgspec.structs.asdict(parts)
         values["cell"] = self._cells[bytes(parts.cell)]
+        values["batch_size"] = self._sizes.setdefault(parts.batch_size, parts.batch_size)
         values["environment"] = self._places[bytes(parts.environment)]
         if parts.measurement is not None:
             values["measurement"] = self._measurement(parts.measurement)
@@ -172,12 +187,12 @@ class LineReader:
         values = msgspec.structs.asdict(parts)
         if parts.memory is not None:
             values["memory"] = _record(MemoryReading, msgspec.structs.asdict(parts.memory))
-        values["built"] = self._models[bytes(parts.built)]
         if not self._steps and parts.step_seconds:
             values["step_seconds"] = (statistics.median(parts.step_seconds),)
         if self._readings:
-            values["before"] = READING.validate_json(bytes(parts.before))
-            values["after"] = READING.validate_json(bytes(parts.after))
+            values["built"] = self._models[bytes(parts.built)]
+            values["before"] = _reading(parts.before)
+            values["after"] = _reading(parts.after)
         else:
             values |= UNREAD
         for name, kind in OF_SEVERAL.items():
@@ -186,11 +201,25 @@ class LineReader:
         return _record(Measurement, values)
 
 
+def _reading(text: Raw) -> DeviceReading | None:
+    reading = READING.decode(text)
+    return None if reading is None else _record(DeviceReading, msgspec.structs.asdict(reading))
+
+
 def _record(kind: type[R], values: dict[str, Any]) -> R:
-    """A record of checked values; all records of a kind share the set of their fields."""
-    record = kind.__new__(kind)
-    object.__setattr__(record, "__dict__", values)
-    object.__setattr__(record, "__pydantic_fields_set__", FIELDS[kind])
-    object.__setattr__(record, "__pydantic_extra__", None)
-    object.__setattr__(record, "__pydantic_private__", None)
-    return record
+    """A record of checked values, whose names it shares with others of its kind."""
+    attributes = _attributes_of(kind).copy()
+    attributes.update(values)
+    return kind.of_checked(attributes)
+
+
+@cache
+def _attributes_of(kind: type[Record]) -> dict[str, Any]:
+    """Attributes that CPython keeps apart from their names, as copies of them do.
+
+    Dictionaries of their own would take a quarter more memory for a long log.
+    """
+    record = object.__new__(kind)
+    for name in kind.model_fields:
+        object.__setattr__(record, name, None)
+    return vars(record)

@@ -12,7 +12,7 @@ from gpu_catalog.links.within_nodes import CollectiveName
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
 from trials.records.built import Built
-from trials.records.cell import Cell, by_cell
+from trials.records.cell import Cell
 
 LOG_VERSION = 1
 """Version of the log's format, to be raised when earlier programs can no longer read it."""
@@ -67,11 +67,6 @@ Shorter = tuple[tuple[PositiveInt, Second], ...]
 """Pairs of tokens per example, ascending, and seconds of a step with such examples."""
 
 
-@lru_cache(maxsize=1024)
-def _fingerprint(*stack: object) -> str:
-    return hashlib.sha256(repr(stack).encode()).hexdigest()[:12]
-
-
 class Environment(Record):
     """Software and hardware of a probe.
 
@@ -97,6 +92,7 @@ class Environment(Record):
     backend: Annotated[str | None, Field(exclude_if=lambda name: name is None)] = None
 
     @property
+    @lru_cache(maxsize=1024)  # noqa: B019 - a log has many probes in few environments
     def stack(self) -> str:
         """Fingerprint shared by comparable measurements, without host and node.
 
@@ -104,9 +100,11 @@ class Environment(Record):
         with one kind of GPU differ in their number.
         """
         threads = self.threads if self.allocator is None else 0
-        return _fingerprint(self.versions, self.device_name, threads, self.allocator)
+        stack = (self.versions, self.device_name, threads, self.allocator)
+        return hashlib.sha256(repr(stack).encode()).hexdigest()[:12]
 
     @property
+    @lru_cache(maxsize=1024)  # noqa: B019 - as above
     def software(self) -> str:
         """Fingerprint of the stack without device and driver."""
         versions = tuple(version for version in self.versions if version[0] != "driver")
@@ -329,14 +327,16 @@ class Observation(Record):
 def without_superseded(observations: Iterable[Observation]) -> list[Observation]:
     """Drop timed probes that a later attempt on another node replaced, their node being slow."""
     every = list(observations)
-    replaced: set[int] = set()
-    for of_cell in by_cell(o for o in every if o.is_timing).values():
-        last: dict[tuple[int, int], int] = {}
-        for o in of_cell:
-            visit = (o.batch_size, o.repeat)
+    last: dict[tuple[Cell, int, int], int] = {}  # attempt at a visit that was timed again
+    for o in every:
+        if o.attempt > 1 and o.is_timing:
+            visit = o.cell, o.batch_size, o.repeat
             last[visit] = max(o.attempt, last.get(visit, 0))
-        replaced |= {id(o) for o in of_cell if o.attempt != last[o.batch_size, o.repeat]}
-    return [o for o in every if id(o) not in replaced]
+
+    def is_replaced(o: Observation) -> bool:
+        return o.is_timing and o.attempt < last.get((o.cell, o.batch_size, o.repeat), 0)
+
+    return [o for o in every if not is_replaced(o)] if last else every
 
 
 def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation | None] | None:

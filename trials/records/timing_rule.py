@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -85,8 +86,8 @@ def instability(
         # The test takes longer than all the rest.
         if abs(drift) > 5 * rule.relative_half_width and _halves_differ(step_seconds):
             reasons.append(f"steps became {abs(drift):.0%} {'slower' if drift > 0 else 'faster'}")
-    slow = sum(seconds > 1.5 * median for seconds in step_seconds)
-    if slow:
+    if max(step_seconds) > 1.5 * median:
+        slow = sum(seconds > 1.5 * median for seconds in step_seconds)
         reasons.append(f"{slow} of {len(step_seconds)} steps took half as long again or more")
     return "; ".join(reasons) or None
 
@@ -123,12 +124,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     Returns:
         (low, high), or None for fewer than six values, which have no such interval.
     """
-    ordered = sorted(values)
-    count = len(ordered)
+    ordered, rank = sorted(values), _least_rank(len(values))
+    return None if rank == 0 else (ordered[rank - 1], ordered[-rank])
+
+
+@cache
+def _least_rank(count: int) -> int:
+    """The k of ``median_interval`` for so many values; 0 for none."""
     tail, rank = 0.0, 0
     while rank < count // 2:
         tail += math.comb(count, rank) / 2**count
         if 1 - 2 * tail < CONFIDENCE:
             break
         rank += 1
-    return None if rank == 0 else (ordered[rank - 1], ordered[count - rank])
+    return rank

@@ -58,7 +58,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     from gpu_catalog.catalog import load_catalog
     from orchestrator.estimating.calibration_file import calibration_text
     from orchestrator.run_folder.run_folder import RunFolder
-    from orchestrator.tables.table_run import run_of
+    from orchestrator.tables.table_or_run import run_of
     from trials.simulation.timing_model import EfficiencyConstants
     from trials.simulation.trace_cache import Traces
 

@@ -18,6 +18,7 @@ from orchestrator.run_folder.load_results import plan_of, results_of, run_and_pr
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.run_storage import distinct_names
 from trials.records.cell import by_cell
+from trials.records.log_reader import LineReader
 from trials.records.observation import Observation, largest_batch
 from trials.records.profile import Profiled
 
@@ -28,7 +29,7 @@ def run_rank(options: argparse.Namespace) -> int:
     from orchestrator.reporting.markdown_report import cheapest_section, headline
     from orchestrator.reporting.write_reports import write_ranking
     from orchestrator.run_folder.rank_run import RankRequest, rank_run
-    from orchestrator.tables.table_run import run_of
+    from orchestrator.tables.table_or_run import run_of
 
     options.run = run_of(options.run)
     ranked = rank_run(request_of(RankRequest, vars(options)), today())
@@ -95,7 +96,7 @@ def run_status(options: argparse.Namespace) -> int:
     """Print the state of each trial, and what the run has cost, from its files alone."""
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
-    logged = folder.logged(readings=False, steps=False)
+    logged = folder.logged(LineReader(readings=False, steps=False, cells=spec.all_cells()))
     observations = [record for record in logged if isinstance(record, Observation)]
     plan = plan_of(folder, spec, observations)
     complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}

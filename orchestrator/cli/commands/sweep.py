@@ -16,7 +16,7 @@ from orchestrator.markdown_table import table
 from orchestrator.planning.cluster_resources import SCALES_TO, ClusterResources, Node, this_machine
 from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.node_pricing import NodePrices
-from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.plan import Plan, make_plan, obstacle
 from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.ranking.job_lengths import unsuited
@@ -47,6 +47,7 @@ from orchestrator.scheduling.strategy import to_measure
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from orchestrator.storage.run_storage import RunPath, output_path
+from trials.records.log_reader import LineReader
 from trials.records.observation import Observation
 
 
@@ -136,7 +137,8 @@ def run_plan(options: argparse.Namespace) -> int:
     if isinstance(path, str) or (path is not None and (path / SPEC).exists()):
         folder = RunFolder.existing(path)
         prices, spec = run_and_prices(folder, price_options)
-        observations = folder.observations(readings=False, steps=options.next)
+        reader = LineReader(readings=False, steps=options.next, cells=spec.all_cells())
+        observations = folder.observations(reader)
         plan, cluster = plan_of(folder, spec, observations), this_machine()
         catalog = prices.over(spec.merged_catalog())
     else:
@@ -147,7 +149,8 @@ def run_plan(options: argparse.Namespace) -> int:
         catalog = prices.over(spec.merged_catalog())
         constants = known_constants(None)
         spec = with_chosen_recipes(spec, folder, catalog, constants, today())
-        observations = folder.observations(readings=False, steps=options.next)
+        reader = LineReader(readings=False, steps=options.next, cells=spec.all_cells())
+        observations = folder.observations(reader)
         plan, cluster = plan_without_starting(spec, catalog, observations)
     rented_as = request_of(RentalOptions, vars(options)).rented_as(catalog)
     rates = node_prices(folder, catalog, rented_as)
@@ -193,10 +196,15 @@ def _print_cost_of_absent_gpus(
     }
     nodes = tuple(Node({SCALES_TO + name: 1.0}) for name in absent)
     extended = ClusterResources((*cluster.nodes, *nodes))
-    extended_plan = make_plan(spec, catalog, extended, observations)
-    work = remaining_work(spec, rates, extended, extended_plan, observations)
-    left = [part for part in work if part.gpu in absent]
-    if left:
+    complete = {*plan.complete}
+    pending = tuple(
+        cell
+        for cell in spec.all_cells()
+        if cell.devices in absent and cell not in complete
+        if obstacle(cell, spec.model(cell.model), catalog, extended) is None
+    )
+    plan = plan.model_copy(update={"pending": pending})
+    if left := remaining_work(spec, rates, extended, plan, observations):
         names = ", ".join(part.gpu for part in left)
         print_result(f"\nOn a cluster with one node per GPU ({names}; 'deploy' writes its file):")
         for text in expected(left, Budget(profiles=spec.profile), rates):

@@ -3,8 +3,9 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
@@ -127,11 +128,16 @@ def compare_recipes(observations: Sequence[Observation]) -> list[RecipeCompariso
     pools: defaultdict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for o in without_superseded(observations):
         if o.basis is not Basis.CAPPED:
-            cell = o.cell
-            setting = (cell.gpus, cell.model, cell.weights, cell.active_experts, cell.seq_len)
-            pools[*setting, cell.parallel, o.basis].append(o)
+            pools[_setting(o.cell), o.basis].append(o)
     groups = [group for pool in pools.values() for group in _by_stack(pool)]
     return [comparison for group in groups if (comparison := _comparison(group)) is not None]
+
+
+@lru_cache(maxsize=4096)
+def _setting(cell: Cell) -> tuple[object, ...]:
+    """All of a cell but its recipe."""
+    routing = cell.weights, cell.active_experts
+    return cell.gpus, cell.model, *routing, cell.seq_len, cell.parallel
 
 
 def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
@@ -141,7 +147,7 @@ def _by_stack(pool: Sequence[Observation]) -> list[list[Observation]]:
     belongs to the only stack of its cell, else to the only one of the pool, else to none.
     """
     stacks = _stacks(pool)
-    if not stacks:
+    if len(stacks) <= 1:
         return [list(pool)]
     only: dict[Cell, str | None] = {}
     for cell, observations in by_cell(pool).items():
@@ -170,10 +176,11 @@ def _comparison(group: Sequence[Observation]) -> RecipeComparison | None:
     common = set.intersection(*map(set, fits.values())) if fits else set()
     if not common or len(fits) + len(hopeless) < 2:
         return None
-    timed = {size for size in common if all(_median(sizes[size]) for sizes in fits.values())}
+    medians = {cell: _medians(sizes) for cell, sizes in fits.items()}
+    timed = {size for size in common if all(size in sizes for sizes in medians.values())}
     batch_size = max(timed or common)
     ordered = sorted(fits, key=lambda cell: plainness(cell.recipe))
-    rows = [_row(cell, limits[cell], fits[cell], batch_size) for cell in ordered]
+    rows = [_row(c, limits[c], fits[c][batch_size], medians[c], batch_size) for c in ordered]
     rows += [
         RecipeRow(recipe, None, None, 0, None)
         for recipe in sorted((cell.recipe for cell in hopeless), key=plainness)
@@ -195,15 +202,16 @@ def _fits(probes: Sequence[Observation]) -> dict[int, list[Measurement]]:
 
 
 def _row(
-    cell: Cell, largest: int | None, sizes: dict[int, list[Measurement]], batch_size: int
+    cell: Cell,
+    largest: int | None,
+    fits: Sequence[Measurement],
+    medians: Mapping[int, float],
+    batch_size: int,
 ) -> RecipeRow:
-    medians = {size: median for size, fits in sizes.items() if (median := _median(fits))}
     micro_batches = cell.rank_recipe.micro_batches
     return RecipeRow(
         recipe=cell.recipe,
-        peak_bytes=max(
-            (m.memory.peak_allocated_bytes for m in sizes[batch_size] if m.memory), default=None
-        ),
+        peak_bytes=max((m.memory.peak_allocated_bytes for m in fits if m.memory), default=None),
         step_seconds=medians.get(batch_size),
         largest=largest,
         examples_per_second=max(
@@ -216,9 +224,10 @@ def _row(
     )
 
 
-def _median(measurements: Sequence[Measurement]) -> float | None:
-    steps = [seconds for m in measurements for seconds in m.step_seconds]
-    return statistics.median(steps) if steps else None
+def _medians(sizes: Mapping[int, Sequence[Measurement]]) -> dict[int, float]:
+    """Median step by batch size, for the sizes that were timed."""
+    steps = {size: [s for m in fits for s in m.step_seconds] for size, fits in sizes.items()}
+    return {size: statistics.median(seconds) for size, seconds in steps.items() if seconds}
 
 
 def recipes_section(observations: Sequence[Observation]) -> str:
