@@ -22,6 +22,20 @@ class ZeroSettings(Record):
 
     Absent ones have DeepSpeed's own default. Sizes are in elements; transformers puts sizes by the
     model's width in place of ``auto``.
+
+    Attributes:
+        overlap_comm: whether gradients are reduced beside the backward pass, from a second bucket.
+        contiguous_gradients: whether gradients are copied to a bucket of their own.
+        reduce_scatter: whether each gradient is reduced to the rank that updates its weight.
+        allgather_partitions: whether updated weights are gathered at once, not broadcast.
+        round_robin_gradients: whether stages 1 and 2 order weights so that the ranks take turns.
+        reduce_bucket_size: elements of gradients that are reduced together.
+        allgather_bucket_size: elements of updated weights that are gathered together.
+        sub_group_size: elements that stage 3 updates together.
+        stage3_prefetch_bucket_size: elements that are gathered ahead.
+        stage3_param_persistence_threshold: elements of a weight that is kept gathered.
+        stage3_max_live_parameters: elements that may be gathered at once.
+        stage3_max_reuse_distance: elements between two uses, up to which a weight stays gathered.
     """
 
     overlap_comm: Switch | None = None

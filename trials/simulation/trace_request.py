@@ -395,5 +395,6 @@ def trace_sources(trials: Path) -> Iterator[Path]:
     stepping = ("census.py", "compilation.py", "finetune.py", "loss.py")
     yield from (trials / "training" / name for name in stepping)
     traced = ("recording.py", "layer_expansion.py", "trace_cache.py", "trace_request.py")
-    yield from (trials / "simulation" / name for name in traced)
-    yield trials / "simulation" / "ranks" / "stream_events.py"
+    of_ranks = ("ranks/engine_steps.py", "ranks/stream_events.py")
+    yield from (trials / "simulation" / name for name in (*traced, *of_ranks))
+    yield trials / "recipes" / "zero_settings.py"

@@ -102,11 +102,11 @@ class FineTuning:
         self._device = device
         self._seed = seed
         self._rank = rank
+        self._build()
         self.reference: nn.Module | None = None
         if cell.recipe.reference == "separate":
             self.reference = self._make(reference_recipe(cell.recipe), REFERENCE_OUTPUTS)
             set_evaluating(self.reference)
-        self._build()
         self.on_loss: Callable[[], None] = lambda: None
 
     def _build(self) -> None:

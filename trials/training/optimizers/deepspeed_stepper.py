@@ -18,6 +18,8 @@ from trials.recipes.recipe import Recipe
 from trials.recipes.zero_settings import BY_WIDTH, ZeroSettings
 from trials.training.optimizers.stepper import LEARNING_RATE, LossOf, qualified_name
 
+LOCAL_RANK = ("LOCAL_RANK", "0")
+"""Variable that DeepSpeed reads even without a launcher. A rank sees one GPU."""
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000  # its default reduce_bucket_size
 
 
@@ -56,6 +58,7 @@ class DeepSpeedStepper:
     def start(self) -> None:
         """Make the engine, if there is none yet."""
         if self._engine is None:
+            os.environ.setdefault(*LOCAL_RANK)
             self._engine, self.optimizer, *_ = self._library.initialize(
                 model=self._model, **self._settings
             )
@@ -154,7 +157,6 @@ def deepspeed_library(device_type: str) -> Any:
         ImportError: it is not installed.
     """
     os.environ.setdefault("DS_ACCELERATOR", device_type)
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it even without a launcher
     os.environ.setdefault("LOCAL_SIZE", "1")  # else it runs numactl each time it asks
     try:
         deepspeed: Any = importlib.import_module("deepspeed")
@@ -242,6 +244,7 @@ def _group_of_one(deepspeed: Any) -> None:
     """Initialise the process group that DeepSpeed requires, with this process alone; once."""
     if torch.distributed.is_initialized():
         return
+    os.environ.setdefault(*LOCAL_RANK)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     deepspeed.init_distributed(

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from trials.simulation.tracing.shape_rules import CPU
 from trials.simulation.tracing.tracer import NO_NUMBERS
 from trials.training.finetune import model_tensors
 from trials.training.optimizers.deepspeed_stepper import (
+    LOCAL_RANK,
     DeepSpeedStepper,
     deepspeed_library,
     zero_stepper,
@@ -150,6 +152,7 @@ class ZeroRank:
                 (torch.Tensor, "record_stream", lambda *_: None),
             ]
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_without_launcher())
             for place, name, value in replaced:
                 stack.enter_context(_in_place(place, name, value))
             yield
@@ -183,6 +186,19 @@ def _comparisons() -> Iterator[tuple[Any, str]]:
     for module in COMPARING:
         imported = importlib.import_module(f"{ZERO}.{module}")
         yield from ((imported, name) for name in vars(imported) if "same_as_other_ranks" in name)
+
+
+@contextlib.contextmanager
+def _without_launcher() -> Iterator[None]:
+    """Take back what DeepSpeed needs of a launcher: other libraries would think there is one."""
+    name, value = LOCAL_RANK
+    own = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if own is None else {name: own})
 
 
 @contextlib.contextmanager
