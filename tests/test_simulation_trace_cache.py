@@ -94,7 +94,8 @@ def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) 
 
 def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
     """A trace of a large model takes many seconds, and nobody waits for it any more."""
-    words = ("--model", "llama-3.1-70b", "--gpu", "B300", "--activation-offloading", "on")
+    words = ("--model", "llama-3.1-70b", "--method", "full", "--gpu", "8xB300")
+    words += ("--strategy", "deepspeed-zero3")
     with subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "estimate", *words, "--seq-len", "64"],
         env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
