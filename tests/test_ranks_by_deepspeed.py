@@ -11,6 +11,7 @@ from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real
 
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy
+from trials.recipes.zero_settings import ZeroSettings
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
@@ -39,10 +40,22 @@ NORM_BYTES = 9
 """Bytes of the norm of the gradients and of a flag of overflows, which the ranks compare."""
 
 
-def by_zero(strategy: ZeroStrategy, method: str = "full", ranks: int = 2) -> Cell:
+RELEASING = ZeroSettings(
+    reduce_bucket_size=10_000,
+    stage3_prefetch_bucket_size=20_000,
+    stage3_param_persistence_threshold=0,
+    stage3_max_live_parameters=0,
+    stage3_max_reuse_distance=0,
+)
+"""Settings under which stage 3 frees weights after each use, as a large model's."""
+
+
+def by_zero(
+    strategy: ZeroStrategy, method: str = "full", ranks: int = 2, zero: ZeroSettings | None = None
+) -> Cell:
     """A tiny Llama on ranks by a stage of ZeRO."""
     cell = tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH)
-    return on_layout(cell, Parallel(gpus=ranks, strategy=strategy))
+    return on_layout(cell, Parallel(gpus=ranks, strategy=strategy, zero=zero))
 
 
 def compared(cases: list[RankCase], folder: Path) -> dict[str, list[int]]:
@@ -72,7 +85,8 @@ def all_cases(ranks: int, counts: tuple[int, ...]) -> list[RankCase]:
 )
 def test_a_traced_rank_is_the_real_one(counts: tuple[int, ...], tmp_path: Path) -> None:
     """DeepSpeed itself runs on both; frequencies and losses aside, to the byte."""
-    apart = compared(all_cases(2, counts), tmp_path)
+    releasing = [(by_zero("deepspeed-zero3", method, zero=RELEASING), 2) for method in RECIPES]
+    apart = compared(all_cases(2, counts) + releasing, tmp_path)
     assert apart == {key: [0] * 2 for key in apart}
 
 
@@ -125,10 +139,22 @@ def test_a_trial_measures_the_peak_that_is_traced(strategy: ZeroStrategy) -> Non
     assert peaks == [peak(traced(cell, 1)) + FREQUENCIES] * 2
 
 
-@pytest.mark.parametrize("strategy", ZERO_STRATEGIES)
-def test_two_batch_sizes_determine_a_third(strategy: ZeroStrategy) -> None:
-    """Each trace has an engine of its own, and the same events."""
-    cell = by_zero(strategy)
+def test_weights_are_gathered_for_each_pass_where_they_are_freed() -> None:
+    """Once forward and once backward, but for the last, which the backward pass begins with."""
+    gathered = moved(traced(by_zero("deepspeed-zero3", zero=RELEASING), 1))["ALL_GATHER"]
+    assert 1.5 * weight_bytes() < gathered <= 2 * weight_bytes()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *map(by_zero, ZERO_STRATEGIES),
+        by_zero("deepspeed-zero3", "lora", zero=RELEASING),
+    ],
+    ids=lambda cell: cell.parallel.key,
+)
+def test_two_batch_sizes_determine_a_third(cell: Cell) -> None:
+    """Each trace has an engine of its own, and the same events; weights go in any order."""
     whole = TraceableCell(cell, find_model(cell.model), target="cuda", whole=True)
     first = whole.trace(2, lambda _: 0)
     second = whole.trace(4, lambda _: 0, first.recording)

@@ -362,20 +362,20 @@ class Operators:
 
 
 def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArray, IntArray]:
-    """Kinds, segments and names of a part, with consecutive frees sorted by name."""
+    """Kinds, segments and names of a part, with frees sorted by name between two kernels."""
     columns = recording.kinds, recording.names, recording.segments
     kinds, names, segments = (column[part] for column in columns)
     freed = kinds == Kind.FREED
-    runs = np.cumsum(~freed | np.r_[True, ~freed[:-1]])
-    order = np.lexsort((np.where(freed, names, 0), runs))
-    return kinds, segments, names[order]
+    passed = freed | ((kinds == Kind.RUN) & (names == OperatorClass.VIEW))
+    runs = np.cumsum(~passed | np.r_[True, ~passed[:-1]])
+    return kinds, segments, names[np.lexsort((np.where(freed, names, 0), runs))]
 
 
 def with_updates_of(recording: Recording, other: Recording) -> Recording:
     """Combine the step of one recording with the updates of another and the frees after them.
 
-    Consecutive frees may come in another order (autocast keeps its casts by address); the result
-    has the order of the other recording.
+    Frees without a kernel between them may come in another order (autocast keeps its casts by
+    address, DeepSpeed gathered weights); the result has the order of the other recording.
 
     Raises:
         StructureError: before the updates the two differ in more than numbers.
