@@ -91,8 +91,7 @@ class Rank:
     @property
     def build_device(self) -> torch.device:
         """Device of the whole weights: the host, where each rank takes its shard to its own."""
-        is_divided = self.is_sharded and self.parallel.zero_stage not in {1, 2}
-        return torch.device("cpu") if is_divided else self.device
+        return torch.device("cpu") if self.shards > 1 else self.device
 
     def versions(self) -> dict[str, str]:
         """Version of that library, by its name; gloo is part of PyTorch and has none."""

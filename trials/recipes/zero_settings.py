@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gpu_catalog.record import Record
+from trials.recipes.fields import Switch
 
 
 def _whole(value: Any) -> Any:
@@ -13,7 +14,6 @@ def _whole(value: Any) -> Any:
 
 
 Elements = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
-Switch = Annotated[bool, Field(strict=True)]
 Sized = Elements | Literal["auto"] | None
 
 

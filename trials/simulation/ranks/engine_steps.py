@@ -54,15 +54,13 @@ def engine_steps(recordings: Sequence[Recording], micro_batches: int) -> list[St
     old = np.unique(recording.names[chosen][is_named])
     names = recording.names[chosen].copy()
     names[is_named] = np.searchsorted(old, names[is_named])
-    # What sums of gradients are for other layouts, DeepSpeed does by operators of its own.
-    kept = kinds != Kind.ACCUMULATED
-    starts = np.searchsorted(labels[kept], segments)
+    starts = np.searchsorted(labels, segments)
     return [
         Stream(
-            kinds=kinds[kept],
-            names=names[kept],
-            numbers=one.numbers[chosen][kept],
-            segments=labels[kept],
+            kinds=kinds,
+            names=names,
+            numbers=one.numbers[chosen],
+            segments=labels,
             purposes=_purposes(recording, old),
             parts_from=tuple(int(start) for start in starts[1:]),
             steady_from=int(starts[1]),
@@ -72,13 +70,12 @@ def engine_steps(recordings: Sequence[Recording], micro_batches: int) -> list[St
 
 
 def _purposes(recording: Recording, names: IntArray) -> IntArray:
-    """Purposes of storages, (storages,), by their names."""
+    """Purposes of storages, (storages,), by their names; gradients count as activations."""
     made = recording.kinds == Kind.MADE
     owners = np.zeros(int(names.max(initial=-1)) + 1, np.int64)
     is_chosen = made & (recording.names <= names.max(initial=-1))
     owners[recording.names[is_chosen]] = recording.segments[is_chosen]
     purposes = np.full(len(names), int(Purpose.ACTIVATION))
     purposes[np.isin(owners[names], (*BEFORE, *UPDATES))] = Purpose.OPTIMIZER
-    purposes[np.isin(names, recording.gradients)] = Purpose.GRADIENT
     purposes[np.isin(names, recording.workspaces)] = Purpose.WORKSPACE
     return purposes

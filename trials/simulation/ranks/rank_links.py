@@ -81,7 +81,7 @@ def _collectives(layout: Parallel) -> Iterator[tuple[Group, Sequence[CollectiveN
             among = Group(layout.data_parallel_ranks, layout.degree, per_node)
             yield among, ("all-gather", "reduce-scatter")
         return
-    if layout.zero_stage in {1, 2}:
+    if layout.shards == 1:  # stages 1 and 2 of ZeRO
         yield Group(layout.gpus, 1, per_node), ("all-gather", "all-reduce")
         return
     yield Group(layout.shards, 1, per_node), ("all-gather", "reduce-scatter")

@@ -69,9 +69,6 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
         """Note a tensor; DeepSpeed keeps the shapes of weights on the meta device."""
         return 0 if tensor.device.type == "meta" else super().note_tensor(tensor)
 
-    def accumulated(self, parameter: torch.Tensor) -> None:
-        """Note a gradient. DeepSpeed adds those of micro-batches by operators of its own."""
-
     def begin(self, segment: Segment, kept: set[int]) -> None:
         """Begin a step, after all storages that outlive the step before.
 
