@@ -1,5 +1,6 @@
 """Numbers as text for people: a few significant digits, never an exponent."""
 
+from collections.abc import Callable
 from decimal import Decimal
 
 
@@ -8,9 +9,19 @@ def short(value: float, digits: int = 3) -> str:
     return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
-def ends(low: float, high: float) -> str:
+def dollars(usd: float) -> str:
+    """Write dollars without their sign: 0.0042, 0.50, 12.30, 1,230."""
+    if abs(usd) >= 99.995:
+        return short(usd)
+    if abs(usd) >= 1:
+        return f"{usd:.2f}"
+    whole, _, cents = short(usd).partition(".")
+    return f"{whole}.{cents:0<2}"
+
+
+def ends(low: float, high: float, text: Callable[[float], str] = short) -> str:
     """Write the ends of an interval."""
-    return f"{short(low)} to {short(high)}"
+    return f"{text(low)} to {text(high)}"
 
 
 def given(value: float | None) -> str:

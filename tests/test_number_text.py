@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars, short
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,22 @@ def test_it_is_the_number_rounded(value: float, digits: int) -> None:
     text = short(value, digits)
     assert "e" not in text
     assert float(text.replace(",", "")) == float(f"{value:.{digits}g}")
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0.0, "0.00"),
+        (0.00854, "0.00854"),
+        (0.5, "0.50"),
+        (0.9996, "1.00"),
+        (1.2, "1.20"),
+        (99.994, "99.99"),
+        (99.996, "100"),
+        (1234.56, "1,230"),
+        (-3.0, "-3.00"),
+    ],
+)
+def test_dollars_have_cents_below_a_hundred(usd: float, text: str) -> None:
+    """No more digits than a prediction has; below one dollar, as many as `short`."""
+    assert dollars(usd) == text

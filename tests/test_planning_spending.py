@@ -63,12 +63,12 @@ def test_a_sweep_is_priced_before_it_starts() -> None:
     assert (left["desk"].hours, left["cpu"].hours, left["cpu"].offer) == (None, None, None)
     table, line, priced = expected(list(left.values()), Budget(), RATES)
     rows = [[field.strip() for field in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
-    assert rows[0] == ["fast", "1", "1 there", "1", "0.38", "2", "0.77"]
+    assert rows[0] == ["fast", "1", "1 there", "1", "0.38", "2.00", "0.767"]
     assert rows[1][:4] == ["desk", "1", "3 to be started", "3"]
     assert rows[2][:4] == ["cpu", "1", "2 there", "12"]
-    for part in ("0.38 h and $0.77", "desk, cpu not counted", "60 s a probe", "10 min to start"):
+    for part in ("0.38 h and $0.767", "desk, cpu not counted", "60 s a probe", "10 min to start"):
         assert part in line
-    for part in ("fast pit b spot in here at $2/h", "cheapest", "--providers", "--no-spot"):
+    for part in ("fast pit b spot in here at $2.00/h", "cheapest", "--providers", "--no-spot"):
         assert part in priced
     lines = list(expected_text(list(left.values()), Budget(0.5, profiles=True), RATES))
     assert "desk, cpu, profiles not" in lines[0]
@@ -144,7 +144,7 @@ def test_each_node_pays_for_its_start_and_its_dead_trials() -> None:
     spent, priced = meter.text()
     for part in ("spent: $1.12", "108 s", "3 starts", "(10 min, assumed)"):
         assert part in spent
-    for part in ("pit b spot in here at $2/h", "cheapest", "idle nodes"):
+    for part in ("pit b spot in here at $2.00/h", "cheapest", "idle nodes"):
         assert part in priced
 
 
@@ -154,13 +154,13 @@ def test_nodes_cost_the_offers_that_the_user_names() -> None:
     meter = Meter(SPEC, on_demand, [ran("one", "a")])
     assert meter.usd == pytest.approx(3 * 636 / 3600)
     priced = list(meter.text())[1]
-    assert "on-demand in here at $3" in priced
+    assert "on-demand in here at $3.00" in priced
     assert "cheapest" not in priced
     none = NodePrices(CATALOG, NodeRentals(offers=OfferFilter(providers=("own",))))
     assert Meter(SPEC, none, [ran("one", "a")]).usd is None
     meter = Meter(SPEC, none, [ran("one", "a"), observation(1, cell=DESK, seconds=3600.0)])
     spent, priced = meter.text()
-    assert spent == "spent: $0.5: probes"
+    assert spent == "spent: $0.50: probes"
     assert "fast not at all" in priced
     assert "own c on-demand" in priced
     assert "idle nodes" not in priced
@@ -262,7 +262,7 @@ def test_the_offers_of_nodes_are_saved_with_the_run(
             writer.append(observation)
     sweep = ["sweep", str(spec), "--out", str(run.path)]
     assert main([*sweep, "--providers", "pit", "--no-spot"]) == 0
-    price = "on-demand in here at $3/h"
+    price = "on-demand in here at $3.00/h"
     assert price in capsys.readouterr().err
     assert run.rented() == NodeRentals(offers=OfferFilter(providers=("pit",), market="on-demand"))
     for command in (["status", str(run.path)], sweep, [*sweep[:1], "--resume", *sweep[2:]]):

@@ -11,7 +11,7 @@ def test_the_smallest_relaxation_is_named_when_no_offer_qualifies() -> None:
         ("A", MissedConstraints(quickest_hours=2.0, cheapest_usd=3.0)),
         ("B", MissedConstraints(quickest_hours=1.0, cheapest_usd=5.0)),
     ]
-    fastest, cheapest = "take 1 h, on B", "cost $3, on A"
+    fastest, cheapest = "take 1 h, on B", "cost $3.00, on A"
     late, expensive = "deadline of 0.5 h", "budget of $2"
     for deadline, budget, parts, absent in (
         (0.5, None, [late, fastest], "$3"),

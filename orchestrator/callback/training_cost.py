@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.number_text import given, short
+from gpu_catalog.number_text import dollars, given
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,11 @@ class TrainingCost:
         price, left = self.price(gpu_key), self.left_usd(hours, gpu_key)
         if price is None:
             return ""
-        text = f", ${short(price * hours)} in all at ${short(price)}/h"
+        text = f", ${dollars(price * hours)} in all at ${dollars(price)}/h"
         if left is None:
             return text
         if left < 0:
-            return f"{text}: WARNING: the budget of ${given(self.budget_usd)} lacks ${short(-left)}"
-        return f"{text}; ${short(left)} of ${given(self.budget_usd)} are left"
+            return (
+                f"{text}: WARNING: the budget of ${given(self.budget_usd)} lacks ${dollars(-left)}"
+            )
+        return f"{text}; ${dollars(left)} of ${given(self.budget_usd)} are left"

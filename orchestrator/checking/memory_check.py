@@ -3,6 +3,7 @@
 import datetime as dt
 
 from fitting.laws.fit_result import Interval
+from gpu_catalog.number_text import dollars
 from gpu_catalog.record import Record
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
@@ -128,7 +129,7 @@ def check_text(check: MemoryCheck) -> str:
         change = check.change
         alters = "" if change.learns_alike else ", which alters training"
         job = f"{check.examples:,} examples x {check.epochs} epoch{'s' * (check.epochs != 1)}"
-        cost = "" if change.usd is None else f", ${change.usd:,.2f} for {job}"
+        cost = "" if change.usd is None else f", ${dollars(change.usd)} for {job}"
         lines.append(
             f"It fits with {change.options}{alters}: batch {change.batch_size} x "
             f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."

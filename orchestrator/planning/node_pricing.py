@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from gpu_catalog.catalog import Catalog
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars
 from gpu_catalog.offer import Market, Offer
 from gpu_catalog.record import Record
 from orchestrator.planning.cluster_resources import Node
@@ -135,7 +135,7 @@ class NodePrices:
         parts = [
             f"{gpu} not at all: no price is known"
             if offer is None
-            else f"{gpu} {offer_name(offer)} at ${short(offer.usd_per_hour)}/h"
+            else f"{gpu} {offer_name(offer)} at ${dollars(offer.usd_per_hour)}/h"
             for gpu, offer in listed
         ]
         rented = [offer for _, offer in listed if offer is not None and offer.provider != OWN]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars
 from gpu_catalog.offer import Identity, Offer
 from orchestrator.planning.faults import Fault
 from orchestrator.planning.node_pricing import NodePrices
@@ -145,5 +145,5 @@ class Meter:
         if starts:
             minutes = f"{self._startup_minutes:g} min, assumed"
             listed += f", {starts} start{'s' * (starts > 1)} of a node ({minutes})"
-        yield f"spent: ${short(self.usd)}: {listed}"
+        yield f"spent: ${dollars(self.usd)}: {listed}"
         yield self._rates.text((s.gpu, s.offer) for s in self.spent)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from gpu_catalog.number_text import given, short
+from gpu_catalog.number_text import dollars, given, short
 from gpu_catalog.offer import Market, Offer
 from gpu_catalog.record import Record
 
@@ -113,7 +113,7 @@ class MissedConstraints(Record):
             )
         if self.exceeds_budget(wanted):
             parts.append(
-                f"is expected to cost ${short(self.cheapest_usd)}; the budget is "
+                f"is expected to cost ${dollars(self.cheapest_usd)}; the budget is "
                 f"${given(wanted.budget_usd)}"
             )
         return "; ".join(parts) or "meets both the deadline and the budget on no offer"
@@ -129,7 +129,7 @@ def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstrai
     on_quickest, quickest = min(misses, key=lambda miss: miss[1].quickest_hours)
     on_cheapest, cheapest = min(misses, key=lambda miss: miss[1].cheapest_usd)
     takes = f"the fastest is expected to take {short(quickest.quickest_hours)} h, on {on_quickest}"
-    costs = f"the cheapest is expected to cost ${short(cheapest.cheapest_usd)}, on {on_cheapest}"
+    costs = f"the cheapest is expected to cost ${dollars(cheapest.cheapest_usd)}, on {on_cheapest}"
     parts = []
     if quickest.misses_deadline(wanted):
         parts.append(f"No offer meets the deadline of {given(wanted.deadline_hours)} h: {takes}.")

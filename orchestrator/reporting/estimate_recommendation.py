@@ -1,11 +1,11 @@
 """Sentences of an estimate: which GPU to rent, which GPUs are excluded, which batch size to try."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from fitting.laws.fit_result import Interval
-from gpu_catalog.number_text import ends, given, short
+from gpu_catalog.number_text import dollars, ends, given, short
 from orchestrator.estimating.estimate_records import Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import Question
@@ -46,13 +46,13 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
         if sure is not best and sure.price is not None:
             safer = (
                 f" The {superlative} choice whose 90 % interval keeps every limit: {sure.gpu} "
-                f"{provider_text(sure.price)}, ${short(sure.price.usd)} in "
+                f"{provider_text(sure.price)}, ${dollars(sure.price.usd)} in "
                 f"{short(sure.price.hours)} h."
             )
         return (
             f"{lead}{rent_text(best.gpu, price)}: "
-            f"the job costs **${short(price.usd)}** ({ends_text(price.usd_interval)}) and takes "
-            f"**{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
+            f"the job costs **${dollars(price.usd)}** ({ends_text(price.usd_interval, dollars)}) "
+            f"and takes **{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
             f"{'; generation comes on top' * bool(best.left_out)}."
             f"{_limits_text(price, wanted)}{safer}{last}"
@@ -96,14 +96,14 @@ def _fastest_text(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     return (
         f"\n\nThe {wanted.aim('fastest')}. {rent_text(estimate.gpu, price)}: "
         f"**{short(price.hours)} h** ({ends_text(price.hours_interval)}) for "
-        f"**${short(price.usd)}** ({ends_text(price.usd_interval)}), at batch size "
+        f"**${dollars(price.usd)}** ({ends_text(price.usd_interval, dollars)}), at batch size "
         f"{estimate.batch_size}{f' with {estimate.options}' if estimate.options else ''}."
     )
 
 
-def ends_text(interval: Interval) -> str:
+def ends_text(interval: Interval, text: Callable[[float], str] = short) -> str:
     """Both ends of an interval."""
-    return ends(interval.low, interval.high)
+    return ends(interval.low, interval.high, text)
 
 
 def _limits_text(price: Price, wanted: Constraints) -> str:
@@ -137,9 +137,11 @@ def missed_text(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator
     """GPUs that are excluded by the deadline, by the budget, or only by both together."""
     missed = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
     late = {gpu: f"{short(m.quickest_hours)} h" for gpu, m in missed if m.misses_deadline(wanted)}
-    expensive = {gpu: f"${short(m.cheapest_usd)}" for gpu, m in missed if m.exceeds_budget(wanted)}
+    expensive = {
+        gpu: f"${dollars(m.cheapest_usd)}" for gpu, m in missed if m.exceeds_budget(wanted)
+    }
     both = {
-        gpu: f"at best {short(m.quickest_hours)} h, or ${short(m.cheapest_usd)}"
+        gpu: f"at best {short(m.quickest_hours)} h, or ${dollars(m.cheapest_usd)}"
         for gpu, m in missed
         if gpu not in late and gpu not in expensive
     }

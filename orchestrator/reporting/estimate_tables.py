@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars, short
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, table
@@ -171,9 +171,9 @@ def _row(
         offer = f"{number}{price.provider} {price.instance}{several} {price.market}"
         if price.provider == OWN and price.instance == estimate.gpu:
             offer = "your own"
-        rate = short(price.usd_per_hour)
+        rate = dollars(price.usd_per_hour)
         hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
-        usd = f"{short(price.usd)} ({ends_text(price.usd_interval)})"
+        usd = f"{dollars(price.usd)} ({ends_text(price.usd_interval, dollars)})"
         usd += EXCEEDS if exceeds(price.usd_interval, wanted.budget_usd) else ""
     return {
         "GPU": f"{estimate.gpu} {estimate.strategy or ''}".strip(),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fitting.laws.fit_result import Fit
-from gpu_catalog.number_text import ends, given, short
+from gpu_catalog.number_text import dollars, ends, given, short
 from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
@@ -250,12 +250,12 @@ def _offer(row: RankedOffer) -> dict[str, object]:
     return {
         "GPU": row.cell.gpus,
         "offer": offer_text(row),
-        "$/h": short(row.usd_per_hour),
+        "$/h": dollars(row.usd_per_hour),
         "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
         "examples/s": short(row.examples_per_second),
         "hours": f"{short(row.hours)} ({ends(row.hours_low, row.hours_high)})"
         + (" ~" if _is_unstable(row) else ""),
-        "$": f"{short(row.usd)} ({ends(row.usd_low, row.usd_high)})",
+        "$": f"{dollars(row.usd)} ({ends(row.usd_low, row.usd_high, dollars)})",
         "P(cheapest)": f"{row.probability_cheapest:.0%}",
         "basis": f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
     }

@@ -13,7 +13,7 @@ from fitting.laws.fit_result import Fit
 from fitting.tables.csv_table import read_csv
 from fitting.tables.frames import FamilyLaws, fit_frame, predict_frame
 from fitting.tables.observations_table import read_lengths
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars, short
 from orchestrator.pricing.prices_in_use import prices_in_use
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.page.run_tables import cells_table, page_jobs, probes_table
@@ -79,7 +79,7 @@ class LoadedRun(FrameRecord):
             best = min(offers, key=lambda offer: offer.usd)
             cheapest = (
                 f"cheapest: {best.cell.gpus} at {best.provider} ({best.market}), "
-                f"${short(best.usd)} in {short(best.hours)} h"
+                f"${dollars(best.usd)} in {short(best.hours)} h"
             )
         return (
             f"{self.path}: {len(plan.complete)} of {cells} cells complete\n"

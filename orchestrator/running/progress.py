@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars
 from gpu_catalog.safe_text import printable
 from orchestrator.planning.throughput import fastest
 from orchestrator.scheduling.node_queue import Task
@@ -292,7 +292,7 @@ class Progress:
             f"{states.count('running')} running",
             f"{states.count('waiting')} waiting",
             self._time_left(),
-            "" if self.spent_usd is None else f"${short(self.spent_usd)} spent",
+            "" if self.spent_usd is None else f"${dollars(self.spent_usd)} spent",
         ]
         return ", ".join(part for part in parts if part)
 

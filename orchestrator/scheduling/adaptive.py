@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from fitting.families.fit_family import fit_families
-from gpu_catalog.number_text import given, short
+from gpu_catalog.number_text import dollars, given
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan
 from orchestrator.ranking.next_measurement import (
@@ -132,7 +132,7 @@ class AdaptiveStrategy:
         is_over: bool,
     ) -> None:
         decided = sum(choice.is_decided for choice in gpu_choices)
-        text = f"{decided} of {len(gpu_choices)} choices decided, ${short(spent_usd)} spent"
+        text = f"{decided} of {len(gpu_choices)} choices decided, ${dollars(spent_usd)} spent"
         if self.budget_usd is not None:
             text += f" of ${given(self.budget_usd)}"
         if is_over and useful:

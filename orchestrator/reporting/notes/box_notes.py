@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars, short
 from orchestrator.estimating.choosing.boxes import COUNTS
 from orchestrator.estimating.estimate_records import Box, Estimated
 
@@ -28,5 +28,5 @@ def _box_text(box: Box) -> str:
     number = f"{box.gpus} ({box.strategy})" if box.strategy else str(box.gpus)
     if box.hours is None:
         return f"{number}, of unknown time"
-    cost = "without a price" if box.usd is None else f"for ${short(box.usd)}"
+    cost = "without a price" if box.usd is None else f"for ${dollars(box.usd)}"
     return f"{number} in {short(box.hours)} h {cost}"

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from gpu_catalog.number_text import short
+from gpu_catalog.number_text import dollars, short
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.choosing.remedies import lacks_offloading
 from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
@@ -142,7 +142,7 @@ def _costs(recipe: Estimate | Alternative) -> str:
     usd, hours = _usd(recipe), recipe.hours
     batch = f"batch {recipe.batch_size} x {recipe.micro_batches}"
     cost = "" if hours is None else f"{short(hours)} h, "
-    return f"{cost if usd is None else f'${short(usd)}, '}{batch}"
+    return f"{cost if usd is None else f'${dollars(usd)}, '}{batch}"
 
 
 def _usd(recipe: Estimate | Alternative) -> float | None:

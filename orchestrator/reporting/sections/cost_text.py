@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpu_catalog.number_text import given, short
+from gpu_catalog.number_text import dollars, given, short
 from orchestrator.markdown_table import records_table
 from orchestrator.planning.measurement_cost import PROBE_SECONDS, Budget, RemainingWork
 from orchestrator.planning.node_pricing import NodePrices
@@ -53,8 +53,8 @@ def expected(work: Sequence[RemainingWork], budget: Budget, rates: NodePrices) -
             "nodes": row.nodes,
             "at a time": row.at_a_time,
             "hours": "unknown yet" if row.hours is None else short(row.hours, 2),
-            "$/h": "" if row.offer is None else short(row.offer.usd_per_hour),
-            "$": "" if row.usd is None else _dollars(row.usd),
+            "$/h": "" if row.offer is None else dollars(row.offer.usd_per_hour),
+            "$": "" if row.usd is None else dollars(row.usd),
         }
         for row in work
     )
@@ -73,7 +73,7 @@ def expected_text(
     unknown = [row.gpu for row in work if row.hours is None]
     unknown += ["profiles"] if budget.profiles else []
     without = f", {', '.join(unknown)} not counted" if unknown else ""
-    cost = f" and ${_dollars(sum(usd))}" if usd else ""
+    cost = f" and ${dollars(sum(usd))}" if usd else ""
     yield f"expected: {short(hours, 2)} h{cost}{without}{_assumptions(estimated)}"
     priced = rates.text((row.gpu, row.offer) for row in estimated)
     if priced:
@@ -86,11 +86,6 @@ def expected_text(
         spent = f", of which ${budget.spent_usd:,.2f} is spent" if budget.spent_usd else ""
         limit = f"the budget is ${given(budget.budget_usd)}{spent}"
         yield f"{limit}: measurements stop when it is spent"
-
-
-def _dollars(usd: float) -> str:
-    """Dollars to the cent, or to two digits below one dollar."""
-    return f"{usd:,.2f}" if usd >= 1 or usd == 0 else short(usd, 2)
 
 
 def _assumptions(estimated: Sequence[RemainingWork]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gpu_catalog.number_text import ends, short
+from gpu_catalog.number_text import dollars, ends, short
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
@@ -55,7 +55,7 @@ class Recommendation:
             advantage = f"It is the cheapest with a probability of **{odds}**"
         return (
             f"{rent_text(row.cell.gpus, row)}: the job costs "
-            f"**${short(row.usd)}** ({ends(row.usd_low, row.usd_high)}) and takes "
+            f"**${dollars(row.usd)}** ({ends(row.usd_low, row.usd_high, dollars)}) and takes "
             f"**{short(row.hours)} h** ({ends(row.hours_low, row.hours_high)}),{simulated} at "
             f"batch size {batch_text(row)}{each_gpu_text(row)}{self._few_steps()}"
             f"{'; generation comes on top' if row.cell.recipe.left_out else ''}. "
@@ -167,7 +167,7 @@ def _number(row: RankedOffer | Price) -> str:
 
 def rent_text(gpu: str, row: RankedOffer | Price) -> str:
     """Advice to rent or use a GPU, with its provider and price per hour."""
-    rate = f"at ${short(row.usd_per_hour)} an hour"
+    rate = f"at ${dollars(row.usd_per_hour)} an hour"
     if row.provider == OWN and row.instance == gpu:
         return f"Use your **{gpu}** {rate}"
     verb = "Use" if row.provider == OWN else "Rent"
@@ -190,4 +190,4 @@ def odds_text(odds: float) -> str:
 def price_text(row: RankedOffer) -> str:
     """Cost and duration of the job on an offer."""
     without = " without generation" if row.cell.recipe.left_out else ""
-    return f"${short(row.usd)} in {short(row.hours)} h{without}"
+    return f"${dollars(row.usd)} in {short(row.hours)} h{without}"

@@ -103,7 +103,7 @@ function offerTitle(row) {
   return [
     `${row.cell.gpu}, ${row.basis}`,
     `${row.provider} ${row.instance} ${row.market}`,
-    `${dollars(row.usd)} (${span(row.usd_low, row.usd_high)})`,
+    `${dollars(row.usd)} (${span(row.usd_low, row.usd_high, cents)})`,
     `${hours(row.hours)} (${span(row.hours_low, row.hours_high)})`,
   ].join("\n");
 }

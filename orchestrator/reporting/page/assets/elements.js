@@ -56,7 +56,14 @@ function short(value, digits = 3) {
   return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumSignificantDigits: Math.max(digits, 15) });
 }
 
-const dollars = (value) => (value === null ? "" : `$${short(value)}`);
+/** Dollars as in `number_text.dollars`: to the cent below 100. */
+function cents(usd) {
+  if (usd === null || Math.abs(usd) >= 99.995) return short(usd);
+  const [value, most] = Math.abs(usd) >= 1 ? [usd, 2] : [Number(usd.toPrecision(3)), 20];
+  return value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: most });
+}
+
+const dollars = (value) => (value === null ? "" : `$${cents(value)}`);
 const hours = (value) => (value === null ? "" : `${short(value)} h`);
 const percent = (value, digits = 2) => (value === null ? "" : `${short(100 * value, digits)} %`);
 const odds = (value) => (value >= 0.995 ? "> 99 %" : value < 0.005 ? "< 1 %" : `${(100 * value).toFixed(0)} %`);

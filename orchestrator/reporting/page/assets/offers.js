@@ -90,7 +90,7 @@ function adviceOf(rows) {
   const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
   const lead = element("p", { class: "lead" }, best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
     ` ${offerText(best)} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
-    ` (${span(best.usd_low, best.usd_high)}) and takes `, strong(hours(best.hours)),
+    ` (${span(best.usd_low, best.usd_high, cents)}) and takes `, strong(hours(best.hours)),
     ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}. `,
     ...(rows.length === 1 ? ["No other offer matches."]
       : isCheapest ? [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), "."]
@@ -126,7 +126,7 @@ const offerColumns = [
     csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus"].map((name) => [name, (r) => r[name]])],
   },
   {
-    label: "cost", of: (row) => row.usd, number: true, show: (row) => dollars(row.usd), under: (row) => `${span(row.usd_low, row.usd_high)}${mayExceed(row) ? ", may exceed the budget" : ""}`,
+    label: "cost", of: (row) => row.usd, number: true, show: (row) => dollars(row.usd), under: (row) => `${span(row.usd_low, row.usd_high, cents)}${mayExceed(row) ? ", may exceed the budget" : ""}`,
     csv: ["usd", "usd_low", "usd_high"].map((name) => [name, (r) => r[name]]),
   },
   {
@@ -141,7 +141,7 @@ const offerColumns = [
     label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis),
     under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
-  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => short(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
+  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
   { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.cell.largest ?? "unknown"}${row.each}` },
   { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
 ];
