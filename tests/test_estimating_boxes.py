@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_catalog.catalog import load_catalog
+from orchestrator.estimating.choosing.layouts import layouts, on_layout
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_job import Simulation, best_boxes, best_on
 from orchestrator.estimating.estimate_request import EstimateRequest, question_of
@@ -90,3 +91,15 @@ def test_what_is_given_is_not_chosen(given: dict[str, object]) -> None:
     request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 128, **given})
     assert not request.chooses_number
     assert request.counts == (1,)
+
+
+def test_an_assumed_batch_that_three_gpus_cannot_share_is_rounded_up_and_says_so() -> None:
+    """16 examples become 18 of three GPUs; two share the 16 themselves."""
+    request, question, simulation = asked()
+    assert question.assumes_batch
+    for gpus, size, why in ((3, 18, ": 16, rounded up for the GPUs to share"), (2, 16, "")):
+        (layout,) = layouts(gpus, "ddp", 1)
+        shared = on_layout(question, layout, question.batch_limit)
+        (row,), _ = best_on([CATALOG.gpu("H100-SXM")], request, shared, simulation)
+        sentence = f"optimizer steps of {size} examples, which is assumed{why} (--effective-batch)."
+        assert sentence in as_table([row], row.question)

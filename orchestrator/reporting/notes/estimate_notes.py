@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from orchestrator.estimating.estimate_records import Estimate, Estimated
+from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH
 from orchestrator.estimating.memory_error import published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import span
@@ -178,7 +179,10 @@ def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     unit = "packed rows" if question.recipe.packing else "examples"
     if len(steps) == 1:
         (size,) = sizes
-        assumed = ", which is assumed (--effective-batch)" if question.assumes_batch else ""
+        assumed = ""
+        if question.assumes_batch:
+            rounded = f": {EFFECTIVE_BATCH}, rounded up for the GPUs to share"
+            assumed = f", which is assumed{rounded * (size != EFFECTIVE_BATCH)} (--effective-batch)"
         return f"An epoch has {steps[0]:,} optimizer steps of {size} {unit}{assumed}."
     return (
         f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(sizes)} to "
