@@ -1,8 +1,8 @@
 """Kills at random moments while sweeps run: `make chaos`, for `MINUTES=` from `SEED=`.
 
-A sweep of ten cells runs on a Ray of its own: into a folder, into a bucket that refuses a third
-of the requests, or, as root, onto a disk that fills up. Its children, Ray workers, raylet, GCS and
-driver are killed, and children are stopped. A driver that ends early is started again until the
+A sweep of ten cells runs on a Ray of its own: into a folder, into a bucket that refuses a third of
+the requests, or, as root, onto a disk that fills up. Its children, Ray workers, agents, raylet, GCS
+and driver are killed, and children are stopped. A driver that ends early is started again until the
 sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model; but for those
 of one more sweep, whose trials train on two ranks and, given as many cores, on four, which are
 killed too. `WHERE=ranks` runs sweeps of this kind alone.
@@ -45,8 +45,9 @@ GANGS = (
     + "probe_timeout_seconds: 60\nboundary_repeats: 0\n"
 )
 CELLS = {LAWS: 10, GANGS: 4}
-# After raylet, GCS or driver, Ray or the sweep starts anew, as long as a dozen other kills take.
-OF_RAY = {"worker": 8, "raylet": 1, "gcs_server": 1, "driver": 2}
+# After an agent, with which its raylet ends, a raylet, GCS or driver, Ray or the sweep starts anew,
+# as long as a dozen other kills take.
+OF_RAY = {"worker": 8, "agent": 1, "raylet": 1, "gcs_server": 1, "driver": 2}
 TARGETS = {
     LAWS: {"child": 12, "stopped child": 2} | OF_RAY,
     GANGS: {"rank": 12, "stopped rank": 1, "gang": 4} | OF_RAY | {"worker": 3},
@@ -84,7 +85,7 @@ def kind_of(process: psutil.Process) -> str | None:
         if "law_worker" in words or "trials.training.worker" in words:
             return "child"
         if "ray::" in words:
-            return "worker"
+            return "agent" if "Agent" in words else "worker"
         name = Path(process.exe()).name
         return name if name in OF_RAY else None
     return None
