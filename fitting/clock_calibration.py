@@ -118,6 +118,8 @@ def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibratio
         above = start.error_above
     gpus = tuple(sorted({point.gpu.key for point in points}))
     source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
+    linked = sorted({f"{link.gpus}x{link.gpu}" for link in start.links})
+    source += f"; links measured on {', '.join(linked)}" * bool(linked)
     changes = {"error": interval, "error_above": above, "source": source}
     return Calibration(
         constants=fitted.model_copy(update=changes),

@@ -161,3 +161,16 @@ def test_a_command_with_a_mistake_is_one_line(
 def test_the_option_has_all_strategies() -> None:
     """It lists them without the import of records."""
     assert OPTION == STRATEGIES
+
+
+def test_an_estimate_says_that_varying_lengths_are_simulated_at_their_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under DeepSpeed; of a data set whose rows are all alike there is nothing to say."""
+    monkeypatch.chdir(tmp_path)
+    job = ["--model", "llama-tiny", "--method", "full", "--gpu", "2xA40"]
+    for lengths, says in (("16,50\n64,50\n", True), ("64,100\n", False)):
+        Path("lengths.csv").write_text(f"tokens,examples\n{lengths}", encoding="utf-8")
+        asked = ["--strategy", "deepspeed-zero2", "--length-histogram", "lengths.csv"]
+        assert main(["estimate", *job, *asked]) == 0
+        assert ("fragment under DeepSpeed is not simulated" in capsys.readouterr().out) is says

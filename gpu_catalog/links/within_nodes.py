@@ -43,6 +43,24 @@ class Link(Record):
     recorded: dt.date
 
 
+class MeasuredLink(Record):
+    """Speed of one collective among GPUs of one node, as a user measured it.
+
+    Attributes:
+        gpu: key of the GPUs.
+        gpus: GPUs that took part.
+        collective: the collective.
+        alpha_us: time of the smallest message, in microseconds.
+        bus_gb_per_second: bus bandwidth of large messages, in 10^9 bytes per second.
+    """
+
+    gpu: str
+    gpus: Annotated[int, Field(ge=2)]
+    collective: CollectiveName
+    alpha_us: Annotated[float, Field(ge=0)]
+    bus_gb_per_second: Positive
+
+
 class LinkSpeed(Record):
     """Speed that a simulation takes for one collective.
 

@@ -1,10 +1,14 @@
 """File of calibrated constants, and its description."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from fitting.clock_calibration import LARGEST_HOST_FACTOR, Calibration, CalibrationError
+from fitting.link_calibration import FittedLink
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.links.within_nodes import link_speed
 from gpu_catalog.number_text import ends, short
 from gpu_catalog.user_file import text_of
 from orchestrator.markdown_table import table
@@ -77,3 +81,27 @@ def calibration_text(calibration: Calibration) -> str:
     else:
         parts.append("Calibrated on one GPU: the error on another GPU is unknown.")
     return "\n\n".join(parts)
+
+
+def links_text(links: Sequence[FittedLink], gpus: Mapping[str, Gpu]) -> str:
+    """Fitted speeds of collectives beside those of the catalog, as Markdown."""
+    rows = [
+        (
+            f"{row.link.gpus}x{row.link.gpu}",
+            row.link.collective,
+            short(row.link.alpha_us),
+            short(row.link.bus_gb_per_second),
+            short(_catalog_gb_per_second(row, gpus)),
+            f"{row.mean_error:.1%}",
+            short(row.largest_mib),
+        )
+        for row in links
+    ]
+    header = ("GPUs", "collective", "start us", "GB/s", "catalog GB/s", "mean error", "up to MiB")
+    return f"Links, by the collectives that ran before the first steps:\n\n{table(header, rows)}"
+
+
+def _catalog_gb_per_second(row: FittedLink, gpus: Mapping[str, Gpu]) -> float:
+    interconnect = gpus[row.link.gpu].interconnect
+    speed = link_speed(interconnect, row.link.gpus, row.link.collective)
+    return speed.bytes_per_second / 1e9

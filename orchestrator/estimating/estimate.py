@@ -33,6 +33,7 @@ from orchestrator.spec.job_tokens import rows
 from trials.records.cell import Cell
 from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
+from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
@@ -116,6 +117,18 @@ def _simulated(question: Question, cell: Cell, traces: TraceSource) -> Simulated
     return SimulatedCells(own, routed, varying)
 
 
+def _approximations(
+    candidates: BatchCandidates, requested: Cell, constants: EfficiencyConstants
+) -> tuple[str, ...]:
+    """Differences between what is simulated and what would run, those of its links first."""
+    question, gpu = candidates.question, candidates.gpu
+    is_padded = candidates.cells.varying is not None
+    of_step = approximations(requested, question.model, gpu, is_padded=is_padded)
+    if requested.parallel is None:
+        return of_step
+    return (*layout_notes(gpu, requested.parallel, constants.links), *of_step)
+
+
 def _estimated(
     candidates: BatchCandidates,
     catalog: Catalog,
@@ -134,7 +147,7 @@ def _estimated(
         with contextlib.suppress(NoSpeedError):
             step = batch.timed.step_time(batch.size, gpu, constants)
     requested = question.cell(gpu)
-    approximate = approximations(requested, question.model, gpu, is_padded=varying is not None)
+    approximate = _approximations(candidates, requested, constants)
     timed: dict[str, Any] = {}
     missed: MissedConstraints | None = None
     prices: tuple[Price, ...] = ()

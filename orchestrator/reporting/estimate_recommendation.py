@@ -15,7 +15,7 @@ from orchestrator.pricing.offer_constraints import Constraints, nothing_text
 from orchestrator.reporting.sections.alternative_recipes import cheapest_remedy
 from orchestrator.reporting.sections.recommendation import provider_text, rent_text
 from orchestrator.spec.job import PACKED, Job
-from orchestrator.spec.job_tokens import padded_tokens
+from orchestrator.spec.job_tokens import drawn_lengths, padded_tokens
 from trials.records.observation import Outcome
 from trials.simulation.varying_lengths import RUNS
 
@@ -241,7 +241,14 @@ def varying_text(estimates: Sequence[Estimated], question: Question) -> str | No
     best = estimates[0]
     row, interval = best.estimate, best.estimate.varying_reserved_gib
     if interval is None or best.varying is None:
-        return None
+        layout, is_drawn = best.question.parallel, best.question.draws_lengths
+        is_by_engine = layout is not None and layout.zero_stage is not None
+        if not (is_by_engine and is_drawn and drawn_lengths(question.workload, row.seq_len)):
+            return None
+        return (
+            "Memory is that of the longest rows: what batches of varying length fragment under "
+            "DeepSpeed is not simulated."
+        )
     lines = []
     if interval.high > WORTH_SAYING * row.reserved_gib:
         lines.append(

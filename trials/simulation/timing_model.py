@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
+from gpu_catalog.links.within_nodes import MeasuredLink
 from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
 from trials.simulation.clock.attention import BACKWARD, FP32_FORWARD, attention_seconds
@@ -84,6 +85,7 @@ class EfficiencyConstants(Record):
         host_factor: host time relative to the host that the constants were fitted on.
         overlapped: whether the host continues while the GPU works. False for code that waits for
             every operator, as instrumented code does.
+        links: measured speeds of collectives, which come before the catalog's.
         error: lower half of the relative 90 % interval of a step time. The default is the
             prototype's largest error on published runs.
         error_above: upper half of it; None for the same as ``error``. The default allows three
@@ -105,6 +107,7 @@ class EfficiencyConstants(Record):
     host_wait_us: Microseconds = 10.0
     host_factor: Annotated[float, Field(gt=0)] = 1.0
     overlapped: bool = True
+    links: tuple[MeasuredLink, ...] = ()
     error: Annotated[float, Field(gt=0)] = 0.30
     error_above: Annotated[float, Field(gt=0)] | None = 2.0
     source: str = "starting values, not confirmed on your GPUs ('calibrate' fits them)"
@@ -217,7 +220,7 @@ def timeline_of(
     moves = work == OperatorClass.COLLECTIVE
     names = operators.names[moves] % 4
     device[moves] = np.maximum(
-        device[moves], collective_seconds(names, numbers[moves], gpu, layout)
+        device[moves], collective_seconds(names, numbers[moves], gpu, layout, constants.links)
     )
     links = np.zeros(len(work), np.int64)
     links[moves] = links_of(names, numbers[moves], layout)

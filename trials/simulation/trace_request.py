@@ -25,7 +25,6 @@ from trials.records.compatibility import (
     has_square_mask,
 )
 from trials.records.model import Model
-from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.tracing_child import key_start
 
 STACK = ("torch", "transformers", "peft", "bitsandbytes")
@@ -263,7 +262,7 @@ def approximations(
         ),
     }
     own = (text for text, applies in stands_in.items() if applies)
-    return (*own, *_image_approximations(cell), *_layout_approximations(cell, gpu))
+    return (*own, *_image_approximations(cell), *_layout_approximations(cell))
 
 
 def _masks_images(cell: Cell, model: Model) -> bool:
@@ -282,17 +281,14 @@ def _image_approximations(cell: Cell) -> list[str]:
     return [source, "preparation of images on the host is not timed"]
 
 
-def _layout_approximations(cell: Cell, gpu: Gpu) -> list[str]:
+def _layout_approximations(cell: Cell) -> list[str]:
     """Differences between the simulated ranks of a cell and those its GPUs would be."""
     layout = cell.parallel
-    if layout is None:
+    if layout is None or not layout.is_sharded:
         return []
-    notes = layout_notes(gpu, layout)
-    if not layout.is_sharded:
-        return notes
-    name = layout.strategy
+    name, notes = layout.strategy, list[str]()
     if layout.zero_stage is not None:
-        return [*notes, *_engine_approximations(layout, cell.recipe)]
+        return _engine_approximations(layout, cell.recipe)
     if cell.recipe.quantisation in {"nf4", "fp4"}:
         notes.append(
             "4-bit weights are stored in the compute dtype (bnb_4bit_quant_storage), without which "

@@ -55,8 +55,9 @@ def run_calibrate(options: argparse.Namespace) -> int:
     """Fit the clock's constants to the measured steps of runs, and write them."""
     from fitting.calibration_points import measured_points
     from fitting.clock_calibration import calibrate
+    from fitting.link_calibration import fitted_links
     from gpu_catalog.catalog import load_catalog
-    from orchestrator.estimating.calibration_file import calibration_text
+    from orchestrator.estimating.calibration_file import calibration_text, links_text
     from orchestrator.run_folder.run_folder import RunFolder
     from orchestrator.tables.table_or_run import run_of
     from trials.simulation.timing_model import EfficiencyConstants
@@ -72,9 +73,13 @@ def run_calibrate(options: argparse.Namespace) -> int:
     points, reasons = measured_points(observations, models, gpus, Traces(report=remark))
     for reason in reasons:
         remark(reason)
-    calibration = calibrate(points, EfficiencyConstants())
+    links = fitted_links(observations, gpus)
+    start = EfficiencyConstants(links=tuple(fitted.link for fitted in links))
+    calibration = calibrate(points, start)
     out.write_text(f"{calibration.model_dump_json(indent=2)}\n", encoding="utf-8")
     print_result(calibration_text(calibration))
+    if links:
+        print_result(f"\n{links_text(links, gpus)}")
     print_result(f"\n{out}: give it to estimate and sweep as --constants {out}")
     return 0
 

@@ -6,7 +6,13 @@ from functools import cache
 
 from gpu_catalog.gpu import Gpu, Interconnect
 from gpu_catalog.links.between_nodes import NodeNetwork, network_notes, network_speed
-from gpu_catalog.links.within_nodes import CollectiveName, LinkSpeed, link_notes, link_speed
+from gpu_catalog.links.within_nodes import (
+    CollectiveName,
+    LinkSpeed,
+    MeasuredLink,
+    link_notes,
+    link_speed,
+)
 from trials.recipes.parallel import Parallel
 
 
@@ -56,10 +62,24 @@ def collective_speed(
     return speed.model_copy(update={"bytes_per_second": reached})
 
 
-def layout_notes(gpu: Gpu, layout: Parallel) -> list[str]:
+def measured_speed(
+    group: Group, collective: CollectiveName, gpu: Gpu, links: Sequence[MeasuredLink]
+) -> LinkSpeed | None:
+    """Speed that a user measured on as many of these GPUs, all on one node; None without one."""
+    wanted = (gpu.key, group.ranks, collective)
+    for link in links if group.nodes == 1 else ():
+        if (link.gpu, link.gpus, link.collective) == wanted:
+            return LinkSpeed(
+                alpha_seconds=1e-6 * link.alpha_us, bytes_per_second=1e9 * link.bus_gb_per_second
+            )
+    return None
+
+
+def layout_notes(gpu: Gpu, layout: Parallel, links: Sequence[MeasuredLink] = ()) -> list[str]:
     """Collectives of a layout whose speed was not measured, and what stands in for each."""
     notes: list[str] = []
-    for group, collectives in _collectives(layout):
+    for group, names in _collectives(layout):
+        collectives = [n for n in names if measured_speed(group, n, gpu, links) is None]
         if group.nodes == 1:
             notes += link_notes(gpu, group.ranks, collectives)
         else:

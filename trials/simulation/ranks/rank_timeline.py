@@ -1,15 +1,15 @@
 """Time of one rank's step: host, computation and collectives, each on its own."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links.within_nodes import CollectiveName, moved_share
+from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
 from trials.recipes.parallel import Parallel
-from trials.simulation.ranks.rank_links import Group, collective_speed
+from trials.simulation.ranks.rank_links import Group, collective_speed, measured_speed
 from trials.simulation.ranks.stream_events import FIRST, Action, StreamEvent
 from trials.simulation.recording import (
     COMPUTE_STREAM,
@@ -115,7 +115,11 @@ def _listed(column: np.ndarray) -> list[Any]:
 
 
 def collective_seconds(
-    kinds: IntArray, numbers: FloatArray, gpu: Gpu, layout: Parallel | None
+    kinds: IntArray,
+    numbers: FloatArray,
+    gpu: Gpu,
+    layout: Parallel | None,
+    measured: Sequence[MeasuredLink] = (),
 ) -> FloatArray:
     """Seconds of each collective, (collectives,), by the equation of ``within_nodes``.
 
@@ -124,12 +128,14 @@ def collective_seconds(
         numbers: (collectives, columns) numbers of each by ``Column``.
         gpu: GPU of every rank.
         layout: layout of the ranks; None for one node.
+        measured: speeds that a user measured, which come before the catalog's.
     """
     seconds = np.zeros(len(kinds))
     network = None if layout is None else layout.network
     for kind, group, which in _alike(kinds, numbers, layout):
         name = NAMES[Collective(kind)]
-        speed = collective_speed(group, name, gpu.interconnect, network)
+        speed = measured_speed(group, name, gpu, measured)
+        speed = speed or collective_speed(group, name, gpu.interconnect, network)
         moved = moved_share(name, group.ranks) * numbers[which, Column.BYTES]
         seconds[which] = speed.alpha_seconds + moved / speed.bytes_per_second
     return seconds

@@ -1,0 +1,74 @@
+"""Speeds of collectives, fitted to their times in runs on several GPUs."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fitting.numerics.arrays import FloatArray
+from fitting.numerics.least_squares import solve_linear
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
+from gpu_catalog.record import Record
+from trials.records.observation import Basis, CollectiveTime, Observation
+
+
+class FittedLink(Record):
+    """A link with the error of its equation.
+
+    Attributes:
+        link: its fitted speed.
+        mean_error: mean absolute relative error of its times, in sample.
+        largest_mib: largest buffer that was timed, in MiB.
+    """
+
+    link: MeasuredLink
+    mean_error: float
+    largest_mib: float
+
+
+def fitted_links(
+    observations: Sequence[Observation], gpus: Mapping[str, Gpu]
+) -> tuple[FittedLink, ...]:
+    """Fit the equation of ``within_nodes`` to the times of each collective, GPU and number of GPUs.
+
+    Least squares of the relative errors, with both terms at least 0. Times of several hosts count
+    together. A collective needs two sizes of its buffer. CPUs and several nodes are left out.
+    """
+    timed: dict[tuple[str, int, CollectiveName], list[CollectiveTime]] = defaultdict(list)
+    for o in observations:
+        layout, measurement = o.cell.parallel, o.measurement
+        is_cuda = o.cell.gpu in gpus and gpus[o.cell.gpu].kind == "cuda"
+        if layout is None or layout.nodes > 1 or measurement is None or not is_cuda:
+            continue
+        for one in measurement.collectives if o.basis is Basis.MEASURED else ():
+            timed[o.cell.gpu, layout.gpus, one.collective].append(one)
+    links = (_fitted(*key, times) for key, times in sorted(timed.items()))
+    return tuple(link for link in links if link is not None)
+
+
+def _fitted(
+    gpu: str, gpus: int, collective: CollectiveName, times: Sequence[CollectiveTime]
+) -> FittedLink | None:
+    """The link of one collective; None where its times do not grow with the buffer."""
+    sizes = np.array([time.buffer_bytes for time in times], np.float64)
+    seconds = np.array([time.seconds for time in times])
+    if len(np.unique(sizes)) == 1:
+        return None
+    moved = moved_share(collective, gpus) * sizes
+    terms: FloatArray = np.c_[np.full(len(sizes), 1e-6), 1e-9 * moved]
+    values = solve_linear(terms, seconds, weights=1 / seconds, lower=np.zeros(2)).values
+    alpha_us, seconds_per_gb = values.tolist()
+    if seconds_per_gb == 0:
+        return None
+    return FittedLink(
+        link=MeasuredLink(
+            gpu=gpu,
+            gpus=gpus,
+            collective=collective,
+            alpha_us=alpha_us,
+            bus_gb_per_second=1 / seconds_per_gb,
+        ),
+        mean_error=float(np.abs(terms @ values / seconds - 1).mean()),
+        largest_mib=float(sizes.max()) / 2**20,
+    )

@@ -1,0 +1,152 @@
+"""Times of collectives calibrate the links of simulated ranks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders.gangs import gang_cell
+from builders.observations import environment, measurement, observation
+from builders.runs import spec_of
+
+from fitting.link_calibration import fitted_links
+from gpu_catalog.catalog import load_catalog
+from gpu_catalog.links.within_nodes import CollectiveName, LinkSpeed, link_speed
+from orchestrator.cli.main import main
+from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.run_folder import open_run
+from trials.recipes.parallel import Parallel
+from trials.records.observation import CollectiveTime, Observation
+from trials.simulation.ranks.rank_links import layout_notes
+from trials.simulation.ranks.rank_timeline import collective_seconds
+from trials.simulation.recording import Collective, Column
+
+CATALOG = load_catalog()
+GPUS = {gpu.key: gpu for gpu in CATALOG.gpus}
+L40S = CATALOG.gpu("L40S")
+SIZES = tuple(2**20 * 4**n for n in range(6))
+OWN = LinkSpeed(alpha_seconds=40e-6, bytes_per_second=11e9)
+DDP = Parallel(gpus=2, strategy="ddp")
+
+
+def timed(
+    seconds: Callable[[CollectiveName, int], float],
+    *,
+    gpu: str = "L40S",
+    layout: Parallel = DDP,
+    names: tuple[CollectiveName, ...] = ("all-gather", "all-reduce"),
+    host: str = "box",
+) -> Observation:
+    """A probe of two GPUs before which collectives of growing buffers took these seconds."""
+    cell = gang_cell(gpus=2, seq_len=128).model_copy(update={"gpu": gpu, "parallel": layout})
+    times = tuple(
+        CollectiveTime(collective=name, buffer_bytes=size, seconds=seconds(name, size))
+        for name in names
+        for size in SIZES
+    )
+    measured = measurement(2**30, (0.02,) * 6).model_copy(update={"collectives": times})
+    return observation(4, cell=cell, measurement=measured, environment=environment(host=host))
+
+
+def by_own_link(name: CollectiveName, size: int) -> float:
+    """Seconds by the equation of the catalog's links."""
+    return OWN.seconds(name, 2, size)
+
+
+def test_start_and_bandwidth_of_each_collective_are_found_again() -> None:
+    """Of two hosts together; CPUs and several nodes are left out."""
+    between = Parallel(gpus=2, strategy="ddp", nodes=2)
+    fitted = fitted_links(
+        [
+            timed(by_own_link),
+            timed(by_own_link, host="other"),
+            timed(lambda *_: 1.0, gpu="cpu"),
+            timed(lambda *_: 1.0, layout=between),
+        ],
+        GPUS,
+    )
+    assert [(f.link.gpu, f.link.gpus, f.link.collective) for f in fitted] == [
+        ("L40S", 2, "all-gather"),
+        ("L40S", 2, "all-reduce"),
+    ]
+    for row in fitted:
+        assert row.link.alpha_us == pytest.approx(40, rel=1e-6)
+        assert row.link.bus_gb_per_second == pytest.approx(11, rel=1e-6)
+        assert row.mean_error == pytest.approx(0, abs=1e-9)
+        assert row.largest_mib == 1024
+
+
+def test_times_that_do_not_grow_with_the_buffer_give_no_bandwidth() -> None:
+    """Nor does one size; noise shows in the error, and a start is never negative."""
+    assert fitted_links([timed(lambda _, size: 1e6 / size)], GPUS) == ()
+    (steep,) = fitted_links([timed(lambda _, size: 1e-15 * size**1.1, names=("all-gather",))], GPUS)
+    assert steep.link.alpha_us == 0
+    assert 0.05 < steep.mean_error < 0.5
+    one = timed(by_own_link)
+    assert one.measurement is not None
+    first = one.measurement.model_copy(update={"collectives": one.measurement.collectives[:1]})
+    assert fitted_links([one.model_copy(update={"measurement": first})], GPUS) == ()
+
+
+def test_a_measured_link_comes_before_the_catalogs_and_its_note_goes() -> None:
+    """On as many GPUs of that key, for that collective; others keep the catalog's."""
+    (link,) = (f.link for f in fitted_links([timed(by_own_link, names=("all-reduce",))], GPUS))
+    kinds = np.array([Collective.ALL_REDUCE, Collective.ALL_REDUCE, Collective.ALL_GATHER])
+    moved = np.zeros((3, len(Column)))
+    moved[:, Column.BYTES] = 1e9
+    moved[:, [Column.PRODUCTS, Column.COLUMNS]] = (2, 1), (4, 1), (2, 1)
+    seconds = collective_seconds(kinds, moved, L40S, DDP, (link,))
+    before = collective_seconds(kinds, moved, L40S, DDP)
+    assert seconds[0] == pytest.approx(by_own_link("all-reduce", 10**9))
+    assert before[0] == pytest.approx(
+        link_speed(L40S.interconnect, 2, "all-reduce").seconds("all-reduce", 2, 1e9)
+    )
+    assert seconds[1:].tolist() == before[1:].tolist()
+    other = link.model_copy(update={"gpu": "A40"})
+    assert collective_seconds(kinds, moved, L40S, DDP, (other,)).tolist() == before.tolist()
+    assert layout_notes(L40S, DDP)
+    assert layout_notes(L40S, DDP, (link,)) == []
+
+
+SPEC = """\
+name: two
+gpus: [L40S]
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [128]
+    parallel: [{gpus: 2, strategy: ddp}]
+workload: {examples: 1000, epochs: 3}
+"""
+
+
+def test_calibrate_hands_measured_links_to_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link a thousand times slower than the catalog's limits the step, which was host-bound."""
+    monkeypatch.chdir(tmp_path)
+    slow = LinkSpeed(alpha_seconds=40e-6, bytes_per_second=0.02e9)
+    (cell,) = spec_of(SPEC).all_cells()
+    probe = timed(lambda name, size: slow.seconds(name, 2, size))
+    with ObservationWriter(open_run("run", SPEC, spec_of(SPEC))) as writer:
+        writer.append(probe.model_copy(update={"cell": cell}))
+    assert main(["calibrate", "run", "--out", "constants.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "| 2xL40S | all-reduce | 40 " in shown
+    constants = json.loads(Path("constants.json").read_text(encoding="utf-8"))["constants"]
+    assert {link["gpu"] for link in constants["links"]} == {"L40S"}
+    assert constants["source"].endswith("; links measured on 2xL40S")
+    without = Path("without.json")
+    whole = json.loads(Path("constants.json").read_text(encoding="utf-8"))
+    whole["constants"]["links"] = []
+    without.write_text(json.dumps(whole), encoding="utf-8")
+
+    def seconds(gpu: str, constants: str) -> float:
+        job = ("--model", "llama-tiny", "--seq-len", "128", "--method", "full", "--gpu", gpu)
+        recipe = ("--batch-size", "4", "--effective-batch", "8", "--strategy", "ddp", "--json")
+        assert main(["estimate", *job, *recipe, "--constants", constants]) == 0
+        return float(json.loads(capsys.readouterr().out)["step_seconds"])
+
+    by_link, by_catalog = (seconds("2xL40S", name) for name in ("constants.json", "without.json"))
+    assert by_link > 2 * by_catalog
