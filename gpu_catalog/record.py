@@ -16,6 +16,9 @@ _set_values, _set_fields, _set_extra, _set_private = (
     )
 )
 
+MOST_SHARED = 30
+"""Most attributes whose names CPython keeps once for all objects of a class."""
+
 
 class Record(BaseModel):
     """Immutable, and closed to unknown keys.
@@ -56,14 +59,18 @@ class Record(BaseModel):
 
 @cache
 def _blank(kind: type[Record]) -> tuple[dict[str, Any], set[str]]:
-    """Attributes that CPython keeps apart from their names, as copies of them do; and the names.
+    """Attributes without values, and their names.
 
-    Dictionaries of their own would take a quarter more memory for a long log.
+    Up to ``MOST_SHARED`` are apart from their names, which copies share: dictionaries of their own
+    would take a quarter more memory for a long log.
     """
+    names = dict.fromkeys(kind.model_fields)
+    if len(names) > MOST_SHARED:
+        return names, set(names)
     record = _new(kind)
-    for name in kind.model_fields:
+    for name in names:
         _set(record, name, None)
-    return vars(record), set(kind.model_fields)
+    return vars(record), set(names)
 
 
 def former_names(**fields: str) -> Callable[[Any], Any]:

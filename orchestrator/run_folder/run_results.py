@@ -24,6 +24,7 @@ from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell, by_cell
+from trials.records.log_reader import LineReader
 from trials.records.observation import Basis, Observation
 from trials.records.profile import Logged, Profiled
 
@@ -147,9 +148,12 @@ class RunResults:
             return self
         first = {*first_cells(self.cells, most_cells)}
         shown = [cell for cell in self.cells if cell in first]
+        # Records among those of other cells would keep their memory: the part's are made anew.
+        copied = LineReader(cells=shown).observation
+        observed = (o for cell in shown for o in self.observations_of(cell))
         part = replace(
             self,
-            observed=[o for c in shown for o in self.observations_of(c)],
+            observed=[copied(o.model_dump_json().encode()) for o in observed],
             profiled=[p for p in self.profiled if p.cell in first],
         )
         # The ranking comes last: it takes the memory that the others have freed.
