@@ -71,6 +71,19 @@ def test_a_line_with_another_value_is_read_or_one_line(
     assert not ended or len(lines_of_error) == 1
 
 
+@pytest.mark.parametrize("command", ["fit", "report"])
+def test_a_peak_of_zero_bytes_enters_no_law(
+    lines: tuple[Path, list[dict[str, Any]]], command: str
+) -> None:
+    """Laws weigh peaks by their inverse; the other probes suffice."""
+    log, whole = lines
+    path = ("measurement", "memory", "peak_allocated_bytes")
+    largest = max(line["batch_size"] for line in whole if line["outcome"] == "FITS")
+    damaged = [altered(line, path, 0) if line["batch_size"] == largest else line for line in whole]
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in damaged), encoding="utf-8")
+    assert main([command, str(log.parent)]) == 0
+
+
 @pytest.mark.parametrize("addition", [{"log_version": 2, "new": 1}, {"new": 1}])
 def test_a_line_of_a_newer_version_is_not_to_be_deleted(
     lines: tuple[Path, list[dict[str, Any]]],

@@ -1,17 +1,19 @@
 """Names of the rows in the report's charts, and the tables behind them."""
 
 import dataclasses
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from pathlib import Path
 
 import pytest
 from builders.curves import DENSE, epochs
-from builders.observations import recipe, tiny_cell
+from builders.observations import MIB, measurement, observation, recipe, tiny_cell
 from builders.profiles import profiled
-from builders.runs import ONE_CELL, results
+from builders.runs import ONE_CELL, results, spec_of
 
 from fitting.learning_curves import curves
 from orchestrator.reporting.comparison import compare
 from orchestrator.reporting.html_report import html_report
+from orchestrator.reporting.markdown_report import markdown
 from orchestrator.reporting.page.law_tables import largest_table, speed_table
 from orchestrator.reporting.page.run_tables import (
     Named,
@@ -21,6 +23,12 @@ from orchestrator.reporting.page.run_tables import (
     probes_table,
 )
 from orchestrator.reporting.page.study_tables import curve_names, loads_table, profiles_table
+from orchestrator.run_folder.file_names import SPEC
+from orchestrator.run_folder.load_results import results_of
+from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.run_folder.run_results import MOST_CELLS, RunResults
+from orchestrator.storage.local_storage import OBSERVATIONS
+from trials.records.observation import DeviceReading
 
 FAMILIES = "llama-tiny, qwen3-moe-tiny"
 
@@ -78,9 +86,44 @@ def test_a_page_of_a_large_run_keeps_whole_models_and_recipes() -> None:
     assert [row[2:] for row in largest_table(part).rows] == [
         limits[whole.place(c)] for c in part.cells
     ]
-    page = html_report(whole, datetime(2026, 11, 23, tzinfo=UTC))
+    assert part.shown is part
+    assert part.whole.cells == 4
+    made = datetime(2026, 11, 23, tzinfo=UTC)
+    page, page_of_part = html_report(whole, made), html_report(part, made)
     assert "of 4 cells:" in page
+    assert "of 4 cells:" in page_of_part
     assert "This page shows" not in page
+    assert "This page shows 2 of 4 cells: those of the first models and recipes." in page_of_part
+
+
+def test_the_text_of_a_large_run_lists_the_same_cells_below_the_cheapest_offers() -> None:
+    """The cheapest offer of every model comes first, then where the rest is, then details."""
+    whole = results(ONE_CELL.replace("[16]", "[16, 32]").replace("llama-tiny", FAMILIES))
+    cheapest, _, details = markdown(whole.abridged(1)).partition("The rest of this report shows ")
+    assert details.startswith("2 of 4 cells: those of the first models and recipes. ranking.csv")
+    models = {cell.model for cell in whole.cells}
+    assert {model for model in models if model in cheapest} == models
+    assert {model for model in models if model in details} == {"llama-tiny"}
+
+
+def test_results_leave_readings_out_of_cells_that_no_report_shows(tmp_path: Path) -> None:
+    """A notebook, which asks for results in full, has them."""
+    lengths = [*range(16, 16 + MOST_CELLS)]
+    text = ONE_CELL.replace("[16]", str(lengths)).replace("llama-tiny", FAMILIES)
+    spec, reading = spec_of(text), DeviceReading(sm_clock_mhz=1410)
+    timed = measurement(MIB, (0.1, 0.2)).model_copy(update={"before": reading})
+    ends = spec.all_cells()[0], spec.all_cells()[-1]
+    lines = [observation(1, cell=cell, measurement=timed).model_dump_json() for cell in ends]
+    (tmp_path / SPEC).write_text(text, encoding="utf-8")
+    (tmp_path / OBSERVATIONS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run = RunFolder(tmp_path), spec, spec.merged_catalog(), date(2026, 11, 23)
+
+    def readings(run: RunResults) -> list[DeviceReading | None]:
+        return [o.measurement.before for o in run.observed if o.measurement is not None]
+
+    assert readings(results_of(*run)) == [reading, None]
+    assert readings(results_of(*run, in_full=True)) == [reading, reading]
+    assert [o.cell for o in results_of(*run).shown.observed] == [ends[0]]
 
 
 def test_curve_names_hold_the_parts_in_which_curves_differ() -> None:

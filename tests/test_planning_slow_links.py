@@ -48,12 +48,12 @@ def test_a_link_far_below_its_kind_is_named_with_its_node() -> None:
     """The largest buffer counts, in a line with host, collective, ratio and what to do."""
     (link,) = slow_links([timed(1.0), timed(3.0, "reduce-scatter")], CATALOG)
     assert (link.host, link.collective, round(link.times, 3)) == ("box", "reduce-scatter", 3.0)
-    section = slow_links_section([timed(3.0)], CATALOG)
+    section = slow_links_section(slow_links([timed(3.0)], CATALOG))
     assert (
         "- box (01234567): all-reduce on 8 H100-SXM takes 3.0 times as long as by nvlink-switch-4"
     ) in section
     assert slow_links([timed(1.9)], CATALOG) == []
-    assert slow_links_section([timed(1.0)], CATALOG) == ""
+    assert slow_links_section(slow_links([timed(1.0)], CATALOG)) == ""
 
 
 @dataclass

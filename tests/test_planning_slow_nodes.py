@@ -67,7 +67,7 @@ def test_a_node_ten_times_slower_is_reported_with_its_cells() -> None:
     assert (slow_node.host, slow_node.cells, list(slow_node.standing)) == ("slow", (LONG,), [LONG])
     # Its examples are twice as long, and a step of this device takes as long whatever their length.
     assert 4 < slow_node.times < 11
-    assert "| slow (slowslow) | " in slow_nodes_section(observations)
+    assert "| slow (slowslow) | " in slow_nodes_section(slow_nodes(observations))
     assert "do not trust" in " ".join(slow_nodes_text(slow_nodes(observations)))
 
 
@@ -116,7 +116,7 @@ def test_nodes_that_differ_by_ordinary_variation_are_not_slow() -> None:
     assert slow_nodes(timed_on(SHORT, "alone", times=10)) == []
     observations = [*timed_on(SHORT, "quick", times=1), *timed_on(SHORT, "slower", times=2)]
     assert slow_nodes(observations) == []
-    assert slow_nodes_section(observations) == ""
+    assert slow_nodes_section(slow_nodes(observations)) == ""
 
 
 def of_batch(observations: list[Observation], *batch_sizes: int) -> list[Observation]:

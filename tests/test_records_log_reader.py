@@ -79,8 +79,8 @@ def test_cells_of_the_specification_are_those_of_its_observations() -> None:
 
 
 def test_readings_can_be_left_out() -> None:
-    """Only they are missing then, and records share the sets of their fields."""
-    reader = LineReader(readings=False)
+    """Only they are missing then, of these cells alone; records share the sets of their fields."""
+    reader = LineReader(brief=[KINDS[0].cell])
     one, other = (reader.observation(LINES[0]) for _ in range(2))
     bare = {"warmup_seconds": (), "energy_joules": None, "before": None, "after": None}
     bare["built"] = None
@@ -90,7 +90,7 @@ def test_readings_can_be_left_out() -> None:
 
 def test_the_median_of_steps_can_stand_for_them() -> None:
     """It is checked as the steps are; a probe without timed steps keeps none."""
-    reader = LineReader(readings=False, steps=False)
+    reader = LineReader(brief=[KINDS[0].cell], steps=False)
     timed = reader.observation(LINES[0]).measurement
     assert timed is not None
     assert timed.step_seconds == (0.15,)

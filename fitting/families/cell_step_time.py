@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -85,16 +85,17 @@ class _VisitSpread(NamedTuple):
 
 
 class StepTimeSource:
-    """Step times of the cells of a run: timed ones, and predictions of the laws fitted to them."""
+    """Step times of the cells of a run: timed ones, and predictions of the laws fitted to them.
 
-    def __init__(self, observations: Sequence[Observation], families: Sequence[FamilyFit]) -> None:
+    Args:
+        observations: those of the run.
+        families: laws, iterated when one is first looked up: many a ranking needs none.
+    """
+
+    def __init__(self, observations: Sequence[Observation], families: Iterable[FamilyFit]) -> None:
         self._all = observations
         self._by_cell = by_cell(observations)
-        self._families: dict[tuple[object, ...], list[FamilyFit]] = defaultdict(list)
-        for family in families:
-            name = family.name
-            key = (name.model, name.weights, name.recipe, name.layout, name.basis)
-            self._families[key].append(family)
+        self._unread = families
 
     def observations(self, cell: Cell) -> Sequence[Observation]:
         """Observations of one cell, in their order."""
@@ -225,6 +226,15 @@ class StepTimeSource:
         layout = None if cell.parallel is None else cell.parallel.key
         key = (cell.model, cell.weights, cell.recipe.key, layout, basis)
         return self._families.get(key, ())
+
+    @cached_property
+    def _families(self) -> dict[tuple[object, ...], list[FamilyFit]]:
+        families: dict[tuple[object, ...], list[FamilyFit]] = defaultdict(list)
+        for family in self._unread:
+            name = family.name
+            key = (name.model, name.weights, name.recipe, name.layout, name.basis)
+            families[key].append(family)
+        return families
 
     @cached_property
     def _spread(self) -> _VisitSpread:

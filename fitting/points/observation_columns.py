@@ -122,7 +122,7 @@ def columns_of(observations: Iterable[Observation]) -> Columns:
         )
         model, peak, step = np.nan, np.nan, np.nan
         if o.memory is not None:
-            peak = o.memory.peak_allocated_bytes
+            peak = o.memory.peak_allocated_bytes or np.nan
         if o.measurement is not None:
             model = o.measurement.model_memory_bytes or np.nan
             if o.measurement.step_seconds:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 CLOUDS = ("aws", "gcp", "azure")
 PROVIDERS = (*CLOUDS, "skypilot", "local", "kuberay")
+METADATA = "http://169.254.169.254"
+"""Address of the metadata service of all three clouds, reached from their own machines alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.clouds.deployment_request import METADATA
+
 logger = logging.getLogger(__name__)
 
-METADATA = (
-    "http://169.254.169.254"  # address of all three clouds, reached from their own machines alone
-)
 POLL_SECONDS = 5.0  # as AWS advises
 ANSWER_SECONDS = 10.0
 DRAIN_SECONDS = 60.0

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterator
 from datetime import date
+from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
@@ -165,6 +166,7 @@ def ranking_csv(ranking: Ranking) -> str:
     writer.writerow([*parts, *fields, "examples", "epochs"])
     of_offer = itemgetter(*fields)
     texts: dict[Cell, list[object]] = {}
+    safe = cache(spreadsheet_cell)
     for row in ranking.offers:
         cell = row.cell
         if cell not in texts:
@@ -172,7 +174,7 @@ def ranking_csv(ranking: Ranking) -> str:
             names = {"recipe": cell.recipe.key, "sparsity": cell.sparsity, "layout": layout}
             of_cell = vars(cell) | names
             texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
-        values = [spreadsheet_cell(v) if type(v) is str else v for v in of_offer(vars(row))]
+        values = [safe(v) if type(v) is str else v for v in of_offer(vars(row))]
         writer.writerow([*texts[cell], *values, ranking.workload.examples, row.epochs])
     return buffer.getvalue()
 
@@ -182,7 +184,17 @@ def ranking_json(ranking: Ranking) -> Iterator[bytes]:
     others = ranking.model_copy(update={"offers": ()}).model_dump_json(indent=1).encode()
     before, key, after = others.partition(b'\n "offers": [')  # a key of the ranking itself
     yield before + key
+    cells: dict[Cell, bytes] = {}  # most of the text, and the same for many offers
     for place, offer in enumerate(ranking.offers):
-        yield b",\n  " if place else b"\n  "
-        yield offer.model_dump_json(indent=1).replace("\n", "\n  ").encode()
+        if offer.cell not in cells:
+            cells[offer.cell] = b'\n   "cell": ' + _json(offer.cell, b"\n   ") + b","
+        # The fields before are numbers.
+        first, stack, others = _json(offer, b"\n  ", without="cell").partition(b'\n   "stack": ')
+        yield b"".join((b"," * bool(place), b"\n  ", first, cells[offer.cell], stack, others))
     yield (b"\n " if ranking.offers else b"") + after + b"\n"
+
+
+def _json(record: Record, line_end: bytes, without: str = "") -> bytes:
+    """JSON of a record, without a field, with these ends of its lines."""
+    dump = record.__pydantic_serializer__.to_json
+    return dump(record, indent=1, exclude={without}).replace(b"\n", line_end)

@@ -9,7 +9,6 @@ policy allows its own scripts by their hashes and nothing else.
 import base64
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
@@ -36,6 +35,7 @@ from orchestrator.reporting.markdown_report import (
     headline,
     notes_text,
     ranking_notes,
+    shown_text,
     winners_tables,
 )
 from orchestrator.reporting.notes.certainty_notes import certainty_notes
@@ -62,24 +62,24 @@ from orchestrator.reporting.page.study_tables import (
     profiles_table,
 )
 from orchestrator.run_folder.run_results import RunResults
+from trials.records.observation import Basis
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-MOST_CELLS = 300  # each takes some 13 kB: a page is to have less than 5 MB
 # Sections that only a researcher reads.
 RESEARCH = ("Largest batch that fits", "Laws of the step time", "Fits", "Stacks")
 # Rules of the Markdown that reports use: no links, no images, no HTML.
 RULES = ("table", "list", "emphasis", "heading", "backticks")
 
 
-def html_report(whole: RunResults, made: datetime, *, image: str | None = None) -> str:
-    """Render the page of a run, with about ``MOST_CELLS`` cells of a larger one.
+def html_report(results: RunResults, made: datetime, *, image: str | None = None) -> str:
+    """Render the page of a run, with some cells of a large one.
 
     Args:
-        whole: results of the run.
+        results: results of the run.
         made: when.
         image: file name of the picture that sites show beside a link to the page.
     """
-    results = whole.abridged(MOST_CELLS)
+    results = results.shown
     jobs = page_jobs(results)
     tables = {
         "cells": cells_table(results, jobs),
@@ -99,7 +99,7 @@ def html_report(whole: RunResults, made: datetime, *, image: str | None = None) 
     chosen = max(range(len(jobs)), key=lambda position: jobs[position].gpus)
     shown = set(results.cells)
     winners = [row for row in ranking.offers if row.rank == 1 and row.cell in shown]
-    bases = Counter(o.basis.value for o in whole.observed)
+    bases = {basis.value: count for basis, count in sorted(results.whole.bases.items())}
     parted = [section.partition("\n") for section in detail_sections(results)]
     sections = [(title.removeprefix("## "), body) for title, _, body in parted]
     return page(
@@ -108,7 +108,7 @@ def html_report(whole: RunResults, made: datetime, *, image: str | None = None) 
         tables,
         title=f"{results.spec.name}: which GPU to rent",
         results=results,
-        bases=dict(sorted(bases.items())),
+        bases=bases,
         jobs=jobs,
         job_groups=_groups(jobs),
         chosen=chosen,
@@ -122,9 +122,10 @@ def html_report(whole: RunResults, made: datetime, *, image: str | None = None) 
         has_profiles=bool(tables["profiles"].rows),
         has_learned=bool(tables["learning"].rows),
         has_prices=bool(tables["prices"].rows),
-        measured=any(not o.cell.simulated for o in whole.observed),
-        observations=len(whole.observed),
-        cells=len(whole.cells),
+        measured=bool(results.whole.bases.keys() - {Basis.SIMULATED}),
+        observations=results.whole.bases.total(),
+        cells=results.whole.cells,
+        shown=shown_text(results, "This page"),
         left_out=keys_by_reason(ranking),
         sure=list(certainty_notes(results)),
         details=[section for section in sections if section[0] not in RESEARCH],

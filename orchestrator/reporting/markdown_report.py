@@ -48,17 +48,35 @@ STABLE = 0.10  # widest stable interval of the hours, as a part of them
 
 
 def markdown(results: RunResults) -> str:
-    """The whole report."""
-    ranking = results.ranking
+    """The whole report: the cheapest offers of all cells, and details of those shown."""
+    ranking, shown = results.ranking, {*results.shown.cells}
     parts = [
         f"# {results.spec.name}",
         headline(ranking),
         cheapest_section(ranking),
         f"## Notes\n\n{notes_text(results.notes)}" if results.notes else "",
-        _ranking_section(ranking),
+        shown_text(results, "The rest of this report"),
+        _ranking_section([row for row in ranking.offers if row.cell in shown]),
         *detail_sections(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def shown_text(results: RunResults, where: str) -> str:
+    """Sentences on the cells that a report shows, and on where the others are; empty for all.
+
+    Args:
+        results: results of the run.
+        where: subject of the first sentence: the page, or the part of the report.
+    """
+    shown, cells = len(results.shown.cells), results.whole.cells
+    if shown == cells:
+        return ""
+    return (
+        f"{where} shows {shown:,} of {cells:,} cells: those of the first models and recipes. "
+        "ranking.csv (by rank) has the offers of all cells, fits.json (by fit) their laws, and "
+        "observations.jsonl every probe."
+    )
 
 
 def notes_text(notes: str) -> str:
@@ -67,7 +85,8 @@ def notes_text(notes: str) -> str:
 
 
 def detail_sections(results: RunResults) -> list[str]:
-    """Sections below the ranking, each with its heading."""
+    """Sections below the ranking, each with its heading. Troubles are those of all cells."""
+    results = results.shown
     plan, observed = results.plan, results.observed
     chosen = chosen_section(results.spec.chosen)
     parts = [
@@ -79,8 +98,8 @@ def detail_sections(results: RunResults) -> list[str]:
         laws_section(results.fits.families),
         _fits_section(results.fits.fits),
         faults_section(results.faults),
-        slow_nodes_section(observed),
-        slow_links_section(observed, results.spec.merged_catalog()),
+        slow_nodes_section(results.whole.slow_nodes),
+        slow_links_section(results.whole.slow_links),
         _stack_section(observed),
         learning_section(results.learned),
     ]
@@ -208,10 +227,10 @@ def winners_tables(winners: Sequence[RankedOffer]) -> str:
     return "\n\n".join(parts)
 
 
-def _ranking_section(ranking: Ranking) -> str:
+def _ranking_section(offers: Sequence[RankedOffer]) -> str:
     """Offers: a table for each model, recipe, sparsity and length."""
     parts = []
-    for _, group in groupby(ranking.offers, key=lambda row: comparable(row.cell)):
+    for _, group in groupby(offers, key=lambda row: comparable(row.cell)):
         rows = list(group)
         cell = rows[0].cell
         parts.append(

@@ -178,7 +178,8 @@ def load_run(path: str | PathLike[str]) -> LoadedRun:
     prices = prices_in_use(run_rows=folder.catalog_rows())
     spec = folder.spec(prices.catalog)
     today = dt.datetime.now(dt.UTC).date()
-    results = results_of(folder, spec, prices.over(spec.merged_catalog()), today)
+    catalog = prices.over(spec.merged_catalog())
+    results = results_of(folder, spec, catalog, today, in_full=True)
     laws = FamilyLaws(results.fits.families)
     return LoadedRun(
         path=str(folder.path),

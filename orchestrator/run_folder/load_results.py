@@ -13,15 +13,21 @@ from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.pricing.prices_in_use import PriceOptions, PricesInUse
 from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.run_folder.run_results import RunResults
+from orchestrator.run_folder.run_results import RunResults, first_cells
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.log_reader import LineReader
 from trials.records.observation import Observation
 from trials.records.profile import Profiled
 
 
-def results_of(
-    folder: RunFolder, spec: SweepSpec, catalog: Catalog, today: date, plan: Plan | None = None
+def results_of(  # noqa: PLR0913 - a run by its parts, and two options
+    folder: RunFolder,
+    spec: SweepSpec,
+    catalog: Catalog,
+    today: date,
+    plan: Plan | None = None,
+    *,
+    in_full: bool = False,
 ) -> RunResults:
     """Results of a run, by its files.
 
@@ -31,8 +37,11 @@ def results_of(
         catalog: GPUs and prices to rank by.
         today: date for the drift of prices.
         plan: plan that a driver has left; None for the plan by the files.
+        in_full: whether to keep what only reports show also of cells that they do not show.
     """
-    logged = folder.logged(LineReader(cells=spec.all_cells()))
+    cells = spec.all_cells()
+    brief = () if in_full else {*cells}.difference(first_cells(cells))
+    logged = folder.logged(LineReader(brief=brief, cells=cells))
     observations = [record for record in logged if isinstance(record, Observation)]
     return RunResults(
         spec,

@@ -1,11 +1,13 @@
 """A run's ranking for another job, other prices or other constraints."""
 
 import datetime as dt
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fitting.families.cell_step_time import Batch, StepTimeSource
 from fitting.families.fit_family import fit_families
+from fitting.families.records import FamilyFit
 from fitting.learning_curves import curves
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.slow_nodes import SlowNode, slow_nodes
@@ -28,6 +30,7 @@ from orchestrator.spec.job_options import (
     with_overheads,
 )
 from trials.records.log_reader import LineReader
+from trials.records.observation import Observation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +67,17 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
     job = changed_job(spec.workload, request.job, tuple(spec.models.values()))
     job = with_overheads(request.overheads, job)
     batch: Batch = request.batch_size or job.batch_size or "fastest"
-    observations = folder.observations(LineReader(readings=False, cells=spec.all_cells()))
+    cells = spec.all_cells()
+    observations = folder.observations(LineReader(brief=cells, cells=cells))
     slow = slow_nodes(observations)  # before the ranking, which fills the memory
     plan = plan_of(folder, spec, observations)
-    # The fastest batch size is among those that were timed: it needs no law.
-    needs_law = isinstance(batch, int) or job.lengths is not None
     inputs = RankingInputs(
         job,
         catalog,
         plan,
         StepTimeSource(
             of_drawn_lengths(observations, job, spec.workload),
-            fit_families(observations) if needs_law else (),
+            _families(observations),
         ),
         batch_wish=batch,
         constraints=request.offers.constraints(catalog),
@@ -84,6 +86,11 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
         seed=spec.seed,
     )
     return RankedRun(rank(inputs), slow, prices.age(catalog, today))
+
+
+def _families(observations: Sequence[Observation]) -> Iterator[FamilyFit]:
+    """Laws of the step time, fitted when the first is looked up."""
+    yield from fit_families(observations)
 
 
 def _learned(request: RankRequest, folder: RunFolder, plan: Plan) -> EpochsByCell | None:

@@ -1,19 +1,22 @@
 """A run with all that is derived from it, the source of reports and notebooks."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from fitting.families.cell_step_time import StepTimeSource
+from fitting.families.records import FamilyFit
 from fitting.fit import Fits, fit_observations
 from fitting.learning_curves import LearningCurve
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.faults import NO_FAULTS, Faults
 from orchestrator.planning.node_pricing import NOT_SAID, NodePrices, NodeRentals
 from orchestrator.planning.plan import Plan
+from orchestrator.planning.slow_links import SlowLink, slow_links
+from orchestrator.planning.slow_nodes import SlowNode, slow_nodes
 from orchestrator.planning.spending import Meter
 from orchestrator.pricing.price_history import PriceCourse
 from orchestrator.ranking.priced_cells import RankingInputs
@@ -21,8 +24,29 @@ from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell, by_cell
-from trials.records.observation import Observation
+from trials.records.log_reader import LineReader
+from trials.records.observation import Basis, Observation
 from trials.records.profile import Logged, Profiled
+
+MOST_CELLS = 300
+"""Cells of a large run that its reports show: each takes some 13 kB of the page, which is to have
+less than 5 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRun:
+    """Facts of all cells that reports of some of them state.
+
+    Attributes:
+        cells: number of cells.
+        bases: number of observations by basis.
+        slow_nodes, slow_links: as of the functions of these names.
+    """
+
+    cells: int
+    bases: Counter[Basis]
+    slow_nodes: Sequence[SlowNode]
+    slow_links: Sequence[SlowLink]
 
 
 @dataclass(frozen=True)
@@ -61,7 +85,8 @@ class RunResults:
                 spec.workload,
                 self.catalog,
                 self.plan,
-                self.step_times,
+                # Kept, it would refer back to the results, whose memory reports are to free.
+                self._step_times(),
                 today=self.today,
                 seed=spec.seed,
             )
@@ -78,7 +103,13 @@ class RunResults:
     @cached_property
     def step_times(self) -> StepTimeSource:
         """Step times of the cells, timed and by the laws."""
-        return StepTimeSource(self.observed, self.fits.families)
+        return self._step_times()
+
+    def _step_times(self) -> StepTimeSource:
+        return StepTimeSource(self.observed, self._families())
+
+    def _families(self) -> Iterator[FamilyFit]:
+        yield from self.fits.families
 
     @property
     def logged(self) -> list[Logged]:
@@ -91,6 +122,13 @@ class RunResults:
         rates = NodePrices(self.catalog, self.rented)
         return Meter(self.spec, rates, self.logged, self.faults.faults)
 
+    @cached_property
+    def whole(self) -> WholeRun:
+        """Facts of the whole run."""
+        links = slow_links(self.observed, self.spec.merged_catalog())
+        bases = Counter(o.basis for o in self.observed)
+        return WholeRun(len(self.cells), bases, slow_nodes(self.observed), links)
+
     def place(self, cell: Cell) -> int:
         """Index of a cell in ``cells``."""
         return self._places[cell]
@@ -99,34 +137,28 @@ class RunResults:
         """Observations of a cell."""
         return self._by_cell[cell]
 
-    def abridged(self, most_cells: int) -> "RunResults":
-        """These results, or those of the first models and recipes with about so many cells.
+    @cached_property
+    def shown(self) -> "RunResults":
+        """These results, or those of the cells that reports show, whose own it is."""
+        return self.abridged(MOST_CELLS)
 
-        All cells of a model and recipe are kept, since their laws are fitted together. The laws
-        and the prices stay those of the whole run.
-        """
+    def abridged(self, most_cells: int) -> "RunResults":
+        """These results, or those of ``first_cells``; ranking and costs stay those of the run."""
         if len(self.cells) <= most_cells:
             return self
-        groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
-        for cell in self.cells:
-            groups[cell.model, cell.weights, cell.recipe.key].append(cell)
-        before = [0, *accumulate(map(len, groups.values()))]
-        kept = {g for g, count in zip(groups, before, strict=False) if count < most_cells}
-        are_shown = {cell for group in kept for cell in groups[group]}
-        shown = [cell for cell in self.cells if cell in are_shown]
+        first = {*first_cells(self.cells, most_cells)}
+        shown = [cell for cell in self.cells if cell in first]
+        # Records among those of other cells would keep their memory: the part's are made anew.
+        copied = LineReader(cells=shown).observation
+        observed = (o for cell in shown for o in self.observations_of(cell))
         part = replace(
             self,
-            observed=[o for c in shown for o in self.observations_of(c)],
-            profiled=[p for p in self.profiled if p.cell in are_shown],
+            observed=[copied(o.model_dump_json().encode()) for o in observed],
+            profiled=[p for p in self.profiled if p.cell in first],
         )
-        laws = [(fit, fit.group) for fit in self.fits.fits]
-        names = [(family, family.name) for family in self.fits.families]
-        fits = Fits(
-            fits=tuple(f for f, g in laws if (g.model, g.weights, g.recipe.key) in kept),
-            families=tuple(f for f, n in names if (n.model, n.weights, n.recipe) in kept),
-        )
-        of_run = {name: getattr(self, name) for name in ("ranking", "meter", "step_times")}
-        vars(part).update(of_run, cells=shown, fits=fits)
+        # The ranking comes last: it takes the memory that the others have freed.
+        of_run = {name: getattr(self, name) for name in ("whole", "meter", "ranking")}
+        vars(part).update(of_run, cells=shown, shown=part)
         return part
 
     @cached_property
@@ -136,3 +168,16 @@ class RunResults:
     @cached_property
     def _by_cell(self) -> defaultdict[Cell, list[Observation]]:
         return by_cell(self.observed)
+
+
+def first_cells(cells: Sequence[Cell], most: int = MOST_CELLS) -> list[Cell]:
+    """Cells of the first models and recipes, about ``most`` of them.
+
+    All cells of a model and recipe are among them, since their laws are fitted together.
+    """
+    groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.model, cell.weights, cell.recipe.key].append(cell)
+    before = accumulate(map(len, groups.values()), initial=0)
+    kept = (group for group, count in zip(groups.values(), before, strict=False) if count < most)
+    return list(chain.from_iterable(kept))

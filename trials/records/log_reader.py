@@ -7,14 +7,13 @@ takes a tenth of pydantic's time; whatever it refuses is read, or refused, by py
 
 import statistics
 from collections.abc import Iterable
-from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
+from msgspec.structs import asdict
 from pydantic import TypeAdapter
 
-from gpu_catalog.record import Record
 from trials.records.built import Built
 from trials.records.cell import Cell
 from trials.records.observation import (
@@ -31,11 +30,11 @@ from trials.records.observation import (
     RankReading,
     StopReason,
 )
-from trials.records.profile import Logged, Profiled, is_profile
+from trials.records.profile import Logged, is_profile, logged
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Record)
 
+MISTAKES = (msgspec.MsgspecError, ValueError, RecursionError)
 NULL, NONE = Raw(b"null"), Raw(b"[]")
 # The bounds of pydantic's records.
 _Whole = Annotated[int, Meta(ge=-(2**62), le=2**62)]
@@ -126,8 +125,8 @@ class LineReader:
     """Reads the observations of one log, several times as fast as separate lines.
 
     Args:
-        readings: whether to keep warm-up steps, energy, the readings of the GPU's sensors and the
-            built model. Only reports show them, and they are a third of a long log's memory.
+        brief: cells of which warm-up steps, energy, the readings of the GPU's sensors and the built
+            model are left out. Only reports show them, and they are a third of a long log's memory.
         steps: whether to keep every timed step; otherwise their median stands for them, which takes
             a tenth of the memory away.
         cells: cells of the specification, which then are those of the observations, too: they need
@@ -135,13 +134,14 @@ class LineReader:
     """
 
     def __init__(
-        self, *, readings: bool = True, steps: bool = True, cells: Iterable[Cell] = ()
+        self, *, brief: Iterable[Cell] = (), steps: bool = True, cells: Iterable[Cell] = ()
     ) -> None:
-        self._readings = readings
+        self._brief = frozenset(brief)
         self._steps = steps
         self._line = msgspec.json.Decoder(_Line)
-        # A ranking keeps these numbers. Those of a line would hold the memory of lines around it.
-        self._sizes: dict[int, int] = {}
+        # Many lines have the same numbers. A ranking keeps batch sizes: those of a line would hold
+        # the memory of lines around it.
+        self._numbers: dict[object, Any] = {}
         self._cells = _Texts(TypeAdapter(Cell), cells)
         self._places: _Texts[Environment | None] = _Texts(TypeAdapter(Environment | None))
         self._models: _Texts[Built | None] = _Texts(TypeAdapter(Built | None))
@@ -154,7 +154,7 @@ class LineReader:
         """
         try:
             return self._taken_apart(line)
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # pydantic has the messages
+        except MISTAKES:  # pydantic has the messages
             return Observation.model_validate_json(line)
 
     def logged(self, line: bytes) -> Logged:
@@ -163,7 +163,10 @@ class LineReader:
         Raises:
             ValidationError: the line is neither.
         """
-        return Profiled.model_validate_json(line) if is_profile(line) else self.observation(line)
+        try:
+            return self._taken_apart(line)
+        except MISTAKES:
+            return logged(line)
 
     def observation_or_none(self, line: bytes) -> Observation | None:
         """Parse one line; None for a profile.
@@ -171,55 +174,44 @@ class LineReader:
         Raises:
             ValidationError: the line is neither.
         """
-        return None if is_profile(line) else self.observation(line)
+        try:
+            return self._taken_apart(line)
+        except MISTAKES:
+            return None if is_profile(line) else Observation.model_validate_json(line)
 
     def _taken_apart(self, line: bytes) -> Observation:
-        parts = self._line.decode(line)
-        values = msgspec.structs.asdict(parts)
-        values["cell"] = self._cells[bytes(parts.cell)]
-        values["batch_size"] = self._sizes.setdefault(parts.batch_size, parts.batch_size)
+        parts, share = self._line.decode(line), self._numbers.setdefault
+        values = asdict(parts)
+        cell = values["cell"] = self._cells[bytes(parts.cell)]
+        values["batch_size"] = share(parts.batch_size, parts.batch_size)
+        values["memory_limit_bytes"] = share(parts.memory_limit_bytes, parts.memory_limit_bytes)
+        values["batch_limit"] = share(parts.batch_limit, parts.batch_limit)
         values["environment"] = self._places[bytes(parts.environment)]
         if parts.measurement is not None:
-            values["measurement"] = self._measurement(parts.measurement)
-        return _record(Observation, values)
+            values["measurement"] = self._measurement(parts.measurement, cell)
+        return Observation.of_checked(values)
 
-    def _measurement(self, parts: _Measured) -> Measurement:
-        values = msgspec.structs.asdict(parts)
+    def _measurement(self, parts: _Measured, cell: Cell) -> Measurement:
+        values, share = asdict(parts), self._numbers.setdefault
+        values["model_memory_bytes"] = share(parts.model_memory_bytes, parts.model_memory_bytes)
         if parts.memory is not None:
-            values["memory"] = _record(MemoryReading, msgspec.structs.asdict(parts.memory))
+            of_memory = asdict(parts.memory)
+            of_memory["overhead_bytes"] = share(overhead := parts.memory.overhead_bytes, overhead)
+            values["memory"] = MemoryReading.of_checked(of_memory)
         if not self._steps and parts.step_seconds:
             values["step_seconds"] = (statistics.median(parts.step_seconds),)
-        if self._readings:
+        if cell in self._brief:
+            values |= UNREAD
+        else:
             values["built"] = self._models[bytes(parts.built)]
             values["before"] = _reading(parts.before)
             values["after"] = _reading(parts.after)
-        else:
-            values |= UNREAD
         for name, kind in OF_SEVERAL.items():
             text = values[name]
             values[name] = () if text is NONE else kind.validate_json(bytes(text))
-        return _record(Measurement, values)
+        return Measurement.of_checked(values)
 
 
 def _reading(text: Raw) -> DeviceReading | None:
     reading = READING.decode(text)
-    return None if reading is None else _record(DeviceReading, msgspec.structs.asdict(reading))
-
-
-def _record(kind: type[R], values: dict[str, Any]) -> R:
-    """A record of checked values, whose names it shares with others of its kind."""
-    attributes = _attributes_of(kind).copy()
-    attributes.update(values)
-    return kind.of_checked(attributes)
-
-
-@cache
-def _attributes_of(kind: type[Record]) -> dict[str, Any]:
-    """Attributes that CPython keeps apart from their names, as copies of them do.
-
-    Dictionaries of their own would take a quarter more memory for a long log.
-    """
-    record = object.__new__(kind)
-    for name in kind.model_fields:
-        object.__setattr__(record, name, None)
-    return vars(record)
+    return None if reading is None else DeviceReading.of_checked(asdict(reading))

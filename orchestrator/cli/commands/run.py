@@ -63,7 +63,8 @@ def run_report(options: argparse.Namespace) -> int:
     catalog = prices.over(spec.merged_catalog())
     results = results_of(folder, spec, catalog, today())
     courses = prices.courses({cell.gpu for cell in results.cells})
-    results = dataclasses.replace(results, price_courses=courses)
+    # The observations of cells that the report does not show are freed before it is written.
+    results = dataclasses.replace(results, price_courses=courses).shown
     write_pages(folder, results, now(), image=options.image, url=options.url)
     remark(f"In use: {prices.age(catalog, today())}")
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
@@ -96,14 +97,15 @@ def run_status(options: argparse.Namespace) -> int:
     """Print the state of each trial, and what the run has cost, from its files alone."""
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
-    logged = folder.logged(LineReader(readings=False, steps=False, cells=spec.all_cells()))
+    cells = spec.all_cells()
+    logged = folder.logged(LineReader(brief=cells, steps=False, cells=cells))
     observations = [record for record in logged if isinstance(record, Observation)]
     plan = plan_of(folder, spec, observations)
     complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()
     rows = []
     of_cell = by_cell(observations)
-    for cell in spec.all_cells():
+    for cell in cells:
         cells_own = of_cell[cell]
         # An adaptive sweep measures no more of a cell than it needs.
         throughput = fastest(cells_own)

@@ -130,6 +130,11 @@ def _defaults_text(spec: SweepSpec) -> list[str]:
     return [text] if spec.has_plain_recipes else []
 
 
+def _reader(spec: SweepSpec, *, steps: bool) -> LineReader:
+    cells = spec.all_cells()
+    return LineReader(brief=cells, steps=steps, cells=cells)
+
+
 def run_plan(options: argparse.Namespace) -> int:
     """Print what is left to measure, or which measurements help most."""
     path: Path | str | None = options.spec_or_run
@@ -137,8 +142,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if isinstance(path, str) or (path is not None and (path / SPEC).exists()):
         folder = RunFolder.existing(path)
         prices, spec = run_and_prices(folder, price_options)
-        reader = LineReader(readings=False, steps=options.next, cells=spec.all_cells())
-        observations = folder.observations(reader)
+        observations = folder.observations(_reader(spec, steps=options.next))
         plan, cluster = plan_of(folder, spec, observations), this_machine()
         catalog = prices.over(spec.merged_catalog())
     else:
@@ -149,8 +153,7 @@ def run_plan(options: argparse.Namespace) -> int:
         catalog = prices.over(spec.merged_catalog())
         constants = known_constants(None)
         spec = with_chosen_recipes(spec, folder, catalog, constants, today())
-        reader = LineReader(readings=False, steps=options.next, cells=spec.all_cells())
-        observations = folder.observations(reader)
+        observations = folder.observations(_reader(spec, steps=options.next))
         plan, cluster = plan_without_starting(spec, catalog, observations)
     rented_as = request_of(RentalOptions, vars(options)).rented_as(catalog)
     rates = node_prices(folder, catalog, rented_as)

@@ -23,8 +23,7 @@ from orchestrator.cli.options.value_types import (
     positives,
     run_folder,
 )
-from orchestrator.clouds.deployment_request import CLOUDS, PROVIDERS
-from orchestrator.clouds.preemption_notice import METADATA
+from orchestrator.clouds.deployment_request import CLOUDS, METADATA, PROVIDERS
 
 SWEEP = f"""
 [spec] SPEC              a YAML file, or a shipped sweep: laptop (the default), paper,

@@ -161,8 +161,9 @@ def _prediction(probes: Sequence[Observation]) -> dict[str, object]:
     """Error at the largest batch of the line through the two smallest; empty for two or fewer."""
     peaks: dict[int, int] = {}
     for o in probes:
-        if o.outcome is Outcome.FITS and o.memory is not None and not o.is_drawn:
-            peaks.setdefault(o.batch_size, o.memory.peak_allocated_bytes)
+        peak = 0 if o.memory is None else o.memory.peak_allocated_bytes
+        if o.outcome is Outcome.FITS and peak > 0 and not o.is_drawn:
+            peaks.setdefault(o.batch_size, peak)
     if len(peaks) < 3:
         return {}
     (first, second, *_), last = sorted(peaks), max(peaks)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpu_catalog.catalog import Catalog
 from orchestrator.markdown_table import records_table
 from orchestrator.planning.faults import Fault, Faults
-from orchestrator.planning.slow_links import slow_links
+from orchestrator.planning.slow_links import SlowLink, slow_links
 from orchestrator.planning.slow_nodes import SlowNode, slow_nodes
 from trials.records.observation import Observation
 
@@ -56,9 +56,8 @@ def _cells(group: Sequence[Fault]) -> str:
     return keys[0] if len(keys) == 1 else str(len(keys) or "")
 
 
-def slow_nodes_section(observations: Sequence[Observation]) -> str:
+def slow_nodes_section(nodes: Sequence[SlowNode]) -> str:
     """Markdown table of slow nodes; empty when there is none."""
-    nodes = slow_nodes(observations)
     if not nodes:
         return ""
     rows = records_table(
@@ -91,9 +90,9 @@ def slow_nodes_text(nodes: Iterable[SlowNode]) -> Iterator[str]:
             yield f"{node.text}: its cells were retimed elsewhere, and only those times count"
 
 
-def slow_links_section(observations: Sequence[Observation], catalog: Catalog) -> str:
+def slow_links_section(links: Iterable[SlowLink]) -> str:
     """Markdown list of slow links; empty when there is none."""
-    lines = [f"- {link.text}." for link in slow_links(observations, catalog)]
+    lines = [f"- {link.text}." for link in links]
     return "\n".join(["## Slow links\n", *lines]) if lines else ""
 
 
