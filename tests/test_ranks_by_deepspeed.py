@@ -15,7 +15,7 @@ from trials.recipes.zero_settings import ZeroSettings
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
-from trials.records.observation import Outcome
+from trials.records.observation import Measurement, Outcome
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
@@ -51,10 +51,16 @@ RELEASING = ZeroSettings(
 
 
 def by_zero(
-    strategy: ZeroStrategy, method: str = "full", ranks: int = 2, zero: ZeroSettings | None = None
+    strategy: ZeroStrategy,
+    method: str = "full",
+    ranks: int = 2,
+    zero: ZeroSettings | None = None,
+    *,
+    model: str = "llama-tiny",
 ) -> Cell:
-    """A tiny Llama on ranks by a stage of ZeRO."""
-    cell = tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH)
+    """A tiny model on ranks by a stage of ZeRO."""
+    experts = {"experts": "grouped" if model == "mixtral-tiny" else None}
+    cell = tiny_cell(model, RECIPES[method].model_copy(update=experts), seq_len=LENGTH)
     return on_layout(cell, Parallel(gpus=ranks, strategy=strategy, zero=zero))
 
 
@@ -88,6 +94,16 @@ def test_a_traced_rank_is_the_real_one(counts: tuple[int, ...], tmp_path: Path) 
     releasing = [(by_zero("deepspeed-zero3", method, zero=RELEASING), 2) for method in RECIPES]
     apart = compared(all_cases(2, counts) + releasing, tmp_path)
     assert apart == {key: [0] * 2 for key in apart}
+
+
+def test_experts_are_divided_as_other_weights(tmp_path: Path) -> None:
+    """Stage 3 gathers all experts of a layer at once; traced ranks take 16 bytes more."""
+    cases = [
+        (by_zero("deepspeed-zero3", method, zero=RELEASING, model="mixtral-tiny"), 2)
+        for method in RECIPES
+    ]
+    apart = compared(cases, tmp_path)
+    assert apart == {key: [-16] * 2 for key in apart}
 
 
 @pytest.mark.long
@@ -125,17 +141,29 @@ def test_ranks_have_the_loss_of_one_process(strategy: ZeroStrategy, tmp_path: Pa
     assert ranks[0]["loss"] == pytest.approx(alone.step(alone.tokens(BATCH)), rel=1e-5)
 
 
+def probed(cell: Cell, *sizes: int) -> Measurement:
+    """The last measurement of a trial whose probes all fit."""
+    budget = cpu(4 * 2**30)  # of which a bucket takes one
+    setup = Setup(cell=cell, model=find_model(cell.model), gpu=budget, seed=0, threads=1)
+    with ChildProber(setup, build_timeout_seconds=300, probe_timeout_seconds=120) as prober:
+        ends = [prober.probe(ProbeRequest(batch_size=size, timing=None)) for size in sizes]
+    assert [(end.outcome, end.detail) for end in ends] == [(Outcome.FITS, None)] * len(sizes)
+    assert ends[-1].measurement is not None
+    return ends[-1].measurement
+
+
+def test_a_trial_of_divided_experts_runs_them_as_the_recipe_says() -> None:
+    """Weights that are elsewhere have their shape still. Gloo's copies are in its peak."""
+    built = probed(by_zero("deepspeed-zero3", model="mixtral-tiny"), 1).built
+    assert built is not None
+    assert built.experts == "grouped"
+
+
 @pytest.mark.parametrize("strategy", ["deepspeed-zero1", "deepspeed-zero3"])
 def test_a_trial_measures_the_peak_that_is_traced(strategy: ZeroStrategy) -> None:
     """Its probes begin with new engines, one after another."""
     cell = by_zero(strategy)
-    budget = cpu(4 * 2**30)  # of which a bucket takes one
-    setup = Setup(cell=cell, model=find_model(cell.model), gpu=budget, seed=0, threads=1)
-    with ChildProber(setup, build_timeout_seconds=300, probe_timeout_seconds=120) as prober:
-        ends = [prober.probe(ProbeRequest(batch_size=size, timing=None)) for size in (1, BATCH)]
-    assert [(end.outcome, end.detail) for end in ends] == [(Outcome.FITS, None)] * 2
-    assert ends[1].measurement is not None
-    peaks = [rank.peak_allocated_bytes for rank in ends[1].measurement.ranks]
+    peaks = [rank.peak_allocated_bytes for rank in probed(cell, 1, BATCH).ranks]
     assert peaks == [peak(traced(cell, 1)) + FREQUENCIES] * 2
 
 

@@ -94,7 +94,6 @@ BF16 = recipe("full", precision="bf16")
         ("deepspeed-zero2", {"liger_kernels": True}, "liger_kernels are not simulated"),
         ("deepspeed-zero3", {"loss": "chunked"}, "loss chunked is not simulated"),
         ("deepspeed-zero2", {"experts": "looped"}, "experts looped are not simulated"),
-        ("deepspeed-zero3", {"experts": "grouped"}, "models with experts are not simulated"),
         ("deepspeed-zero3", {"method": "qlora", "lora_rank": 4}, "method qlora is not simulated"),
     ],
 )

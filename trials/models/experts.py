@@ -246,7 +246,8 @@ def is_fused(module: nn.Module) -> bool:
     """Whether a module holds experts as fused three-dimensional parameters."""
     down = module._parameters.get("down_proj")  # noqa: SLF001 - as above
     has_quantised = "down_proj" in getattr(module, "parametrizations", ())
-    return has_quantised or (down is not None and down.dim() == 3)
+    # Stage 3 of ZeRO leaves an empty parameter, beside which DeepSpeed keeps the shape.
+    return has_quantised or (down is not None and len(getattr(down, "ds_shape", down.shape)) == 3)
 
 
 def linear_with(

@@ -114,9 +114,6 @@ def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> str | None:
         f"experts looped are not simulated with {name}: use grouped, or {ELSEWHERE}": (
             recipe.experts == "looped"
         ),
-        f"models with experts are not simulated with {name}: use deepspeed-zero2, or fsdp2": (
-            divides_weights and recipe.experts is not None
-        ),
     }
     return next((text for text, applies in problems.items() if applies), None)
 
