@@ -17,6 +17,7 @@ from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Measurement, Outcome
 from trials.simulation.trace_cache import StepTrace
+from trials.simulation.tracing.ranks.zero_rank import _InOrder
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning
@@ -139,6 +140,17 @@ def test_ranks_have_the_loss_of_one_process(strategy: ZeroStrategy, tmp_path: Pa
     one = cell.model_copy(update={"parallel": None})
     alone = FineTuning(one, find_model(cell.model), device=torch.device("cpu"), seed=0)
     assert ranks[0]["loss"] == pytest.approx(alone.step(alone.tokens(BATCH)), rel=1e-5)
+
+
+def test_a_trace_gathers_weights_in_the_order_of_their_module() -> None:
+    """A set's own order is that of addresses, and two traces would differ."""
+    weights = _InOrder([3, 1, 2])
+    weights.add(0)
+    weights.discard(1)
+    weights.discard(7)
+    weights.update([2, 5])
+    assert list(weights) == [3, 2, 0, 5]
+    assert weights == _InOrder([0, 2, 3, 5])
 
 
 def probed(cell: Cell, *sizes: int) -> Measurement:

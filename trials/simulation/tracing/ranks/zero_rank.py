@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,27 @@ from trials.training.optimizers.deepspeed_stepper import (
 ZERO = "deepspeed.runtime.zero"
 COMPARING = ("partition_parameters", "partitioned_param_coordinator")
 """Modules of ZeRO that compare lists of numbers among the ranks."""
+GATHERING = ("parameter_offload", "partitioned_param_coordinator")
+"""Modules of ZeRO that gather and free the weights of a module in the order of a set."""
+
+
+class _InOrder(dict[Any, None]):
+    """A set in the order of its items, not of their addresses, which no two traces share."""
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        super().__init__(dict.fromkeys(items))
+
+    def add(self, item: Any) -> None:
+        """Add an item."""
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        """Remove an item, if it is there."""
+        self.pop(item, None)
+
+    def update(self, items: Iterable[Any]) -> None:  # type: ignore[override] # a set's
+        """Add items."""
+        super().update(dict.fromkeys(items))
 
 
 class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
@@ -142,6 +163,7 @@ class ZeroRank:
             (model, "to", lambda *_, **__: model),
             (model, "bfloat16", lambda: model),
             *((module, name, lambda *_: None) for module, name in _comparisons()),
+            *((importlib.import_module(f"{ZERO}.{name}"), "set", _InOrder) for name in GATHERING),
         ]
         if self._accelerator is not None:
             replaced += [
@@ -201,7 +223,7 @@ def _without_launcher() -> Iterator[None]:
 @contextlib.contextmanager
 def _in_place(place: Any, name: str, value: Any) -> Iterator[None]:
     """Give an object another attribute."""
-    own = getattr(place, name)
+    own = getattr(place, name, None)
     is_own = name in vars(place) or isinstance(getattr(type(place), name, None), property)
     setattr(place, name, value)
     try:
