@@ -2,14 +2,13 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from builders.observations import cpu, recipe
+from builders.image_steps import BATCH, cell_of, counted_peak, peak_of, traced_peak
+from builders.observations import recipe
 from builders.vision import (
     AYA,
     COHERE,
@@ -41,7 +40,6 @@ from builders.vision import (
     QWEN35,
     QWEN35_MOE,
     SMOL,
-    TOKENS_PER_IMAGE,
     TOWER,
     any_size,
     tiny_vision,
@@ -53,34 +51,26 @@ from transformers.quantizers.base import get_keys_to_not_convert
 import orchestrator
 from gpu_catalog.errors import UserError
 from orchestrator.cli.main import main
-from trials.devices.live_tensors import LiveTensorCounter
 from trials.models.build import FamilyError, stock_model
-from trials.models.fused_head import base_of
 from trials.models.weight_placement import READS_IMAGES, quantise_laid_out
 from trials.recipes.recipe import Recipe
-from trials.records.cell import Cell
-from trials.records.compatibility import PADDED_FAMILIES, impossible_on_model, with_defaults
+from trials.records.compatibility import PADDED_FAMILIES, impossible_on_model
 from trials.records.model import UnknownModelError, find_model
 from trials.simulation.recording import Column, Kind, OperatorClass
-from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracing_worker import Tracing
-from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning, implied_counts
 from trials.training.optimizers import construction
-from trials.training.tasks.image_sizes import takes_any_size
-from trials.training.tasks.images import image_inputs, images_for
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
-BATCH, LENGTH, IMAGES = 3, 40, 2
 CHECKPOINTED = recipe("lora", precision="bf16", gradient_checkpointing=True)
 EXACT = (
     *(AYA, COHERE, DEEPSEEK, GEMMA, GEMMA4, HYBRID, JANUS, LFM2, LLAVA_NEXT, LLAVA_NEXT_VIDEO),
-    *(LLAVA_PIXTRAL, MISTRAL3, MLLAMA, SMOL),
+    *(LLAMA4, LLAVA_PIXTRAL, MISTRAL3, MLLAMA, SMOL),
 )
 CELLS = [
     *((config, CHECKPOINTED) for config in EXACT),
@@ -97,6 +87,8 @@ CELLS = [
     (ONEVISION, recipe("full", precision="bf16-mixed")),
     (ONEVISION, recipe("qlora", precision="bf16", loss="chunked")),
     (LFM2, recipe("full")),
+    (LLAMA4, recipe("full", precision="bf16-mixed")),
+    (LLAMA4, recipe("qlora", precision="bf16")),
     (DEEPSEEK, recipe("qlora", precision="bf16", loss="chunked")),
     (HYBRID, recipe("full")),
     (MISTRAL3, recipe("full")),
@@ -134,51 +126,6 @@ def most_padded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(PADDED_FAMILIES, family, request.param)
 
 
-def cell_of(config: dict[str, Any], settings: Recipe) -> Cell:
-    """A cell with two images in each example, or with one of as many tokens."""
-    model = tiny_vision(config)
-    return Cell(
-        gpu="cpu",
-        model=model.name,
-        recipe=with_defaults(settings, model, cpu()),
-        seq_len=LENGTH,
-        image_tokens=IMAGES * TOKENS_PER_IMAGE[model.name],
-    )
-
-
-def counted_peak(config: dict[str, Any], cell: Cell) -> int:
-    """Peak bytes of two real steps of transformers' own class."""
-    assert cell.image_tokens is not None
-    tuning = FineTuning(cell, tiny_vision(config), device=torch.device("cpu"), seed=0)
-    images_of_each = images_for(tuning.model, cell.image_tokens)
-    assert images_of_each == IMAGES or takes_any_size(tuning.model)
-    facts: Any = base_of(tuning.model).config
-    tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % facts.image_token_id
-    tokens[:, : cell.image_tokens] = facts.image_token_id
-    images = image_inputs(tuning.model, tokens, cell.image_tokens, images_of_each)
-    batch = replace(tuning.batch(tokens), images=images)
-    tuning.step(batch)
-    tuning.start_over()
-    with LiveTensorCounter([*tuning.tensors(), tokens, *images.values()], 2**62) as counter:
-        for _ in range(2):
-            tuning.step(batch)
-    return counter.peak_bytes
-
-
-def peak_of(trace: StepTrace) -> int:
-    """Most bytes of a trace's steps, with the model."""
-    steps = Steps(trace)
-    _, sizes = steps.storages(BATCH)
-    return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
-
-
-def traced_peak(config: dict[str, Any], cell: Cell) -> int:
-    """Peak bytes of the same two steps, traced with all layers."""
-    step = TraceableCell(cell, tiny_vision(config), target="cpu", whole=True)
-    traced = step.trace(BATCH, lambda mask: mask.numel())
-    return peak_of(StepTrace((BATCH,), (traced.recording,), traced.held, traced.copies))
-
-
 @pytest.mark.parametrize(
     ("config", "settings"),
     [*CELLS, *CELLS_OF_ANY_SIZE],
@@ -200,7 +147,15 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
     [
         *((GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1), (GLM, 3)),
         *((MISTRAL3, 3), (SMOL, 3), (MLLAMA, 0)),
-        *((LLAVA_NEXT, 3), (ONEVISION, 3), (LFM2, 0), (HYBRID, 3), (EXAONE, 3), (PADDLE, 3)),
+        *(
+            (LLAMA4, 1),
+            (LLAVA_NEXT, 3),
+            (ONEVISION, 3),
+            (LFM2, 0),
+            (HYBRID, 3),
+            (EXAONE, 3),
+            (PADDLE, 3),
+        ),
     ],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
 )
@@ -329,11 +284,6 @@ def written(folder: Path, config: dict[str, Any]) -> str:
             DECODER | {"model_type": "git", "vision_config": TOWER},
             {"image_tokens": 4, "attention": "eager"},
             "class of 'git' takes images in another way than as pixels of one size",
-        ),
-        (
-            LLAMA4,
-            {"image_tokens": 4},
-            r"experts grouped: .* cannot have it in transformers \(Llama4ForCond",
         ),
         (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
     ],

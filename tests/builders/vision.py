@@ -184,6 +184,9 @@ LLAMA4: dict[str, Any] = {
     "text_config": DECODER
     | {
         "model_type": "llama4_text",
+        "num_hidden_layers": 8,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": 16,
         "head_dim": 16,
         "intermediate_size_mlp": 128,
         "num_local_experts": 4,

@@ -33,6 +33,7 @@ SHAPES = "spatial_shapes"  # the same, of other models
 KINDS = "mm_token_type_ids"  # another one: kinds of the tokens
 SIZES = "image_sizes"  # argument of models that take pixels of any size
 HIGH_RES = "high_res_pixel_values"  # argument of a class with a second tower
+UNCAST = "llama4"  # family whose tower does not cast its pixels
 SIZED = "image_size"  # key of the one size of a tower's images
 ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
 
@@ -109,13 +110,14 @@ def _tokens_of_one(base: Any) -> int:
         )
     try:
         with torch.no_grad():
-            features = reader_of(base).get_image_features(**_pixel_inputs(base, 1)).pooler_output
+            output = reader_of(base).get_image_features(**_pixel_inputs(base, 1))
     except (AttributeError, ValueError) as error:
         raise FamilyError(
             f"--image-tokens: the class of {family!r} {ANOTHER_WAY} ({error})"
         ) from None
-    width: int = base.config.get_text_config().hidden_size
-    return int(sum(part.numel() for part in features) // width)
+    # Llama 4 projects what its tower returns later.
+    features = output.last_hidden_state if output.pooler_output is None else output.pooler_output
+    return int(sum(part.numel() // part.shape[-1] for part in features))
 
 
 def image_inputs(
@@ -243,8 +245,11 @@ def _pixel_inputs(
 ) -> dict[str, torch.Tensor]:
     """Pixels of images of one size, for each tower."""
     inputs = {"pixel_values": _pixels(base, images, device)}
+    # A step fails unless pixels that a tower does not cast have its dtype.
+    if base.config.model_type == UNCAST:
+        dtype = base.vision_model.class_embedding.dtype
+        inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
     if HIGH_RES in inspect.signature(base.forward).parameters:
-        # This tower does not cast its pixels: a step fails unless they have its dtype.
         embedding = reader_of(base).high_res_vision_model.get_input_embeddings()
         pixels = _pixels(base, images, device, base.config.high_res_vision_config)
         inputs[HIGH_RES] = pixels.to(next(embedding.parameters()).dtype)

@@ -19,6 +19,7 @@ from trials.models.fused_head import (
     HeadOutput,
     base_of,
     check_adapters,
+    check_base,
     check_head,
     fuse_head,
     patch_head,
@@ -59,6 +60,7 @@ def give_head(
     if loss is None or loss == "full-logits":
         return
     base = base_of(model)
+    check_base(base, loss)
     check_adapters(base, loss)
     if loss != "chunked":
         check_head(base, loss)
