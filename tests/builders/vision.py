@@ -272,7 +272,24 @@ JANUS: dict[str, Any] = DEEPSEEK | {
 }
 PADDLE = any_size("paddleocr_vl", {"head_dim": 16}, {})
 PADDLE["vision_config"] = TOWER | {"patch_size": 4, "spatial_merge_size": 2}
+ERNIE = any_size(
+    "ernie4_5_vl_moe",
+    {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": [32, 16],
+        "moe_num_shared_experts": 1,
+        "rope_parameters": ROPE | {"mrope_section": [3, 3, 2]},
+    },
+    {},
+) | {"initializer_range": 0.02, "image_start_token_id": 91, "image_end_token_id": 92}
+ERNIE["vision_config"] = {"intermediate_size": 96} | {
+    key: value
+    for key, value in PATCHES.items()
+    if key not in {"temporal_patch_size", "out_hidden_size"}
+}
 OF_ANY_SIZE = (
+    ERNIE,
     QWEN2,
     QWEN25,
     QWEN3,

@@ -14,9 +14,11 @@ MASKED_IMAGE_FAMILIES = ("gemma3", "paligemma", "shieldgemma2")
 """Families of one size of image whose image tokens attend to one another in both directions."""
 GRID_FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v"),
-    *("glm4v_moe", "glm46v", "glm_ocr", "exaone4_5", "paddleocr_vl"),
+    *("glm4v_moe", "glm46v", "glm_ocr", "exaone4_5", "paddleocr_vl", "ernie4_5_vl_moe"),
 )
 """Families whose towers take images of any size, as patches with a grid."""
+UNQUANTISED_TOWER_FAMILIES = ("ernie4_5_vl_moe",)
+"""Families whose tower fails with quantised matrices, which bitsandbytes' integration makes."""
 PADDED_FAMILIES = {"gemma4": 280, "lfm2_vl": 256}
 """Families whose processors pad images of any size to as many tokens, which is the most \
 (max_soft_tokens; max_image_tokens)."""
@@ -90,6 +92,12 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
         return f"task {recipe.task}: not estimated with images: use sft"
     if model.has_vision and recipe.packing:
         return "packing: TRL does not pack examples with images: leave packing out"
+    if model.family in UNQUANTISED_TOWER_FAMILIES and recipe.method == "qlora":
+        return (
+            f"method qlora is not possible with {model.name} ({model.family}): its tower casts "
+            "pixels to the dtype of its first matrix, which is quantised, and fails: use lora or "
+            "full"
+        )
     if recipe.liger_kernels and model.family not in LIGER_FAMILIES:
         return (
             f"liger_kernels: not supported for {model.name} ({model.family}), but for "

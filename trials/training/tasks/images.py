@@ -31,6 +31,8 @@ GRID = "image_grid_thw"  # argument of models that take images of any size
 PLACES = "image_position_ids"  # argument of models whose processor pads images
 SHAPES = "spatial_shapes"  # the same, of other models
 KINDS = "mm_token_type_ids"  # another one: kinds of the tokens
+ROUTED = "moe_mm_token_type_ids"  # kinds by which a class routes tokens to experts of images
+MARKS = 2  # tokens around an image, which such a class routes with it
 SIZES = "image_sizes"  # argument of models that take pixels of any size
 HIGH_RES = "high_res_pixel_values"  # argument of a class with a second tower
 UNCAST = "llama4"  # family whose tower does not cast its pixels
@@ -136,7 +138,8 @@ def image_inputs(
         them the kinds of the tokens (sequences, length), 1 for images. For images of any size the
         pixels are rows of patches (patches, channels x frames x height x width), beside their grid
         (sequences x images, 3), or padded ones beside their places, or pixels beside their sizes
-        (sequences x images, 2). Tiles are (sequences, images, channels, height, width).
+        (sequences x images, 2). Tiles are (sequences, images, channels, height, width). A class
+        with experts of images takes which tokens go to them (sequences, length).
     """
     base: Any = base_of(model)
     count = len(tokens) * images
@@ -166,7 +169,15 @@ def image_inputs(
     if name in inspect.signature(base.forward).parameters:
         inputs[name] = torch.zeros_like(tokens)
         inputs[name][:, :image_tokens] = 1
+    if ROUTED in inspect.signature(base.forward).parameters:
+        inputs[ROUTED] = torch.zeros_like(tokens)
+        inputs[ROUTED][:, : routed_tokens(image_tokens, tokens.shape[1])] = 1
     return inputs
+
+
+def routed_tokens(image_tokens: int, length: int) -> int:
+    """Tokens of a sequence that go to experts of images: not all, since there is text."""
+    return min(image_tokens + MARKS, length - 1)
 
 
 def _padded_patches(
@@ -235,7 +246,10 @@ def _patches(base: Any, patches: int, device: torch.device) -> torch.Tensor:
     vision = base.config.vision_config
     names = ("in_channels", "in_chans", "num_channels")
     channels = next(getattr(vision, name) for name in names if hasattr(vision, name))
-    frames, side = getattr(vision, "temporal_patch_size", None), vision.patch_size
+    # A tower without films may still take rows, whose films its projector merges.
+    merges_films = hasattr(vision, "temporal_merge_size")
+    frames = getattr(vision, "temporal_patch_size", 1 if merges_films else None)
+    side = vision.patch_size
     shape = (channels, side, side) if frames is None else (channels * frames * side**2,)
     return torch.zeros(patches, *shape, device=device)
 
