@@ -305,6 +305,18 @@ def test_what_does_not_go_with_images_is_refused_before_a_trace(
     assert "\n" not in refusal
 
 
+@pytest.mark.parametrize("command", ["estimate", "check"])
+def test_a_wrong_number_of_image_tokens_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model does not ask for the option, which was given."""
+    options = ["--model", written(tmp_path, GEMMA), "--gpu", "A40", "--seq-len", "16"]
+    with pytest.raises(SystemExit):
+        main([command, *options, "--image-tokens", "0"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "argument --image-tokens: must be at least 1, not 0" in line
+
+
 def test_a_text_model_has_no_image_tokens() -> None:
     """Neither a preset nor its name on the hub; the line names the way out."""
     with pytest.raises(UserError, match="a llama reads text alone: leave --image-tokens out"):
