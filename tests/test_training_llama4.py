@@ -9,8 +9,8 @@ import pytest
 import torch
 from builders.image_steps import BATCH, LENGTH, cell_of, counted_peak, peak_of, traced_peak
 from builders.observations import cpu, recipe
-from builders.vision import DECODER, LLAMA4, tiny_vision
-from transformers import Llama4ForCausalLM, Llama4ForConditionalGeneration
+from builders.vision import DECODER, LLAMA4, SCOUT, tiny_vision
+from transformers import AutoConfig, Llama4ForCausalLM, Llama4ForConditionalGeneration
 
 import orchestrator
 from gpu_catalog.errors import UserError
@@ -111,6 +111,17 @@ def test_the_class_has_no_other_implementation() -> None:
     reason = impossible_on_model(recipe("full", experts="all-tokens"), mixtral)
     assert reason is not None
     assert reason.startswith("experts all-tokens: mixtral (mixtral) has no such implementation")
+
+
+def test_scout_has_the_published_number_of_parameters() -> None:
+    """109 billion, 17 of the language part's active for a token (Meta's model card)."""
+    with torch.device("meta"):
+        scout = Llama4ForConditionalGeneration(AutoConfig.for_model(**SCOUT))
+    counts = {name: parameter.numel() for name, parameter in scout.named_parameters()}
+    assert round(sum(counts.values()) / 1e9) == 109
+    language = sum(c for n, c in counts.items() if n.startswith("language_model"))
+    experts = sum(c for n, c in counts.items() if ".experts." in n)
+    assert round((language - experts * 15 / 16) / 1e9) == 17
 
 
 def written(folder: Path, config: dict[str, Any]) -> str:

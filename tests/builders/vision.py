@@ -202,6 +202,33 @@ LLAMA4: dict[str, Any] = {
         "projector_output_dim": 64,
     },
 }
+SCOUT: dict[str, Any] = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 16,
+    },
+    "vision_config": {
+        "model_type": "llama4_vision_model",
+        "hidden_size": 1408,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 16,
+        "image_size": 336,
+        "vision_output_dim": 4096,
+        "projector_input_dim": 4096,
+        "projector_output_dim": 4096,
+    },
+}
+"""Llama-4-Scout-17B-16E as published."""
 HYBRID: dict[str, Any] = DEEPSEEK | {
     "model_type": "deepseek_vl_hybrid",
     "high_res_vision_config": {
