@@ -87,6 +87,9 @@ def test_quantised_towers_are_refused(tmp_path: Path) -> None:
     reason = impossible_on_model(recipe("qlora"), tiny_vision(ERNIE))
     assert reason is not None
     assert "its tower casts pixels to the dtype of its first matrix" in reason
+    settings = recipe("qlora", precision="bf16", experts="grouped", lora_targets=("attention",))
+    with pytest.raises(RuntimeError, match="mixed dtype"):
+        counted_peak(ERNIE, cell_of(ERNIE, settings))
     path = tmp_path / "ernie.json"
     path.write_text(json.dumps(ERNIE), encoding="utf-8")
     given = {"seq_len": 16, "gpu": "A40", "image_tokens": 4}

@@ -15,15 +15,18 @@ from transformers import AutoConfig, Llama4ForCausalLM, Llama4ForConditionalGene
 import orchestrator
 from gpu_catalog.errors import UserError
 from orchestrator.cli.main import main
+from orchestrator.spec.trainer_defaults import fields_of_model
 from trials.models.build import stock_model
 from trials.models.parameter_count import implied_parameters
 from trials.recipes.recipe import Recipe
 from trials.records.compatibility import impossible_on_model, with_defaults
 from trials.simulation.recording import Column, Kind, OperatorClass
-from trials.simulation.trace_request import TraceRequest
+from trials.simulation.trace_request import TraceRequest, approximations
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracing_worker import Tracing
+from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
+from trials.training.profiling.profiler import expert_load
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -111,6 +114,33 @@ def test_the_class_has_no_other_implementation() -> None:
     reason = impossible_on_model(recipe("full", experts="all-tokens"), mixtral)
     assert reason is not None
     assert reason.startswith("experts all-tokens: mixtral (mixtral) has no such implementation")
+
+
+def test_a_trainers_file_leaves_experts_to_the_class() -> None:
+    """Its fused experts are those of the class; an option of the command line is refused."""
+    settings = recipe("lora", experts="grouped", lora_targets=("q_proj",), loss="chunked")
+    model = tiny_vision(TEXT)
+    filled = fields_of_model(settings, model, {"experts"}, is_of_file=True)
+    assert filled == {"experts": "all-tokens", "loss": "full-logits"}
+    assert fields_of_model(settings, model, {"experts", "loss"}, is_of_file=False) == {}
+    assert impossible_on_model(settings, model) is not None
+
+
+def test_experts_that_multiply_all_tokens_have_no_load() -> None:
+    """A profile counts the tokens routed to each expert; here every expert has all of them."""
+    cell = cell_of(TEXT, recipe("lora"))
+    tuning = FineTuning(cell, tiny_vision(TEXT), device=torch.device("cpu"), seed=0)
+    assert expert_load(tuning, tuning.tokens(1, 0), 1) is None
+
+
+@pytest.mark.parametrize(("length", "is_masked"), [(15, False), (16, True)])
+def test_a_mask_of_chunks_is_an_approximation_from_the_length_of_one(
+    length: int, *, is_masked: bool
+) -> None:
+    """The kernel that takes a mask is traced by what it declares."""
+    cell = cell_of(TEXT, CHECKPOINTED).model_copy(update={"seq_len": length})
+    lines = approximations(cell, tiny_vision(TEXT), cpu())
+    assert any("with a mask" in line for line in lines) is is_masked
 
 
 def test_scout_has_the_published_number_of_parameters() -> None:

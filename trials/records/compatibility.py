@@ -207,6 +207,18 @@ def has_square_mask(recipe: Recipe, model: Model) -> bool:
     return recipe.has_square_mask or masks_images
 
 
+def has_own_mask(model: Model, seq_len: int, *, has_images: bool) -> bool:
+    """Whether attention takes a mask even if nothing is padded.
+
+    By it tokens of an image attend to one another, or tokens to their chunk of a sequence alone.
+    """
+    by_key = model.text.get("use_bidirectional_attention") == "vision"
+    chunk = model.text.get("attention_chunk_size")
+    if isinstance(chunk, int) and seq_len >= chunk:
+        return True
+    return has_images and (by_key or model.family in MASKED_IMAGE_FAMILIES)
+
+
 def incompatibility(
     recipe: Recipe, model: Model, gpu: Gpu, packages: Collection[str] | None = None
 ) -> str | None:
