@@ -93,7 +93,6 @@ def fuse_head(
     if loss in WEIGHTED:
         weight_tokens(base, loss)
         return
-    check_base(base, loss)
     check_adapters(base, loss)
     if loss == "chunked":
         importlib.import_module(MODULES[loss]).add_fused_lm_head(base, outputs=outputs)
@@ -107,20 +106,6 @@ def base_of(model: nn.Module) -> nn.Module:
     """Model of transformers below its adapters, if any."""
     base: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     return base
-
-
-def check_base(model: Any, loss: Loss) -> None:
-    """Check that the base of a model returns hidden states, which every fused loss takes.
-
-    Raises:
-        KernelError: the model has no base by its class's name for it, as Llama 4's.
-    """
-    if model.base_model is model:
-        outcome = "TRL's trainer fails" if loss == "chunked" else "not simulated"
-        raise KernelError(
-            f"loss {loss}: {type(model).__name__} of transformers returns logits without the "
-            f"hidden states that it takes ({outcome}): use full-logits"
-        )
 
 
 def check_adapters(model: Any, loss: Loss) -> None:

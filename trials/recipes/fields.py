@@ -57,6 +57,8 @@ TASK_LOSSES: dict[Task, Loss | None] = {
     "grpo": "chunked",
 }
 """The way to the loss that TRL's trainer of a task has; None for a model without logits."""
+FUSED_LOSSES: tuple[Loss, ...] = ("chunked", "liger", "cce")
+"""Losses that take hidden states and the weights of the head."""
 WEIGHTED: tuple[Loss, ...] = ("dft", "eaft")
 """Losses of LLaMA-Factory that weight each token."""
 WITH_ALL_LOGITS: tuple[Task, ...] = ("dpo", "kto", "reward")

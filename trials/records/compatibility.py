@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from gpu_catalog.gpu import Gpu
-from trials.recipes.fields import Experts
+from trials.recipes.fields import FUSED_LOSSES, Experts
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.records.optional_packages import EXTRAS
@@ -92,12 +92,6 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
         return f"task {recipe.task}: not estimated with images: use sft"
     if model.has_vision and recipe.packing:
         return "packing: TRL does not pack examples with images: leave packing out"
-    if model.family in UNQUANTISED_TOWER_FAMILIES and recipe.method == "qlora":
-        return (
-            f"method qlora is not possible with {model.name} ({model.family}): its tower casts "
-            "pixels to the dtype of its first matrix, which is quantised, and fails: use lora or "
-            "full"
-        )
     if recipe.liger_kernels and model.family not in LIGER_FAMILIES:
         return (
             f"liger_kernels: not supported for {model.name} ({model.family}), but for "
@@ -106,10 +100,28 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
     if recipe.router_loss is True and not has_router_loss(model):
         return f"router_loss: {_without_router_loss(model)}: leave router_loss out"
     return (
-        _impossible_experts(recipe, model)
+        _failing_in_class(recipe, model)
+        or _impossible_experts(recipe, model)
         or _impossible_on_mamba(recipe, model)
         or _impossible_targets(recipe, model)
     )
+
+
+def _failing_in_class(recipe: Recipe, model: Model) -> str | None:
+    """Reason why a step fails in transformers' class of a model; None if none is known."""
+    if model.family in UNQUANTISED_TOWER_FAMILIES and recipe.method == "qlora":
+        return (
+            f"method qlora is not possible with {model.name} ({model.family}): its tower casts "
+            "pixels to the dtype of its first matrix, which is quantised, and fails: use lora or "
+            "full"
+        )
+    if model.family in LOGITS_FAMILIES and recipe.loss in FUSED_LOSSES:
+        outcome = "TRL's trainer fails" if recipe.loss == "chunked" else "that is not simulated"
+        return (
+            f"loss {recipe.loss}: transformers' class of {model.name} ({model.family}) returns "
+            f"logits without the hidden states that it takes, and {outcome}: use full-logits"
+        )
+    return None
 
 
 def _impossible_experts(recipe: Recipe, model: Model) -> str | None:

@@ -19,7 +19,6 @@ from trials.models.fused_head import (
     HeadOutput,
     base_of,
     check_adapters,
-    check_base,
     check_head,
     fuse_head,
     patch_head,
@@ -60,7 +59,6 @@ def give_head(
     if loss is None or loss == "full-logits":
         return
     base = base_of(model)
-    check_base(base, loss)
     check_adapters(base, loss)
     if loss != "chunked":
         check_head(base, loss)
