@@ -318,7 +318,7 @@ def test_unusual_experts_are_refused() -> None:
     """Llama 4 has one implementation only; an unknown parameter would be lost."""
     config = Llama4TextConfig(hidden_size=HIDDEN, intermediate_size=WIDTH, num_local_experts=4)
     own_way = nn.ModuleDict({"experts": Llama4TextExperts(config)})
-    assert experts_in_use(own_way) == "Llama4TextExperts"
+    assert experts_in_use(own_way) == "all-tokens"
     with pytest.raises(ExpertsError, match=r"Llama4TextExperts .* one way only"):
         loop_experts(own_way)
     odd: Any = block("mixtral", 2)

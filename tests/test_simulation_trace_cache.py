@@ -315,7 +315,8 @@ def test_an_untraceable_request_is_one_line(tmp_path: Path) -> None:
             recipe("full", precision="bf16", attention="flash_attention_2"),
         ),
         "^experts grouped: llama4_text .*experts implementation.*use another model$": request_for(
-            tiny("llama4_text", num_local_experts=2, num_experts_per_tok=1, **HEADS), FULL
+            tiny("llama4_text", num_local_experts=2, num_experts_per_tok=1, **HEADS),
+            recipe("full", precision="bf16", experts="grouped"),
         ),
         "^mamba2: .*refuses its configuration .*'chunk_size'.*int.*wide": request_for(
             tiny("mamba2", chunk_size="wide"), FULL

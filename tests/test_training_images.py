@@ -2,19 +2,19 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from builders.observations import cpu, recipe
+from builders.image_steps import BATCH, cell_of, counted_peak, peak_of, traced_peak
+from builders.observations import recipe
 from builders.vision import (
     AYA,
     COHERE,
     DECODER,
     DEEPSEEK,
+    ERNIE,
     EXAONE,
     GEMMA,
     GEMMA4,
@@ -41,7 +41,6 @@ from builders.vision import (
     QWEN35,
     QWEN35_MOE,
     SMOL,
-    TOKENS_PER_IMAGE,
     TOWER,
     any_size,
     tiny_vision,
@@ -53,34 +52,26 @@ from transformers.quantizers.base import get_keys_to_not_convert
 import orchestrator
 from gpu_catalog.errors import UserError
 from orchestrator.cli.main import main
-from trials.devices.live_tensors import LiveTensorCounter
 from trials.models.build import FamilyError, stock_model
-from trials.models.fused_head import base_of
 from trials.models.weight_placement import READS_IMAGES, quantise_laid_out
 from trials.recipes.recipe import Recipe
-from trials.records.cell import Cell
-from trials.records.compatibility import PADDED_FAMILIES, impossible_on_model, with_defaults
+from trials.records.compatibility import PADDED_FAMILIES, impossible_on_model
 from trials.records.model import UnknownModelError, find_model
 from trials.simulation.recording import Column, Kind, OperatorClass
-from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracing_worker import Tracing
-from trials.simulation.whole_step import Steps
 from trials.training.finetune import FineTuning, implied_counts
 from trials.training.optimizers import construction
-from trials.training.tasks.image_sizes import takes_any_size
-from trials.training.tasks.images import image_inputs, images_for
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
-BATCH, LENGTH, IMAGES = 3, 40, 2
 CHECKPOINTED = recipe("lora", precision="bf16", gradient_checkpointing=True)
 EXACT = (
     *(AYA, COHERE, DEEPSEEK, GEMMA, GEMMA4, HYBRID, JANUS, LFM2, LLAVA_NEXT, LLAVA_NEXT_VIDEO),
-    *(LLAVA_PIXTRAL, MISTRAL3, MLLAMA, SMOL),
+    *(LLAMA4, LLAVA_PIXTRAL, MISTRAL3, MLLAMA, SMOL),
 )
 CELLS = [
     *((config, CHECKPOINTED) for config in EXACT),
@@ -97,6 +88,8 @@ CELLS = [
     (ONEVISION, recipe("full", precision="bf16-mixed")),
     (ONEVISION, recipe("qlora", precision="bf16", loss="chunked")),
     (LFM2, recipe("full")),
+    (LLAMA4, recipe("full", precision="bf16-mixed")),
+    (LLAMA4, recipe("qlora", precision="bf16")),
     (DEEPSEEK, recipe("qlora", precision="bf16", loss="chunked")),
     (HYBRID, recipe("full")),
     (MISTRAL3, recipe("full")),
@@ -116,6 +109,8 @@ CELLS_OF_ANY_SIZE = [
     (QWEN35, recipe("lora")),
     (QWEN35_MOE, recipe("full")),
     (EXAONE, CHECKPOINTED),
+    (ERNIE, recipe("full")),
+    (ERNIE, recipe("full", precision="bf16-mixed")),
     (PADDLE, recipe("full")),
     (PADDLE, CHECKPOINTED),
     (GLM, recipe("full")),
@@ -132,51 +127,6 @@ def most_padded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Images are padded to few tokens, so that the tower has not the peak."""
     for family in PADDED_FAMILIES:
         monkeypatch.setitem(PADDED_FAMILIES, family, request.param)
-
-
-def cell_of(config: dict[str, Any], settings: Recipe) -> Cell:
-    """A cell with two images in each example, or with one of as many tokens."""
-    model = tiny_vision(config)
-    return Cell(
-        gpu="cpu",
-        model=model.name,
-        recipe=with_defaults(settings, model, cpu()),
-        seq_len=LENGTH,
-        image_tokens=IMAGES * TOKENS_PER_IMAGE[model.name],
-    )
-
-
-def counted_peak(config: dict[str, Any], cell: Cell) -> int:
-    """Peak bytes of two real steps of transformers' own class."""
-    assert cell.image_tokens is not None
-    tuning = FineTuning(cell, tiny_vision(config), device=torch.device("cpu"), seed=0)
-    images_of_each = images_for(tuning.model, cell.image_tokens)
-    assert images_of_each == IMAGES or takes_any_size(tuning.model)
-    facts: Any = base_of(tuning.model).config
-    tokens = torch.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % facts.image_token_id
-    tokens[:, : cell.image_tokens] = facts.image_token_id
-    images = image_inputs(tuning.model, tokens, cell.image_tokens, images_of_each)
-    batch = replace(tuning.batch(tokens), images=images)
-    tuning.step(batch)
-    tuning.start_over()
-    with LiveTensorCounter([*tuning.tensors(), tokens, *images.values()], 2**62) as counter:
-        for _ in range(2):
-            tuning.step(batch)
-    return counter.peak_bytes
-
-
-def peak_of(trace: StepTrace) -> int:
-    """Most bytes of a trace's steps, with the model."""
-    steps = Steps(trace)
-    _, sizes = steps.storages(BATCH)
-    return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
-
-
-def traced_peak(config: dict[str, Any], cell: Cell) -> int:
-    """Peak bytes of the same two steps, traced with all layers."""
-    step = TraceableCell(cell, tiny_vision(config), target="cpu", whole=True)
-    traced = step.trace(BATCH, lambda mask: mask.numel())
-    return peak_of(StepTrace((BATCH,), (traced.recording,), traced.held, traced.copies))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +150,15 @@ def test_a_traced_peak_is_that_of_real_steps_with_images(
     [
         *((GEMMA, 3), (GEMMA4, 3), (LLAVA, 3), (QWEN25, 3), (QWEN3, 1), (QWEN35, 1), (GLM, 3)),
         *((MISTRAL3, 3), (SMOL, 3), (MLLAMA, 0)),
-        *((LLAVA_NEXT, 3), (ONEVISION, 3), (LFM2, 0), (HYBRID, 3), (EXAONE, 3), (PADDLE, 3)),
+        *(
+            (LLAMA4, 1),
+            (LLAVA_NEXT, 3),
+            (ONEVISION, 3),
+            (LFM2, 0),
+            (HYBRID, 3),
+            (EXAONE, 3),
+            (PADDLE, 3),
+        ),
     ],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else None,
 )
@@ -283,10 +241,11 @@ def test_the_tower_is_held_and_not_trained(config: dict[str, Any]) -> None:
     assert names == {"model.vision_tower", "model.multi_modal_projector"}
 
 
-def test_4_bit_layers_are_those_of_transformers_in_the_tower_too() -> None:
+@pytest.mark.parametrize("config", [GEMMA, LLAMA4], ids=["gemma3", "llama4"])
+def test_4_bit_layers_are_those_of_transformers_in_the_tower_too(config: dict[str, Any]) -> None:
     """QLoRA's quantisation takes the linear layers that bitsandbytes' integration takes."""
-    settings = cell_of(GEMMA, recipe("qlora", precision="bf16")).recipe
-    theirs, ours = (stock_model(tiny_vision(GEMMA), settings, None) for _ in range(2))
+    settings = cell_of(config, recipe("qlora", precision="bf16")).recipe
+    theirs, ours = (stock_model(tiny_vision(config), settings, None) for _ in range(2))
     keep = get_keys_to_not_convert(theirs)
     replace_with_bnb_linear(theirs, keep, BitsAndBytesConfig(load_in_4bit=True))
     quantise_laid_out(ours, settings, lambda *_: None, lambda *_: (torch.empty(0), None))
@@ -295,7 +254,7 @@ def test_4_bit_layers_are_those_of_transformers_in_the_tower_too() -> None:
         for model in (theirs, ours)
     ]
     assert four_bit[0] == four_bit[1]
-    assert any("vision_tower" in name for name in four_bit[0])
+    assert any("vision" in name for name in four_bit[0])
 
 
 def written(folder: Path, config: dict[str, Any]) -> str:
@@ -321,19 +280,14 @@ def written(folder: Path, config: dict[str, Any]) -> str:
         ),
         (QWEN2, {"image_tokens": 4, "attention": "eager"}, "eager is not simulated for images of"),
         (
-            any_size("ernie4_5_vl_moe", {"moe_num_experts": 4, "moe_k": 2}, {}),
+            any_size("video_llama_3", {"model_type": "qwen2"}, {"num_attention_heads": 3}),
             {"image_tokens": 4},
-            r"images of 'ernie4_5_vl_moe' have no one size \(its class takes image_grid_thw\)",
+            r"images of 'video_llama_3' have no one size \(its class takes image_grid_thw\)",
         ),
         (
             DECODER | {"model_type": "git", "vision_config": TOWER},
             {"image_tokens": 4, "attention": "eager"},
             "class of 'git' takes images in another way than as pixels of one size",
-        ),
-        (
-            LLAMA4,
-            {"image_tokens": 4},
-            r"experts grouped: .* cannot have it in transformers \(Llama4ForCond",
         ),
         (GEMMA | {"vision_config": 5}, {"image_tokens": 4}, "its vision_config is 5"),
     ],
@@ -349,6 +303,18 @@ def test_what_does_not_go_with_images_is_refused_before_a_trace(
         refusal = str(error)
     assert re.search(line, refusal)
     assert "\n" not in refusal
+
+
+@pytest.mark.parametrize("command", ["estimate", "check"])
+def test_a_wrong_number_of_image_tokens_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model does not ask for the option, which was given."""
+    options = ["--model", written(tmp_path, GEMMA), "--gpu", "A40", "--seq-len", "16"]
+    with pytest.raises(SystemExit):
+        main([command, *options, "--image-tokens", "0"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "argument --image-tokens: must be at least 1, not 0" in line
 
 
 def test_a_text_model_has_no_image_tokens() -> None:

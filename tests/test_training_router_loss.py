@@ -57,9 +57,7 @@ def test_trl_adds_the_loss_for_the_listed_families(family: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["full-logits", "chunked"])
-@pytest.mark.parametrize(
-    "family", [name for name in ROUTER_LOSS_FAMILIES if name != "ernie4_5_moe"]
-)
+@pytest.mark.parametrize("family", ROUTER_LOSS_FAMILIES)
 def test_the_listed_families_are_traced_with_the_loss(family: str, loss: str) -> None:
     """The trace checks that it took hold."""
     model = tiny_model(family)

@@ -10,7 +10,7 @@ from gpu_catalog.errors import UserError
 from orchestrator.configurations.trainers.optimizers import OPTIMIZERS
 from orchestrator.configurations.trainers.trl import ATTENTION
 from orchestrator.request import validation_lines
-from trials.recipes.fields import Precision
+from trials.recipes.fields import Experts, Precision
 from trials.recipes.recipe import Recipe
 
 SHORT = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
@@ -36,14 +36,14 @@ class LiveRecipeError(UserError):
 
 
 def live_recipe(
-    args: Any, model: Any, *, has_experts: bool, examples_per_row: int | None = None
+    args: Any, model: Any, *, experts: Experts | None, examples_per_row: int | None = None
 ) -> Recipe:
     """Recipe of a training.
 
     Args:
         args: the trainer's arguments: ``TrainingArguments``, or TRL's ``SFTConfig``.
         model: the model, with its adapters.
-        has_experts: whether the model is a mixture of experts.
+        experts: product of the experts of a mixture; None for a dense model.
         examples_per_row: examples in a packed row; None without packing.
 
     Raises:
@@ -54,8 +54,8 @@ def live_recipe(
         raise LiveRecipeError("\n".join(wrong))
     is_sft = _is_sft(args)
     fields = {
-        **_method(model, has_experts=has_experts),
-        "experts": "grouped" if has_experts else None,
+        **_method(model, has_experts=experts is not None),
+        "experts": experts,
         **_precision(args, model),
         "gradient_checkpointing": bool(args.gradient_checkpointing),
         "activation_offloading": bool(getattr(args, "activation_offloading", False)),

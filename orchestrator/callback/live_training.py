@@ -19,7 +19,7 @@ from orchestrator.spec.job import Job
 from trials.recipes.fields import FEWEST_PACKED
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
-from trials.records.compatibility import with_defaults
+from trials.records.compatibility import fused_experts, with_defaults
 from trials.records.model import Model, wrong_senses
 
 ROWS_AT_ONCE = 10_000  # of a data set whose lengths are read
@@ -72,9 +72,8 @@ def live_training(args: Any, model: Any, dataloader: Any, gpu_key: str | None) -
     dataset = getattr(dataloader, "dataset", None)
     packs = bool(getattr(args, "packing", False))
     per_row = _examples_per_row(dataset) if packs else None
-    stated = live_recipe(
-        args, model, has_experts=facts.experts is not None, examples_per_row=per_row
-    )
+    experts = None if facts.experts is None else fused_experts(facts)
+    stated = live_recipe(args, model, experts=experts, examples_per_row=per_row)
     recipe = with_defaults(stated, facts, gpu)
     batch_size = int(args.per_device_train_batch_size)
     rows = None if dataset is None or not hasattr(dataset, "__len__") else len(dataset)

@@ -11,13 +11,8 @@ from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import constants_on
 from orchestrator.estimating.choosing.layouts import StrategyOption, layouts, names_by_count
-from orchestrator.estimating.choosing.recipe_choice import (
-    choice_text,
-)
-from orchestrator.estimating.longest_sequence import (
-    check_longest,
-    most_tokens,
-)
+from orchestrator.estimating.choosing.recipe_choice import choice_text
+from orchestrator.estimating.longest_sequence import check_longest, most_tokens
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     ALL,
@@ -53,7 +48,7 @@ from orchestrator.spec.job_options import (
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, of_task, rows
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
-from orchestrator.spec.trainer_defaults import expert_fields, strategy_defaults
+from orchestrator.spec.trainer_defaults import fields_of_model, strategy_defaults
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
 from trials.recipes.recipe import Recipe
@@ -222,7 +217,7 @@ def question_on(
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
     seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len)
-    filled = expert_fields(recipe, model)
+    filled = _fields_of_model(request, recipe, model)
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)
@@ -274,7 +269,7 @@ def varied_question(
         recipe = _recipe(changed)
     except OptionError:
         return None
-    kept |= expert_fields(recipe, question.model)
+    kept |= _fields_of_model(request, recipe, question.model)
     return replace(
         question,
         recipe=recipe.model_copy(update=kept),
@@ -333,6 +328,11 @@ def _check_kind(job: Job, recipe: Recipe) -> None:
     mistake = wrong_kind(job, recipe)
     if mistake is not None:
         raise EstimateError(mistake)
+
+
+def _fields_of_model(request: EstimateRequest, recipe: Recipe, model: Model) -> dict[str, Any]:
+    given, is_of_file = request.recipe.given(), request.recipe.recipe_source is not None
+    return fields_of_model(recipe, model, given, is_of_file=is_of_file)
 
 
 def _assumed_batch(request: EstimateRequest) -> int | None:

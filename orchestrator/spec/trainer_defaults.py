@@ -1,10 +1,12 @@
 """Defaults of TRL's trainer for the fields of a recipe."""
 
+from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from trials.recipes.fields import TASK_LOSSES, Method, Precision, Task
 from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STAGES
 from trials.recipes.recipe import Recipe
+from trials.records.compatibility import LOGITS_FAMILIES, fused_experts
 from trials.records.model import Model
 
 RecipeDefaults = Literal["trl", "plain"]
@@ -100,16 +102,40 @@ def with_trl_defaults(stated: dict[str, Any], *, has_bf16: bool = True) -> dict[
     return stated | {name: value for name, value in defaults.items() if name not in stated}
 
 
-def expert_fields(recipe: Recipe, model: Model) -> dict[str, Any]:
+def fields_of_model(
+    recipe: Recipe, model: Model, given: Collection[str], *, is_of_file: bool
+) -> dict[str, Any]:
+    """Fields of a recipe that follow from the model.
+
+    TRL's loss in chunks fails on models whose class returns no hidden states. So it is no default
+    of theirs: their loss is that of the class, as transformers' Trainer computes it.
+
+    Args:
+        recipe: recipe of the options.
+        model: model to train.
+        given: names of the fields that were given.
+        is_of_file: whether a trainer's file states the recipe: it leaves fused experts to the
+            model's class.
+    """
+    fields = _expert_fields(recipe, model)
+    if is_of_file and recipe.experts == "grouped" and model.experts is not None:
+        fields["experts"] = fused_experts(model)
+    has_default = "loss" not in given and recipe.loss == "chunked" and recipe.task == "sft"
+    if has_default and model.family in LOGITS_FAMILIES:
+        fields["loss"] = "full-logits"
+    return fields
+
+
+def _expert_fields(recipe: Recipe, model: Model) -> dict[str, Any]:
     """Fields of a recipe that follow from whether a model has experts.
 
     A dense model's recipe does not name how experts are run. The experts of transformers 5 are no
     linear layers. PEFT adapts no others unless it is given their names (``target_parameters``), and
-    bitsandbytes quantises no others: so by default adapters are on attention, and grouped experts
+    bitsandbytes quantises no others: so by default adapters are on attention, and fused experts
     stay in 16 bits.
     """
     if model.experts is None:
         return {"experts": None, "quantised_experts": False}
     is_stated = recipe.experts is not None or recipe.lora_targets is not None
     is_default = recipe.method != "full" and model.has_attention and not is_stated
-    return {"experts": "grouped"} if is_default else {}
+    return {"experts": fused_experts(model)} if is_default else {}

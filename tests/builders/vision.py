@@ -184,6 +184,9 @@ LLAMA4: dict[str, Any] = {
     "text_config": DECODER
     | {
         "model_type": "llama4_text",
+        "num_hidden_layers": 8,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": 16,
         "head_dim": 16,
         "intermediate_size_mlp": 128,
         "num_local_experts": 4,
@@ -199,6 +202,33 @@ LLAMA4: dict[str, Any] = {
         "projector_output_dim": 64,
     },
 }
+SCOUT: dict[str, Any] = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 16,
+    },
+    "vision_config": {
+        "model_type": "llama4_vision_model",
+        "hidden_size": 1408,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 16,
+        "image_size": 336,
+        "vision_output_dim": 4096,
+        "projector_input_dim": 4096,
+        "projector_output_dim": 4096,
+    },
+}
+"""Llama-4-Scout-17B-16E as published."""
 HYBRID: dict[str, Any] = DEEPSEEK | {
     "model_type": "deepseek_vl_hybrid",
     "high_res_vision_config": {
@@ -269,7 +299,24 @@ JANUS: dict[str, Any] = DEEPSEEK | {
 }
 PADDLE = any_size("paddleocr_vl", {"head_dim": 16}, {})
 PADDLE["vision_config"] = TOWER | {"patch_size": 4, "spatial_merge_size": 2}
+ERNIE = any_size(
+    "ernie4_5_vl_moe",
+    {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": [32, 16],
+        "moe_num_shared_experts": 1,
+        "rope_parameters": ROPE | {"mrope_section": [3, 3, 2]},
+    },
+    {},
+) | {"initializer_range": 0.02, "image_start_token_id": 91, "image_end_token_id": 92}
+ERNIE["vision_config"] = {"intermediate_size": 96} | {
+    key: value
+    for key, value in PATCHES.items()
+    if key not in {"temporal_patch_size", "out_hidden_size"}
+}
 OF_ANY_SIZE = (
+    ERNIE,
     QWEN2,
     QWEN25,
     QWEN3,

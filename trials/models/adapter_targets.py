@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from trials.models.experts import is_fused
+from trials.models.experts import is_fused, is_router
 from trials.models.weight_placement import language_modules, output_layer
 from trials.recipes.fields import TARGET_GROUPS
 from trials.recipes.recipe import Recipe
@@ -24,7 +24,7 @@ class TargetError(ValueError):
 def adapts_router(recipe: Recipe) -> bool:
     """Whether a recipe adapts routers, which then must be linear layers."""
     targets = set(recipe.lora_targets or ())
-    return "router" in targets or ("all-linear" in targets and recipe.experts != "grouped")
+    return "router" in targets or ("all-linear" in targets and not recipe.has_fused_experts)
 
 
 def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
@@ -54,6 +54,8 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
                 f"lora_targets {target}: the model has no such layer; it has {present} "
                 f"(or use {', '.join(TARGET_GROUPS)})"
             )
+        if target == "all-linear":
+            _check_routers(model)
         if "all-linear" in layers_of_target and set(names) < set(linears):
             raise TargetError(f"lora_targets {target}: all-linear includes it: leave it out")
     targets = {name for names in layers_of_target.values() for name in names}
@@ -62,6 +64,17 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
     last_parts = {name.rpartition(".")[2] for name in targets}
     matches = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in last_parts}
     return sorted(last_parts if matches == targets else targets)
+
+
+def _check_routers(model: nn.Module) -> None:
+    """Check that no router is itself a linear layer, whose further results PEFT cannot adapt."""
+    for name, module in language_modules(model):
+        if is_router(module) and isinstance(module, nn.Linear):
+            raise TargetError(
+                f"lora_targets all-linear: PEFT adapts {name.rpartition('.')[2]}, too, whose class "
+                f"{type(module).__name__} returns more than a product, and the step fails: name "
+                "the other layers (q_proj, …)"
+            )
 
 
 def _check_blocks(model: nn.Module, names: set[str], block: int) -> None:

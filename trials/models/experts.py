@@ -24,8 +24,11 @@ from trials.recipes.fields import Experts
 IMPLEMENTATIONS: dict[Experts | None, str] = {
     "grouped": "grouped_mm",
     "looped": "eager",
+    "all-tokens": "eager",
     None: "eager",
 }
+ALL_TOKENS = "Llama4TextExperts"
+"""Class of experts that multiplies all tokens by every expert, and has no other implementation."""
 FUSED_PARAMETERS = frozenset(
     {"gate_up_proj", "gate_up_proj_bias", "up_proj", "up_proj_bias", "down_proj", "down_proj_bias"}
 )
@@ -228,8 +231,10 @@ def experts_in_use(model: nn.Module) -> str | None:
     for module in model.modules():
         if isinstance(module, LoopedExperts):
             kinds.add("looped")
+        elif any(kind.__name__ == ALL_TOKENS for kind in type(module).__mro__):
+            kinds.add("all-tokens")  # quantised ones are of a subclass
         elif is_fused(module):
-            # A module with a single implementation is named by its class.
+            # Another module with a single implementation is named by its class.
             config = getattr(module, "config", None)
             name = str(getattr(config, "_experts_implementation", type(module).__name__))
             kinds.add("grouped" if name == IMPLEMENTATIONS["grouped"] else name)

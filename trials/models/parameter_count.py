@@ -48,7 +48,7 @@ class _Matrices:
 
     def is_adapted(self, recipe: Recipe) -> bool:
         """Whether they get adapters; ``all-linear`` adapts bare ones only where they are split."""
-        stays_bare = self.is_bare and recipe.experts == "grouped"
+        stays_bare = self.is_bare and recipe.has_fused_experts
         return not excludes(recipe, self.name) and any(
             is_meant(target, self.name, is_outer=self.is_outer)
             for target in recipe.lora_targets or ()
@@ -119,7 +119,7 @@ def _matrices(
             is_outer = module is head
             yield _Matrices(name, inputs, outputs, quantised=not is_outer, is_outer=is_outer)
         elif isinstance(getattr(module, "down_proj", None), nn.Parameter):
-            if recipe.experts == "grouped":
+            if recipe.has_fused_experts:
                 yield from _fused_matrices(name, module, quantised=recipe.quantised_experts)
             else:
                 yield from _expert_matrices(name, module)

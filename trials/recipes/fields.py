@@ -12,7 +12,7 @@ Precision = Literal["bf16", "bf16-mixed", "fp32-mixed-load", "fp16", "fp32"]
 AdapterDtype = Literal["bf16", "fp32"]
 Quantisation = Literal["nf4", "fp4", "int8"]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
-Experts = Literal["looped", "grouped"]
+Experts = Literal["looped", "grouped", "all-tokens"]
 Mamba = Literal["mamba-ssm", "reference"]
 Optimizer = Literal[
     "adamw",
@@ -57,6 +57,8 @@ TASK_LOSSES: dict[Task, Loss | None] = {
     "grpo": "chunked",
 }
 """The way to the loss that TRL's trainer of a task has; None for a model without logits."""
+FUSED_LOSSES: tuple[Loss, ...] = ("chunked", "liger", "cce")
+"""Losses that take hidden states and the weights of the head."""
 WEIGHTED: tuple[Loss, ...] = ("dft", "eaft")
 """Losses of LLaMA-Factory that weight each token."""
 WITH_ALL_LOGITS: tuple[Task, ...] = ("dpo", "kto", "reward")
@@ -137,10 +139,10 @@ class WeightFields(Record):
             like that of rsLoRA, takes neither memory nor time.
         lora_dropout: fraction of an adapter's inputs that is dropped in training; by default 0.
         lora_targets: linear layers with adapters: ``attention``, ``experts``, ``router``,
-            ``all-linear`` (all but the head; of a model with grouped experts, all but these and
+            ``all-linear`` (all but the head; of a model with fused experts, all but these and
             their routers, too), or names of layers, which may be the head and
             embeddings (``lm_head``, ``embed_tokens``). By default experts and router, as in arXiv
-            2408.04693; ``attention`` if the experts are grouped, and ``all-linear``
+            2408.04693; ``attention`` if the experts are fused, and ``all-linear``
             for a model without experts.
         dora: whether PEFT trains the magnitude of each column of adapted weights apart (DoRA, arXiv
             2402.09353). Magnitudes have the dtype of the adapters, on 4-bit weights fp32.
@@ -162,7 +164,7 @@ class WeightFields(Record):
             (QLoRA, arXiv 2305.14314); only for ``nf4`` and ``fp4``, by default true.
         kbit_preparation: whether norms, embeddings and head of a quantised model are cast to fp32,
             as PEFT's ``prepare_model_for_kbit_training`` does; only for ``qlora``.
-        quantised_experts: whether the fused matrices of ``experts: grouped`` are quantised, too,
+        quantised_experts: whether the fused matrices of experts are quantised, too,
             and dequantised, all of a layer at once, in each of its passes (axolotl's
             ``quantize_moe_experts``); only for ``qlora``, without adapters on the experts.
         precision: ``fp32`` and ``bf16`` hold weights, adapters, activations and optimizer state in
@@ -205,10 +207,11 @@ class RecipeFields(WeightFields):
         attention: attention kernel; by default ``sdpa``, or ``eager`` where transformers has no
             other. Leave it out for models without attention.
         experts: ``looped`` has one linear layer per expert and projection; ``grouped`` uses
-            transformers' grouped matrix product, with adapters on experts by PEFT's
-            ``target_parameters``, and quantises experts only by ``quantised_experts``. By default
-            looped if adapters or 4-bit weights need it, else grouped. Leave it out for models
-            without experts.
+            transformers' grouped matrix product; ``all-tokens`` multiplies all tokens by every
+            expert, as the class of Llama 4 does and no other. The last two have fused experts, with
+            adapters by PEFT's ``target_parameters``, which only ``quantised_experts`` quantises. By
+            default that of Llama 4's class; of others looped if adapters or 4-bit weights need it,
+            else grouped. Leave it out for models without experts.
         mamba: kernels of the selective scan: ``mamba-ssm``, the default on CUDA, or ``reference``,
             plain PyTorch. Leave it out for models without Mamba layers.
         optimizer: ``adamw`` is PyTorch's fused AdamW, ``adamw_foreach`` and ``adamw_loop`` are its
@@ -309,6 +312,11 @@ class RecipeFields(WeightFields):
     def has_adapters(self) -> bool:
         """Whether layers have adapters; the reference of a model with adapters has none."""
         return self.lora_rank is not None or self.oft_block_size is not None
+
+    @property
+    def has_fused_experts(self) -> bool:
+        """Whether the matrices of a layer's experts are one parameter, as transformers has them."""
+        return self.experts in ("grouped", "all-tokens")
 
     @property
     def copied_modules(self) -> tuple[str, ...]:

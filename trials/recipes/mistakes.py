@@ -120,9 +120,14 @@ def _incompatible_with_rotations(recipe: RecipeFields) -> list[str]:
         for name in ("lora_rank", "lora_alpha", "lora_dropout", "dora")
         if getattr(recipe, name) not in (None, False)
     ]
-    if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
-        wrong.append("oft_block_size does not go with grouped experts: use experts: looped")
+    if "experts" in (recipe.lora_targets or ()) and recipe.has_fused_experts:
+        wrong.append(f"oft_block_size does not go with {recipe.experts} experts: {_other(recipe)}")
     return wrong
+
+
+def _other(recipe: RecipeFields) -> str:
+    """Alternative to adapters on fused experts; those of ``all-tokens`` have no other form."""
+    return "use experts: looped" if recipe.experts == "grouped" else "adapt other layers"
 
 
 def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
@@ -137,10 +142,10 @@ def _incompatible_adapters(recipe: RecipeFields) -> list[str]:
             "quantised_experts does not go with adapters on the experts, which are not simulated "
             "on their quantised matrices: use other lora_targets, or experts: looped"
         )
-    if "experts" in (recipe.lora_targets or ()) and recipe.experts == "grouped":
+    if "experts" in (recipe.lora_targets or ()) and recipe.has_fused_experts:
         wrong += [
-            f"{name} does not go with adapters on grouped experts, which PEFT folds into their "
-            "weights: leave it out, or use experts: looped"
+            f"{name} does not go with adapters on {recipe.experts} experts, which PEFT folds into "
+            f"their weights: leave it out, or {_other(recipe)}"
             for name in ("lora_dropout", "dora")
             if getattr(recipe, name)
         ]

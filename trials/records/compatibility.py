@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from gpu_catalog.gpu import Gpu
+from trials.recipes.fields import FUSED_LOSSES, Experts
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.records.optional_packages import EXTRAS
@@ -13,9 +14,11 @@ MASKED_IMAGE_FAMILIES = ("gemma3", "paligemma", "shieldgemma2")
 """Families of one size of image whose image tokens attend to one another in both directions."""
 GRID_FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v"),
-    *("glm4v_moe", "glm46v", "glm_ocr", "exaone4_5", "paddleocr_vl"),
+    *("glm4v_moe", "glm46v", "glm_ocr", "exaone4_5", "paddleocr_vl", "ernie4_5_vl_moe"),
 )
 """Families whose towers take images of any size, as patches with a grid."""
+UNQUANTISED_TOWER_FAMILIES = ("ernie4_5_vl_moe",)
+"""Families whose tower fails with quantised matrices, which bitsandbytes' integration makes."""
 PADDED_FAMILIES = {"gemma4": 280, "lfm2_vl": 256}
 """Families whose processors pad images of any size to as many tokens, which is the most \
 (max_soft_tokens; max_image_tokens)."""
@@ -23,6 +26,10 @@ DIVIDED_FAMILIES = ("llava_next", "llava_next_video", "llava_onevision")
 """Families that take an image of any size in tiles, and the whole of it as another tile."""
 PACKED_IMAGES = "pixtral"
 """Family of a tower that attends to all images of a batch, of any size, as one sequence."""
+ALL_TOKENS_FAMILIES = ("llama4", "llama4_text")
+"""Families whose class multiplies all tokens by every expert, and has no other implementation."""
+LOGITS_FAMILIES = ALL_TOKENS_FAMILIES
+"""Families whose class returns logits without hidden states: TRL's loss in chunks fails on them."""
 ROUTER_LOSS_FAMILIES = (
     *("ernie4_5_moe", "flex_olmo", "gpt_oss", "jamba", "laguna", "mellum", "minimax"),
     *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text"),
@@ -48,8 +55,8 @@ def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
     if recipe.method != "full" and targets is None:
         targets = _default_targets(recipe, model)
     splits = recipe.method == "qlora" or bool(set(targets or ()) - {"attention", "router"})
-    looped = splits and not recipe.quantised_experts
-    experts = recipe.experts or ("looped" if looped else "grouped")
+    is_looped = splits and not recipe.quantised_experts and model.family not in ALL_TOKENS_FAMILIES
+    experts = recipe.experts or ("looped" if is_looped else fused_experts(model))
     kernel = "eager" if model.family in EAGER_FAMILIES else "sdpa"
     mamba = recipe.mamba or ("mamba-ssm" if gpu.kind == "cuda" else "reference")
     return Recipe.model_validate(
@@ -65,12 +72,18 @@ def with_defaults(recipe: Recipe, model: Model, gpu: Gpu) -> Recipe:
     )
 
 
+def fused_experts(model: Model) -> Experts:
+    """Product of experts that transformers' class has by default, on fused matrices."""
+    return "all-tokens" if model.family in ALL_TOKENS_FAMILIES else "grouped"
+
+
 def _default_targets(recipe: Recipe, model: Model) -> tuple[str, ...]:
     if model.experts is None:
         return ("all-linear",)
-    # The grouped product leaves no linear layers for adapters.
-    is_grouped = recipe.experts == "grouped" or recipe.quantised_experts
-    return ("attention",) if is_grouped else ("experts", "router")
+    # Fused experts leave no linear layers for adapters.
+    has_other = model.family in ALL_TOKENS_FAMILIES
+    is_fused = recipe.has_fused_experts or recipe.quantised_experts or has_other
+    return ("attention",) if is_fused else ("experts", "router")
 
 
 def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
@@ -86,7 +99,46 @@ def impossible_on_model(recipe: Recipe, model: Model) -> str | None:
         )
     if recipe.router_loss is True and not has_router_loss(model):
         return f"router_loss: {_without_router_loss(model)}: leave router_loss out"
-    return _impossible_on_mamba(recipe, model) or _impossible_targets(recipe, model)
+    return (
+        _failing_in_class(recipe, model)
+        or _impossible_experts(recipe, model)
+        or _impossible_on_mamba(recipe, model)
+        or _impossible_targets(recipe, model)
+    )
+
+
+def _failing_in_class(recipe: Recipe, model: Model) -> str | None:
+    """Reason why a step fails in transformers' class of a model; None if none is known."""
+    if model.family in UNQUANTISED_TOWER_FAMILIES and recipe.method == "qlora":
+        return (
+            f"method qlora is not possible with {model.name} ({model.family}): its tower casts "
+            "pixels to the dtype of its first matrix, which is quantised, and fails: use lora or "
+            "full"
+        )
+    if model.family in LOGITS_FAMILIES and recipe.loss in FUSED_LOSSES:
+        outcome = "TRL's trainer fails" if recipe.loss == "chunked" else "that is not simulated"
+        return (
+            f"loss {recipe.loss}: transformers' class of {model.name} ({model.family}) returns "
+            f"logits without the hidden states that it takes, and {outcome}: use full-logits"
+        )
+    return None
+
+
+def _impossible_experts(recipe: Recipe, model: Model) -> str | None:
+    if recipe.experts is None or model.experts is None:
+        return None
+    if model.family in ALL_TOKENS_FAMILIES and recipe.experts != "all-tokens":
+        return (
+            f"experts {recipe.experts}: transformers has one implementation of those of "
+            f"{model.name} ({model.family}), which multiplies all tokens by every expert: leave "
+            "experts out, or use all-tokens"
+        )
+    if model.family not in ALL_TOKENS_FAMILIES and recipe.experts == "all-tokens":
+        return (
+            f"experts all-tokens: {model.name} ({model.family}) has no such implementation in "
+            "transformers: leave experts out, or use grouped or looped"
+        )
+    return None
 
 
 def has_router_loss(model: Model) -> bool:
@@ -146,7 +198,7 @@ def _impossible_targets(recipe: Recipe, model: Model) -> str | None:
         )
     if not model.has_attention and (
         "attention" in targets
-        or (recipe.method == "lora" and not targets and recipe.experts == "grouped")
+        or (recipe.method == "lora" and not targets and recipe.has_fused_experts)
     ):
         return f"lora_targets attention: {model.name} has none: use {_adaptable(model)}"
     return None
@@ -165,6 +217,18 @@ def has_square_mask(recipe: Recipe, model: Model) -> bool:
     """Whether a mask has a row and a column for each token, or image patch, of a batch."""
     masks_images = model.tower_family == PACKED_IMAGES and recipe.attention != "flash_attention_2"
     return recipe.has_square_mask or masks_images
+
+
+def has_own_mask(model: Model, seq_len: int, *, has_images: bool) -> bool:
+    """Whether attention takes a mask even if nothing is padded.
+
+    By it tokens of an image attend to one another, or tokens to their chunk of a sequence alone.
+    """
+    by_key = model.text.get("use_bidirectional_attention") == "vision"
+    chunk = model.text.get("attention_chunk_size")
+    if isinstance(chunk, int) and seq_len >= chunk:
+        return True
+    return has_images and (by_key or model.family in MASKED_IMAGE_FAMILIES)
 
 
 def incompatibility(

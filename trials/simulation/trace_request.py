@@ -21,7 +21,7 @@ from trials.records.cell import Cell
 from trials.records.compatibility import (
     AMPERE,
     GRID_FAMILIES,
-    MASKED_IMAGE_FAMILIES,
+    has_own_mask,
     has_square_mask,
 )
 from trials.records.model import Model
@@ -217,7 +217,9 @@ def approximations(
     uses_flash = recipe.attention == "flash_attention_2"
     # In fp32 no fused kernel takes shared heads: PyTorch's own steps are traced.
     is_fused = uses_sdpa and not (recipe.compute_dtype == "fp32" and model.has_grouped_queries)
-    is_masked = recipe.packing or is_padded or _masks_images(cell, model)
+    has_images = cell.image_tokens is not None
+    has_own = has_own_mask(model, cell.seq_len, has_images=has_images)
+    is_masked = recipe.packing or is_padded or has_own
     takes_flash = recipe.compute_dtype != "fp32" and _since(gpu, AMPERE)
     is_windowed = model.window is not None and cell.seq_len > model.window
     stands_in = {
@@ -263,12 +265,6 @@ def approximations(
     }
     own = (text for text, applies in stands_in.items() if applies)
     return (*own, *_image_approximations(cell), *_layout_approximations(cell))
-
-
-def _masks_images(cell: Cell, model: Model) -> bool:
-    """Whether tokens of an image attend to one another, by a mask."""
-    by_key = model.text.get("use_bidirectional_attention") == "vision"
-    return cell.image_tokens is not None and (by_key or model.family in MASKED_IMAGE_FAMILIES)
 
 
 def _image_approximations(cell: Cell) -> list[str]:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from trials.models.adapter_targets import ROUTER_LINEAR
 from trials.models.experts import experts_in_use
-from trials.models.fused_head import loss_in_use
+from trials.models.fused_head import base_of, loss_in_use
 from trials.models.liger_layers import liger_layers_in_use
 from trials.models.mamba import mamba_in_use
 from trials.models.weight_placement import decoder_layers, format_of, language_modules
@@ -197,9 +198,22 @@ def _parameters(model: nn.Module) -> ParameterCounts:
 
 def _dtypes(model: nn.Module) -> tuple[str, ...]:
     # bitsandbytes casts biases to the inputs' dtype, which a vision tower's layers have.
-    own = (p for _, part in language_modules(model) for p in part.parameters(recurse=False))
-    plain = (p for p in own if format_of(p) is None)
+    own = (
+        (f"{name}.{key}", parameter)
+        for name, part in language_modules(model)
+        for key, parameter in part.named_parameters(recurse=False)
+    )
+    # Some classes hold routers in fp32, whatever the dtype of the others.
+    base: Any = base_of(model)
+    kept = tuple(getattr(base, "_keep_in_fp32_modules_strict", None) or ())
+    chosen = (p for name, p in own if not any(f".{part}." in _plain_name(name) for part in kept))
+    plain = (p for p in chosen if format_of(p) is None)
     return tuple(sorted({str(p.dtype).removeprefix("torch.") for p in plain}))
+
+
+def _plain_name(name: str) -> str:
+    """Name that a parameter has without layers for adapters around it, with a dot at both ends."""
+    return f".{name}.".replace(f".{ROUTER_LINEAR}.", ".").replace(".base_layer.", ".")
 
 
 def _formats(model: nn.Module) -> tuple[str, ...]:

@@ -179,9 +179,10 @@ RECIPE = """
                          that keep them apart, as TRL's packing does; batch sizes count rows
                          (default: off)
 --examples-per-row N     examples in a packed row (default: as the data fill it, else 2)
---experts {looped,grouped}
-                         run experts one after the other or in one grouped kernel (default: looped
-                         where adapters or quantised weights need it, else grouped)
+--experts {looped,grouped,all-tokens}
+                         run experts one after the other, in one grouped kernel, or each on all
+                         tokens, as Llama 4 alone does (default: looped where adapters or quantised
+                         weights need it, else grouped; Llama 4: all-tokens)
 --mamba {mamba-ssm,reference}
                          kernels of Mamba layers (default: mamba-ssm on CUDA, else reference)
 """

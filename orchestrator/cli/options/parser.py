@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.console import remark
 
+OPTION = re.compile(r"--[a-z][a-z-]*")
 UNKNOWN = "unrecognized arguments: "
 MISSING = "the following arguments are required: "
 CHOICES = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
@@ -37,9 +38,15 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, mistakes: Iterable[str]) -> NoReturn:
         """End with exit code 2 and a line for each mistake, those of values first.
 
-        Mistakes that begin with an option whose value is wrong follow from that, and are left out.
+        Mistakes that name an option whose value is wrong follow from that, and are left out: they
+        reject the value, or ask for the option.
         """
-        others = [line for line in mistakes if line.partition(" ")[0] not in self._wrong_values]
+        wrong = self._wrong_values.keys()
+        others = [
+            line
+            for line in mistakes
+            if wrong.isdisjoint([line.partition(" ")[0], *OPTION.findall(line)])
+        ]
         lines = dict.fromkeys([*self._wrong_values.values(), *others])
         text = "\n".join(f"{self.prog}: {line}" for line in lines)
         remark(f"{text} (--help lists every option)")

@@ -1,18 +1,21 @@
-"""Notes on gaps of an estimate: no time, no price, no larger batch, experts in 16 bits."""
+"""Notes on gaps of an estimate: no time, no price, no larger batch, experts in 16 bits, losses."""
 
 from collections.abc import Iterator, Sequence
 
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.question import Question
-from trials.recipes.recipe import Recipe
+from orchestrator.spec.trainer_defaults import TRL_VERSION
+from trials.records.compatibility import LOGITS_FAMILIES
 from trials.records.observation import Outcome
+from trials.simulation.simulated_cell import SimulatedCell
 
 
 def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
     rows = [e.estimate for e in estimates]
     yield from _own_cards(estimates, question)
-    yield from _fused_experts(estimates[0].cell.recipe)
+    yield from _fused_experts(estimates[0].cell)
+    yield from _own_loss(estimates[0].cell)
     endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
     if endless and question.recipe.effective_batch is None:
         yield f"Batch sizes above {rows[0].batch_limit} were not tried: {', '.join(endless)}."
@@ -34,11 +37,26 @@ def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[st
         yield f"{rows[0].model} supports examples of at most {positions:,} tokens."
 
 
-def _fused_experts(recipe: Recipe) -> Iterator[str]:
-    if recipe.method == "qlora" and recipe.experts == "grouped" and not recipe.quantised_experts:
+def _fused_experts(cell: SimulatedCell) -> Iterator[str]:
+    recipe, facts = cell.recipe, cell.request.cell
+    if recipe.experts == "all-tokens":
+        yield (
+            f"Every expert multiplies all tokens, as in transformers' class: a step takes the time "
+            f"and the activations of {facts.experts} experts for each token, of which "
+            f"{facts.active_experts} counts."
+        )
+    if recipe.method == "qlora" and recipe.has_fused_experts and not recipe.quantised_experts:
         yield (
             "Experts are not quantised: transformers 5 fuses them, and bitsandbytes quantises "
             "linear layers alone."
+        )
+
+
+def _own_loss(cell: SimulatedCell) -> Iterator[str]:
+    if cell.request.model.family in LOGITS_FAMILIES and cell.recipe.loss == "full-logits":
+        yield (
+            "The loss is that of transformers' Trainer, from the logits of all tokens: TRL "
+            f"{TRL_VERSION}'s SFTTrainer fails on this class, which returns no hidden states."
         )
 
 

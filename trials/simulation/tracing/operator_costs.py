@@ -34,11 +34,16 @@ Described = tuple[OperatorClass, Rate, Numbers]
 def workspace_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """Bytes that an operator takes while it runs, beyond its results."""
     name = _name(func)
-    if name in SORTING:
+    if name in SORTING and not _only_writes(name, args, kwargs):
         indices = [t for t in tensors_in(args) if t.dtype in (torch.int64, torch.int32)]
         return SORT_BYTES_PER_INDEX * max((t.numel() for t in indices), default=0)
     kernel = KERNELS.get(name)
     return 0 if kernel is None else kernel.workspace_bytes(_in_order(func, args, kwargs))
+
+
+def _only_writes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator writes to indices without a sum, and so does not sort them."""
+    return "index_put" in name and not (args[3] if len(args) > 3 else kwargs.get("accumulate"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,8 @@ MASKS = "transformers.masking_utils"
 """Decides on masks of padding or packed examples."""
 CHECKS = "transformers.utils.import_utils"
 """Checks that images have as many features as the tokens name (``torch_compilable_check``)."""
+KINDS = "transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe"
+"""Decides whether any token goes to experts of images."""
 NO_VALUES = "the next operations depend on the values of a tensor, which an estimate does not have"
 
 
@@ -133,8 +135,8 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._effects: dict[Hashable, ShapeEffects] = {}
         self.segment = Segment.BEFORE
         self.image_tokens: int | None = None
-        self.repeats = 1  # times that the host launches what is traced once
-        self.stream = 0
+        self.entries_of: Callable[[torch.Tensor], int] | None = None
+        self.repeats, self.stream = 1, 0  # times that the host launches what is traced once
         self._held = True
         self.note_all(already_live)
         self._held = False
@@ -187,12 +189,11 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Sequence[type],
+        _types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operation on shapes alone and record it."""
-        del types
         kwargs = kwargs or {}
         if func in QUESTIONS:
             return args[0].fake_device
@@ -235,8 +236,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
 
     def _entries(self, mask: torch.Tensor) -> torch.Tensor:
         """Indices of all images, or of their tokens, which a kernel finds as ``nonzero`` does."""
-        result = _picked(mask, _entries_of_images(mask, self.image_tokens or 0))
-        self.note_result(FIND, (mask,), result)
+        result = _picked(mask, _set_entries(self, mask))
+        if self._with_workspaces:  # they are the kernel's own
+            self.note_result(FIND, (mask,), result)
         self._record_work(ShapeEffects(NO_NUMBERS, describe(FIND, (mask,), {}, result)))
         self.event(Kind.WAITED, 0, NO_NUMBERS)
         return result
@@ -309,9 +311,11 @@ def _picked(mask: torch.Tensor, entries: int) -> torch.Tensor:
     return mask.new_empty((entries, mask.dim()), dtype=torch.int64)
 
 
-def _entries_of_images(mask: torch.Tensor, image_tokens: int) -> int:
+def _set_entries(tracer: Tracer, mask: torch.Tensor) -> int:
     """Set entries of a mask over the images of a batch, or over its tokens."""
-    return len(mask) if mask.dim() == 1 else mask[:, :1].numel() * image_tokens
+    if tracer.entries_of is not None:
+        return tracer.entries_of(mask)
+    return len(mask) if mask.dim() == 1 else mask[:, :1].numel() * (tracer.image_tokens or 0)
 
 
 def _unmasked(
@@ -361,11 +365,11 @@ def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _reader() -> str | None:
-    """Module of transformers that reads a number where the host may: ``MASKS`` or ``CHECKS``."""
+    """Module of transformers that reads a number where the host may."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the only way to find the caller
     while frame is not None:
         name = frame.f_globals.get("__name__")
-        if name in {MASKS, CHECKS}:
+        if name in {MASKS, CHECKS, KINDS}:
             return str(name)
         frame = frame.f_back
     return None

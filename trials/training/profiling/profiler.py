@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
 from trials.devices.device import Device
-from trials.models.experts import LoopedExperts
+from trials.models.experts import LoopedExperts, experts_in_use
 from trials.records.profile import ExpertLoad, Profile, ProfileRow, ProfileRule, Stage
 from trials.training.finetune import FineTuning
 from trials.training.profiling.module_ranges import (
@@ -211,8 +211,12 @@ def event_flops(event: Event) -> int:
 
 
 def expert_load(tuning: FineTuning, tokens: torch.Tensor, training_steps: int) -> ExpertLoad | None:
-    """Tokens of each expert at the initial weights and after training steps on other batches."""
-    if not any(expert_modules(tuning.model)):
+    """Tokens of each expert at the initial weights and after training steps on other batches.
+
+    None without experts, and where all tokens are those of every expert.
+    """
+    is_loaded_alike = experts_in_use(tuning.model) == "all-tokens"
+    if is_loaded_alike or not any(expert_modules(tuning.model)):
         return None
     tuning.start_over()
     before = _expert_counts(tuning, tokens)

@@ -31,8 +31,11 @@ GRID = "image_grid_thw"  # argument of models that take images of any size
 PLACES = "image_position_ids"  # argument of models whose processor pads images
 SHAPES = "spatial_shapes"  # the same, of other models
 KINDS = "mm_token_type_ids"  # another one: kinds of the tokens
+ROUTED = "moe_mm_token_type_ids"  # kinds by which a class routes tokens to experts of images
+MARKS = 2  # tokens around an image, which such a class routes with it
 SIZES = "image_sizes"  # argument of models that take pixels of any size
 HIGH_RES = "high_res_pixel_values"  # argument of a class with a second tower
+UNCAST = "llama4"  # family whose tower does not cast its pixels
 SIZED = "image_size"  # key of the one size of a tower's images
 ANOTHER_WAY = "takes images in another way than as pixels of one size, which is not estimated"
 
@@ -109,13 +112,14 @@ def _tokens_of_one(base: Any) -> int:
         )
     try:
         with torch.no_grad():
-            features = reader_of(base).get_image_features(**_pixel_inputs(base, 1)).pooler_output
+            output = reader_of(base).get_image_features(**_pixel_inputs(base, 1))
     except (AttributeError, ValueError) as error:
         raise FamilyError(
             f"--image-tokens: the class of {family!r} {ANOTHER_WAY} ({error})"
         ) from None
-    width: int = base.config.get_text_config().hidden_size
-    return int(sum(part.numel() for part in features) // width)
+    # Llama 4 projects what its tower returns later.
+    features = output.last_hidden_state if output.pooler_output is None else output.pooler_output
+    return int(sum(part.numel() // part.shape[-1] for part in features))
 
 
 def image_inputs(
@@ -134,7 +138,8 @@ def image_inputs(
         them the kinds of the tokens (sequences, length), 1 for images. For images of any size the
         pixels are rows of patches (patches, channels x frames x height x width), beside their grid
         (sequences x images, 3), or padded ones beside their places, or pixels beside their sizes
-        (sequences x images, 2). Tiles are (sequences, images, channels, height, width).
+        (sequences x images, 2). Tiles are (sequences, images, channels, height, width). A class
+        with experts of images takes which tokens go to them (sequences, length).
     """
     base: Any = base_of(model)
     count = len(tokens) * images
@@ -164,7 +169,15 @@ def image_inputs(
     if name in inspect.signature(base.forward).parameters:
         inputs[name] = torch.zeros_like(tokens)
         inputs[name][:, :image_tokens] = 1
+    if ROUTED in inspect.signature(base.forward).parameters:
+        inputs[ROUTED] = torch.zeros_like(tokens)
+        inputs[ROUTED][:, : routed_tokens(image_tokens, tokens.shape[1])] = 1
     return inputs
+
+
+def routed_tokens(image_tokens: int, length: int) -> int:
+    """Tokens of a sequence that go to experts of images: not all, since there is text."""
+    return min(image_tokens + MARKS, length - 1)
 
 
 def _padded_patches(
@@ -233,7 +246,10 @@ def _patches(base: Any, patches: int, device: torch.device) -> torch.Tensor:
     vision = base.config.vision_config
     names = ("in_channels", "in_chans", "num_channels")
     channels = next(getattr(vision, name) for name in names if hasattr(vision, name))
-    frames, side = getattr(vision, "temporal_patch_size", None), vision.patch_size
+    # A tower without films may still take rows, whose films its projector merges.
+    merges_films = hasattr(vision, "temporal_merge_size")
+    frames = getattr(vision, "temporal_patch_size", 1 if merges_films else None)
+    side = vision.patch_size
     shape = (channels, side, side) if frames is None else (channels * frames * side**2,)
     return torch.zeros(patches, *shape, device=device)
 
@@ -243,8 +259,11 @@ def _pixel_inputs(
 ) -> dict[str, torch.Tensor]:
     """Pixels of images of one size, for each tower."""
     inputs = {"pixel_values": _pixels(base, images, device)}
+    # A step fails unless pixels that a tower does not cast have its dtype.
+    if base.config.model_type == UNCAST:
+        dtype = base.vision_model.class_embedding.dtype
+        inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
     if HIGH_RES in inspect.signature(base.forward).parameters:
-        # This tower does not cast its pixels: a step fails unless they have its dtype.
         embedding = reader_of(base).high_res_vision_model.get_input_embeddings()
         pixels = _pixels(base, images, device, base.config.high_res_vision_config)
         inputs[HIGH_RES] = pixels.to(next(embedding.parameters()).dtype)

@@ -8,6 +8,7 @@ batch.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from transformers import vision_utils
 
 from trials.models.fused_head import base_of
 from trials.records.cell import Cell
-from trials.simulation.recording import IntArray
+from trials.simulation.recording import IntArray, Kind
 from trials.simulation.tracing.kernels.listed_images import DividedImages, PackedImages, TiledImages
 from trials.simulation.tracing.kernels.padded_images import PaddedImages
 from trials.simulation.tracing.kernels.pieces import Pieces, register_by_pieces
-from trials.simulation.tracing.tracer import Tracer
+from trials.simulation.tracing.tracer import NO_NUMBERS, Tracer
 from trials.training.tasks.image_sizes import (
     grid_of,
     is_divided,
@@ -30,7 +31,7 @@ from trials.training.tasks.image_sizes import (
     is_tiled,
     takes_any_size,
 )
-from trials.training.tasks.images import GRID, KINDS
+from trials.training.tasks.images import GRID, KINDS, ROUTED, routed_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class EqualImages:
         self.tracer: Tracer | None = None
         self._is_flash = is_flash
         whole: Any = base_of(model)
-        tower = whole.model.visual
+        tower = getattr(whole.model, "visual", None) or whole.model.vision_tower
         grid = torch.tensor([grid_of(whole, image_tokens)])
         self._grid = grid.numpy()
         self._bounds: dict[str, Sequence[int]] = {
@@ -77,6 +78,9 @@ class EqualImages:
         tower.register_forward_pre_hook(self._with_precomputed, with_kwargs=True)
         if hasattr(whole.model, "projector"):
             whole.model.projector.register_forward_pre_hook(self._as_one)
+        if hasattr(whole.model, "resampler_model"):
+            whole.model.resampler_model._temporal_slicing = self._twice  # noqa: SLF001 - its rule
+        self._image_tokens = image_tokens
 
     def _indices_of(self, tower: Any, grid: torch.Tensor) -> dict[str, torch.Tensor]:
         """Positions and indices of one image that the tower's class computes, by argument."""
@@ -112,7 +116,28 @@ class EqualImages:
         further: dict[str, Any] = {GRID: np.repeat(self._grid, len(kwargs[GRID]), 0)}
         if hasattr(model, "get_rope_index"):
             further["position_ids"] = tokens.new_empty(3, *tokens.shape)
+        if ROUTED in kwargs:
+            assert self.tracer is not None
+            self.tracer.entries_of = partial(self._routed_entries, tokens.shape[1])
         return args, {name: kwargs[name] for name in kwargs if name != KINDS} | further
+
+    def _routed_entries(self, length: int, mask: torch.Tensor) -> int:
+        """Set entries of a mask of the tokens that go to experts of images, or of all others.
+
+        The latter is a new tensor, the former a view of one mask for all features of a token.
+        """
+        routed = routed_tokens(self._image_tokens, length)
+        return mask.numel() // length * (routed if mask.stride(-1) == 0 else length - routed)
+
+    def _twice(self, features: torch.Tensor, _grids: IntArray) -> torch.Tensor:
+        """Features (tokens, 2 x width) of a film's pairs of frames: an image's frame is a pair.
+
+        The class makes the indices on the host, by a grid that it reads.
+        """
+        assert self.tracer is not None
+        self.tracer.event(Kind.WAITED, 0, NO_NUMBERS)
+        rows = [torch.empty(len(features), dtype=torch.int64) for _ in range(2)]
+        return torch.cat([features.index_select(0, index) for index in rows], dim=-1)
 
     def _as_one(
         self, _projector: nn.Module, args: tuple[torch.Tensor, Any]
@@ -126,7 +151,8 @@ class EqualImages:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of a tower with all that it would compute from the grid."""
         assert self.tracer is not None
-        images = len(kwargs["grid_thw"])
+        args, grids = (args, kwargs["grid_thw"]) if "grid_thw" in kwargs else (args[:1], args[1])
+        images = len(grids)
         further: dict[str, Any] = {"grid_thw": torch.empty(images, 3, dtype=torch.int64)} | {
             name: torch.empty(images * len(one), *one.shape[1:], dtype=one.dtype)
             for name, one in self._indices.items()
