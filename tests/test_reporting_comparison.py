@@ -158,6 +158,19 @@ def test_the_verdict_on_costs_counts_both_intervals() -> None:
         assert {row.rstrip("| ").rpartition("|")[2].strip() for row in rows} == {verdict}
 
 
+def test_costs_of_different_jobs_get_no_verdict() -> None:
+    """Ten times the examples cost more on any GPU; the throughput is compared all the same."""
+    longer = ONE_CELL.replace("examples: 1000", "examples: 10000")
+    comparison = compare(results(ONE_CELL), results(longer), ("a", "b"))
+    (row,) = (
+        row
+        for row in comparison_markdown(comparison).splitlines()
+        if row.startswith("|") and "another job" in row
+    )
+    assert [field.strip() for field in row.split("|")][-3:-1] == ["", "another job"]
+    assert comparison.speeds[0].ratio == 1.0
+
+
 def test_a_cell_with_two_such_partners_has_none() -> None:
     """Which of the two it should stand beside is not known."""
     both = ONE_CELL.replace(

@@ -129,6 +129,11 @@ class Comparison:
     choices: list[tuple[Recommendation, Recommendation]]
     unmatched: tuple[list[Cell], list[Cell]]
 
+    @property
+    def has_one_job(self) -> bool:
+        """Whether both runs price the same examples and epochs."""
+        return not any(name.startswith("workload.") for name, *_ in self.differing)
+
 
 def compare(before: RunResults, after: RunResults, names: tuple[str, str]) -> Comparison:
     """Compare two runs."""
@@ -274,7 +279,7 @@ def comparison_markdown(comparison: Comparison) -> str:
         settings = table(("setting", before, after), comparison.differing)
         parts += ["## Differences", settings]
     if comparison.choices:
-        rows = [_choice_row(*pair) for pair in comparison.choices]
+        rows = [_choice_row(*p, is_one_job=comparison.has_one_job) for p in comparison.choices]
         parts += [
             "## Cheapest offers",
             table(("job", "recipe", before, after, "cost", "verdict"), rows),
@@ -300,12 +305,16 @@ def comparison_markdown(comparison: Comparison) -> str:
     return "\n\n".join(parts)
 
 
-def _choice_row(before: Recommendation, after: Recommendation) -> tuple[object, ...]:
+def _choice_row(
+    before: Recommendation, after: Recommendation, *, is_one_job: bool
+) -> tuple[object, ...]:
     cell, first, second = before.best.cell, before.best, after.best
-    change = _more(second.usd / first.usd)
+    change, verdict = _more(second.usd / first.usd), _cost_verdict(first, second)
+    if not is_one_job:
+        change, verdict = "", "another job"
     choices = (_choice(before), _choice(after))
     recipe = _recipe_text(cell.recipe, second.cell.recipe)
-    return (job_title(cell), recipe, *choices, change, _cost_verdict(first, second))
+    return (job_title(cell), recipe, *choices, change, verdict)
 
 
 def _recipe_text(before: Recipe, after: Recipe) -> str:
