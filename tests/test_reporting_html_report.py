@@ -324,3 +324,16 @@ def test_each_gpu_has_a_scale_of_its_own_and_a_log_axis_says_so(report: Opened) 
         assert 15 < min(box["y"] for box in drawn if box is not None) - chart["y"] < 30
         (label,) = figure.locator("[aria-label='x-axis label'] text").all_text_contents()
         assert label == "examples per step, log scale →"
+
+
+def test_a_closed_list_of_jobs_tells_recipes_of_one_model_apart() -> None:
+    """Each option has the settings that the recipes do not share; one recipe needs none."""
+    two = "recipes: [{method: lora, lora_rank: 16}, {method: lora, lora_rank: 8}]"
+    text = ONE_CELL.replace("recipes: [{method: full, precision: fp32}]", two)
+    assert text != ONE_CELL
+    shown = {
+        spec: re.findall(r'<option value="[^"]+"[^>]*>([^<]+)<', html_report(results(spec), MADE))
+        for spec in (ONE_CELL, text)
+    }
+    assert shown[ONE_CELL] == ["llama-tiny, 16 tokens"]
+    assert shown[text] == ["llama-tiny, 16 tokens · lora-r16", "llama-tiny, 16 tokens · lora-r8"]

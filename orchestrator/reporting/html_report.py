@@ -9,6 +9,7 @@ policy allows its own scripts by their hashes and nothing else.
 import base64
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
@@ -53,6 +54,7 @@ from orchestrator.reporting.page.run_tables import (
     offers_table,
     page_jobs,
     probes_table,
+    short_recipes,
     spending_table,
 )
 from orchestrator.reporting.page.study_tables import (
@@ -233,12 +235,24 @@ def inline(text: str) -> Markup:
 
 
 def _groups(jobs: Sequence[PageJob]) -> list[dict[str, object]]:
-    """Jobs with their positions, grouped by model and recipe."""
+    """Positions, keys and names of jobs, grouped by model and recipe.
+
+    A closed list shows no group: names of a model with several recipes have the short one.
+    """
+    recipes: defaultdict[str, set[str]] = defaultdict(set)
+    for job in jobs:
+        recipes[job.cell.model].add(job.cell.recipe.key)
+    names = {model: short_recipes(keys) for model, keys in recipes.items()}
 
     def name(position: int) -> str:
         return f"{jobs[position].cell.model}, {jobs[position].recipe}"
 
+    def option(position: int) -> tuple[int, str, str]:
+        job, of_model = jobs[position], names[jobs[position].cell.model]
+        recipe = [of_model[job.cell.recipe.key]] if len(of_model) > 1 else []
+        return position, job.key, " · ".join([job.title, *recipe])
+
     return [
-        {"name": key, "jobs": [(position, jobs[position]) for position in positions]}
+        {"name": key, "jobs": [option(position) for position in positions]}
         for key, positions in groupby(range(len(jobs)), key=name)
     ]
