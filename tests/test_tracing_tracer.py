@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
 from trials.simulation.recording import Kind, Recording, Segment
+from trials.simulation.trace_cache import _last_line
 from trials.simulation.trace_request import Routing
 from trials.simulation.tracing import tracer as tracer_module
 from trials.simulation.tracing import watchdog as watchdog_module
@@ -81,8 +82,10 @@ def test_the_operator_and_the_module_that_fail_are_named(monkeypatch: pytest.Mon
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_a_slow_trace_is_reported_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report has the model, the time so far and the time limit."""
+def test_a_slow_trace_is_reported_and_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report has the model, the time so far and the limits."""
     cell, lines = TraceableCell(tiny_cell(), find_model("llama-tiny")), list[str]()
     monkeypatch.setattr(watchdog_module, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(watchdog_module, "FIRST_REPORT_SECONDS", 0.0)
@@ -90,13 +93,18 @@ def test_a_slow_trace_is_reported_and_given_up(monkeypatch: pytest.MonkeyPatch) 
         while not lines:
             cell.trace(2, no_shares)
     assert lines[0].startswith("llama-tiny, 16 tokens")
-    assert lines[0].endswith("600 s")
+    assert lines[0].endswith("600 s or 6 GiB")
     # The limit may fall into a weak reference's callback, whose exception goes to this hook, and
     # the next tick would interrupt pytest's hook in turn.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     limited = watchdog("llama-tiny", 0.1, lines.append)
     with pytest.raises(UntraceableError, match="took more than"), limited:
         deque(cell.trace(2, no_shares) for _ in count())
+    # Should C++ end the process at the exception, the last words are the reason still.
+    printed = (
+        f"{capsys.readouterr().err}terminate called after throwing an instance of\n  what():  \n"
+    )
+    assert _last_line(printed) == "the trace ended early: tracing took more than 0.1 s"
     monkeypatch.setattr(watchdog_module, "MOST_GIB", 0.0)
     limited = watchdog("llama-tiny", 600.0, lines.append)
     with pytest.raises(UntraceableError, match="of memory"), limited:

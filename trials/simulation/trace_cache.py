@@ -351,5 +351,9 @@ def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRe
 
 
 def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
+    """The last words of a process, but for those of C++ on how it ended."""
+    printed = map(str.strip, text.splitlines())
+    lines = [
+        line for line in printed if line and not line.startswith(("terminate called", "what():"))
+    ]
     return f"the trace ended early: {lines[-1] if lines else 'it printed nothing'}"

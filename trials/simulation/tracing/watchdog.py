@@ -3,11 +3,12 @@
 import contextlib
 import resource
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -36,15 +37,20 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
     began = time.monotonic()
     next_report = FIRST_REPORT_SECONDS
 
+    def abort(reason: str) -> NoReturn:
+        # C++ ends the process at an exception in some of its callbacks; this line is left then.
+        sys.stderr.write(f"{reason}\n")
+        raise UntraceableError(reason)
+
     def tick(_signal: int, frame: FrameType | None) -> None:
         nonlocal next_report
         taken = time.monotonic() - began
         if taken >= limit_seconds:
             # Every later tick raises again: Python drops an exception in a weak reference's
             # callback.
-            raise UntraceableError(f"tracing took more than {limit_seconds:g} s")
+            abort(f"tracing took more than {limit_seconds:g} s")
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_GIB * 2**20:  # in KiB
-            raise UntraceableError(f"tracing took more than {MOST_GIB:g} GiB of memory")
+            abort(f"tracing took more than {MOST_GIB:g} GiB of memory")
         if taken >= next_report:
             next_report *= 2
             where = module_of(caller for caller, _ in traceback.walk_stack(frame))
