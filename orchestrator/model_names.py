@@ -36,21 +36,55 @@ SAME_ARCHITECTURE = {
     "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
     "mistral-small": "mistral-small-24b",
     "mistral-small-3-24b": "mistral-small-24b",
+    "mistral-small-3.1-24b": "mistral-small-24b",
+    "mistral-small3.1-24b": "mistral-small-24b",
+    "mistral-small-3.2-24b": "mistral-small-24b",
+    "mistral-small3.2-24b": "mistral-small-24b",
     "magistral-small": "mistral-small-24b",
     "phi-4-plus": "phi-4",
     "phi-4-14b": "phi-4",
 }
 """Models whose layers, shapes and vocabulary are those of a preset of another name."""
+BARE_TAGS = {
+    "gemma3": "gemma-3-4b",
+    "gpt-oss": "gpt-oss-20b",
+    "llama2": "llama-2-7b",
+    "llama3": "llama-3.1-8b",
+    "llama3.1": "llama-3.1-8b",
+    "llama3.2": "llama-3.2-3b",
+    "llama3.3": "llama-3.1-70b",
+    "mistral-small3.1": "mistral-small-24b",
+    "mistral-small3.2": "mistral-small-24b",
+    "mixtral": "mixtral-8x7b",
+    "qwen2.5": "qwen2.5-7b",
+    "qwen3": "qwen3-8b",
+}
+"""Tags of Ollama without a size, which stand for one of the sizes; ``:latest`` is the same.
+
+``mistral`` is version 0.3, whose vocabulary no preset has.
+"""
+WITH_TOWER = re.compile(r"gemma-3-(4|12|27)b|gemma-4-31b|mistral-small-?3\.[12](-24b)?")
+"""Models whose language part alone is that of a preset: they have a vision tower beside it."""
 
 
 def preset_of(name: str) -> str | None:
     """Preset with the architecture of a model, by its name on the hub or its tag of Ollama."""
+    plain = _plain(name)
+    preset = BARE_TAGS.get(_bare(name)) or SAME_ARCHITECTURE.get(plain, plain)
+    return preset if preset in presets() else None
+
+
+def _plain(name: str) -> str:
+    """A name without its owner, format and variant, in the spelling of presets."""
     plain = re.sub(r"[:_\s]+", "-", name.strip().rsplit("/", 1)[-1].lower())
     plain = MAKERS.sub(lambda maker: JOINED[maker[1]], FORMATS.sub("", plain))
     while (shorter := VARIANTS.sub("", plain)) != plain:
         plain = shorter
-    preset = SAME_ARCHITECTURE.get(plain, plain)
-    return preset if preset in presets() else None
+    return plain
+
+
+def _bare(name: str) -> str:
+    return name.strip().removesuffix(":latest")
 
 
 def named_model(name: str, *, reads_images: bool = False) -> Model:
@@ -71,7 +105,14 @@ def named_model(name: str, *, reads_images: bool = False) -> Model:
 def shape_text(name: str) -> str | None:
     """Line that names the preset whose shape a model has; None where the name is exact."""
     preset = _shape_of(name)
-    return None if preset is None else f"{name}: its shape is that of the preset {preset}"
+    if preset is None:
+        return None
+    if any(WITH_TOWER.fullmatch(text) for text in (_plain(name), _bare(name), preset)):
+        return (
+            f"{name}: the shape of its language part is that of the preset {preset}; the memory of "
+            "its vision tower is not counted"
+        )
+    return f"{name}: its shape is that of the preset {preset}"
 
 
 def _shape_of(name: str) -> str | None:

@@ -18,6 +18,7 @@ from test_sources_gpuhunt_catalogs import COLUMNS
 from gpu_catalog.live_prices.sources import aws_api, aws_public
 from gpu_catalog.price_table import refreshed_path, write_offers, written_offers
 from orchestrator.cli.main import main
+from orchestrator.console import ALL_COLUMNS
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.spec.sweep_spec import CatalogRows
 from orchestrator.storage.run_storage import StoreError
@@ -186,6 +187,32 @@ def test_an_error_is_a_line_on_stderr_with_code_1(
     said = capsys.readouterr()
     assert words in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("part", ["gpus", "prices"])
+def test_wide_is_taken_on_either_side_of_the_part(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both print all columns; without it, a narrow terminal hides some and names the option."""
+    shown: list[bool] = []
+    for module in ("gpus", "prices"):
+        command = f"orchestrator.cli.commands.catalog.run_{module}"
+        monkeypatch.setattr(command, lambda _: shown.append(ALL_COLUMNS.get()) or 0)
+    for arguments in (["--wide", part], [part, "--wide"], [part]):
+        assert main(["catalog", *arguments]) == 0
+    assert shown == [True, True, False]
+
+
+def test_the_word_that_was_typed_is_never_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    """Options of a part are near matches, but not one that stands before it."""
+    for arguments in (["--prices=shipped", "gpus"], ["gpus", "--pricse=shipped"]):
+        with pytest.raises(SystemExit):
+            main(["catalog", *arguments])
+    before, misspelt = capsys.readouterr().err.splitlines()
+    assert before.endswith(
+        "catalog gpus: unrecognized arguments: --prices=shipped (--help lists every option)"
+    )
+    assert "--pricse=shipped: did you mean '--prices'?" in misspelt
 
 
 def test_a_users_own_gpus_are_listed_with_the_shipped_ones(

@@ -6,8 +6,15 @@ import pytest
 import orchestrator
 from gpu_catalog.catalog import UnknownGpuError, load_catalog
 from gpu_catalog.live_prices.gpu_identification import names
+from orchestrator.cli.main import main
+from orchestrator.estimating import estimate_job
 from orchestrator.estimating.question import EstimateError
-from orchestrator.estimating.requested_gpus import gpus_named, own_cards, requested_gpus
+from orchestrator.estimating.requested_gpus import (
+    gpus_named,
+    left_out_of_all,
+    own_cards,
+    requested_gpus,
+)
 
 CATALOG = load_catalog()
 
@@ -106,3 +113,18 @@ def test_an_amd_gpu_is_left_out_and_the_others_are_answered() -> None:
     assert reason.startswith("MI300X: times of AMD GPUs are neither measured nor modelled")
     alone = orchestrator.estimate("llama-tiny", gpu="MI300X", **options)
     assert (list(alone), alone.skipped) == ([], answered.skipped)
+
+
+@pytest.mark.parametrize("names", [(), ("--gpu", "all")])
+def test_all_gpus_name_those_of_amd_that_they_leave_out(
+    names: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line has them beside text and JSON; named GPUs need none."""
+    line = "Left out: MI300X, MI325X, MI355X (times of AMD GPUs are not modelled)."
+    monkeypatch.setattr(estimate_job, "best_boxes", lambda *_: ([], ["L4: a reason"]))
+    assert main(["estimate", "--model=llama-tiny", "--seq-len=64", "--json", *names]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-2:] == ["L4: a reason", line]
+    assert printed.out == "[]\n"
+    assert left_out_of_all(["own:A40", "all"], CATALOG) == [line]
+    assert left_out_of_all(["L4", "MI300X"], CATALOG) == []

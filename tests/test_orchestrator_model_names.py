@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.model_names import named_model, preset_of, shape_text
+from orchestrator.model_names import BARE_TAGS, named_model, preset_of, shape_text
 from trials.records.model import UnknownModelError, presets
 
 
@@ -37,7 +37,17 @@ from trials.records.model import UnknownModelError, presets
         ("qwen2.5:7b", "qwen2.5-7b"),
         ("Qwen-2.5-7B", "qwen2.5-7b"),
         ("TheBloke/Llama-2-13B-GPTQ", "llama-2-13b"),
-        ("llama3.1", None),
+        ("llama3.1", "llama-3.1-8b"),
+        ("llama3.1:latest", "llama-3.1-8b"),
+        ("llama3.2", "llama-3.2-3b"),
+        ("meta-llama/llama3.1", None),
+        ("mistral", None),
+        ("mistralai/Mistral-7B-Instruct-v0.3", None),
+        ("mistralai/Mistral-7B-Instruct-v0.2", None),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-24b"),
+        ("mistralai/Mistral-Small-3.1-24B-Base-2503", "mistral-small-24b"),
+        ("mistral-small3.2", "mistral-small-24b"),
+        ("mistral-small3.2:24b-instruct-2506-q4_K_M", "mistral-small-24b"),
     ],
 )
 def test_a_name_has_the_preset_of_its_architecture(name: str, preset: str | None) -> None:
@@ -50,6 +60,27 @@ def test_a_name_on_the_hub_keeps_its_weights_and_its_tokenizer() -> None:
     hub = named_model("meta-llama/Llama-3.1-8B-Instruct")
     assert (hub.name, hub.weights) == ("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct")
     assert named_model("llama3.1:8b") == presets()["llama-3.1-8b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "has_tower"),
+    [
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", True),
+        ("mistral-small3.2", True),
+        ("google/gemma-3-4b-it", True),
+        ("gemma3", True),
+        ("google/gemma-3-1b-it", False),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", False),
+    ],
+)
+def test_a_vision_tower_that_a_preset_lacks_is_named(name: str, *, has_tower: bool) -> None:
+    """The preset has the language part alone."""
+    assert ("vision tower is not counted" in (shape_text(name) or "")) is has_tower
+
+
+def test_bare_tags_name_presets() -> None:
+    """A preset that is renamed would leave its tag without a model."""
+    assert set(BARE_TAGS.values()) <= presets().keys()
 
 
 def test_the_shape_is_named_unless_the_name_is_exact(tmp_path: Path) -> None:

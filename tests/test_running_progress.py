@@ -5,13 +5,13 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from builders.observations import measurement, observation, tiny_cell
+from builders.observations import measurement, observation
 from builders.runs import TWO_CELLS, spec_of, whole_trial
 
 from orchestrator.planning.plan import trial_task
-from orchestrator.running.progress import Progress, fastest, labels
+from orchestrator.running.progress import Progress, fastest
+from orchestrator.spec.spec_file import shipped_specs
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Outcome
 from trials.trial import TrialTask
@@ -258,6 +258,23 @@ def test_terminal_shows_every_trial_with_its_state_and_result(terminal: Terminal
     assert_lines(rows, ("batch 40", "800 examples/s"), reasons, ("4 FITS",), ())
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_rows_of_the_shipped_sweep_are_distinct(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    """Also while trials run, whose states leave less room."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", "200")
+    spec = spec_of(shipped_specs()["laptop"])
+    cells = spec.all_cells()
+    with Progress(cells, complete=0, stream=terminal) as progress:
+        progress.started(task_of(cells[0], spec))
+        progress.observed(observation(4, cell=cells[0]))
+    shown = {line.split()[0] for line in last_picture(terminal) if "cpu/" in line or "seq" in line}
+    assert len(shown) == len(cells)
+    assert not any("…" in label for label in shown)
+
+
 def test_low_terminal_still_shows_the_progress(terminal: Terminal) -> None:
     """The terminal has fewer rows than there are trials."""
     many = spec_of(TWO_CELLS.replace("[16, 32]", str(list(range(1, 41))))).all_cells()
@@ -322,17 +339,6 @@ def test_states_have_colours_unless_no_color_is_set(
         progress.ended(SECOND, "gone")
     assert ("\x1b[32mseq8" in terminal.getvalue()) is (no_color == "")
     assert ("\x1b[1;31mseq16" in terminal.getvalue()) is (no_color == "")
-
-
-def test_labels_have_the_parts_in_which_trials_differ() -> None:
-    """Also where only some train on several GPUs, or a model of the hub has a slash in its name."""
-    one, other = tiny_cell("mixtral-tiny", seq_len=16), tiny_cell("mixtral-tiny", seq_len=32)
-    assert labels([one, other]) == ("cpu/mixtral-tiny/full-fp32-grouped/2of8", ["seq16", "seq32"])
-    assert labels([one]) == ("", [one.key])
-    two = one.model_copy(update={"parallel": Parallel(gpus=2, strategy="ddp")})
-    assert labels([one, two]) == (one.key, ["1x", "2xddp"])
-    on_hub = one.model_copy(update={"model": "who/mixtral"})
-    assert labels([one, on_hub])[1] == ["mixtral-tiny", "who/mixtral"]
 
 
 def test_terminal_that_cannot_move_its_cursor_gets_plain_lines(

@@ -38,7 +38,11 @@ from orchestrator.estimating.estimate_request import (
 )
 from orchestrator.estimating.longest_sequence import at_longest, lengths_among, lengths_up_to
 from orchestrator.estimating.question import EstimatedJob, Question
-from orchestrator.estimating.requested_gpus import requested_gpus, with_electricity
+from orchestrator.estimating.requested_gpus import (
+    left_out_of_all,
+    requested_gpus,
+    with_electricity,
+)
 from orchestrator.estimating.varying_memory import traced_lengths
 from trials.simulation.length_traces import LengthTraces, TraceSource
 from trials.simulation.memory.streams import load_replay
@@ -95,7 +99,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
     return Estimates(
         estimated=tuple(sorted(estimated, key=by_objective)),
         question=estimated[0].question if estimated else question,
-        skipped=tuple(dict.fromkeys(reasons)),
+        skipped=tuple(dict.fromkeys([*reasons, *left_out_of_all(request.names, catalog)])),
         prices=prices.age(catalog, today),
     )
 

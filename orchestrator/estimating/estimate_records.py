@@ -244,7 +244,8 @@ class Estimates:
 
     Attributes:
         question: the job and the recipe.
-        skipped: one line for each GPU that cannot be estimated, with the reason.
+        skipped: one line for each GPU that cannot be estimated, with the reason; where all GPUs
+            were asked for, one for all of AMD.
         prices: the price table in use, and its age.
     """
 

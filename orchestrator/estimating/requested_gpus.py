@@ -84,6 +84,14 @@ def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Cata
     return [gpu.model_copy(update={"key": key, "usable_memory_bytes": usable})]
 
 
+def left_out_of_all(names: Sequence[str], catalog: Catalog) -> list[str]:
+    """A line on the AMD GPUs of the catalog, where all GPUs are asked for; else none."""
+    amd = [gpu.key for gpu in catalog.gpus if gpu.kind == "rocm"]
+    if not amd or rented_names(names) != ALL:
+        return []
+    return [f"Left out: {', '.join(amd)} (times of AMD GPUs are not modelled)."]
+
+
 def rented_names(names: Sequence[str]) -> tuple[str, ...]:
     """The names that are not of a card that the user owns."""
     return tuple(name for name in names if not is_own(name))

@@ -19,6 +19,7 @@ from gpu_catalog.number_text import dollars
 from gpu_catalog.safe_text import printable
 from orchestrator.planning.throughput import fastest
 from orchestrator.scheduling.node_queue import Task
+from orchestrator.trial_labels import fitted_labels, label_forms, labels
 from trials.records.cell import Cell
 from trials.records.observation import Observation, Purpose, largest_batch
 from trials.records.profile import Logged, Profiled
@@ -44,7 +45,7 @@ class _Trial:
     """One trial: its state, since when, and its results until now.
 
     Attributes:
-        label: parts of the cell's key in which the trials differ.
+        label: parts of the cell's key in which the trials differ, from whole ones to the shortest.
         since: when it began to run, on the clock of the display.
         seconds: how long it ran, once it ended.
         heard: when its last result came, or it began.
@@ -53,7 +54,7 @@ class _Trial:
         earlier: number of its observations before it began.
     """
 
-    label: str
+    label: tuple[str, ...]
     state: str = "waiting"
     since: float | None = None
     seconds: float = 0.0
@@ -87,20 +88,6 @@ class _Trial:
         if self.largest is None:
             return tried
         return f"largest batch {self.largest}; {fastest(self.observations) or tried}"
-
-
-def labels(cells: Sequence[Cell]) -> tuple[str, list[str]]:
-    """Parts of the keys that all cells share, and what is left of each; one GPU has ``1x``."""
-    parts = [cell.key_parts for cell in cells]
-    if len(parts) < 2:
-        return "", [cell.key for cell in cells]
-    differs = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
-    shared = (part for part, differ in zip(parts[0], differs, strict=True) if not differ)
-    own = [
-        "/".join(part or "1x" for part, differ in zip(row, differs, strict=True) if differ)
-        for row in parts
-    ]
-    return "/".join(filter(None, shared)), own
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +174,9 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = sys.stderr if stream is None else stream
-        self._shared, own = labels(cells)
-        self._trials = {cell.key: _Trial(label) for cell, label in zip(cells, own, strict=True)}
+        self._shared, _ = labels(cells)
+        forms = label_forms(cells)
+        self._trials = {cell.key: _Trial(label) for cell, label in zip(cells, forms, strict=True)}
         for result in earlier:
             if isinstance(result, Observation) and result.cell.key in self._trials:
                 self._trials[result.cell.key].observations.append(result)
@@ -336,9 +324,14 @@ class Progress:
             Text(f"{elapsed} elapsed, {self.summary()}"),
         )
         shared = [Text(printable(f"each: {self._shared}"), style="dim")] if self._shared else []
-        table = Table("trial", "state", "result until now", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("trial", no_wrap=True)  # the others break their lines for it
+        table.add_column("state")
+        table.add_column("result until now")
+        forms = [trial.label for trial in self._trials.values()]
+        own = dict(zip(forms, fitted_labels(forms, self._console.width // 2), strict=True))
         for trial in self._rows():
-            cells = (trial.label, self._state(trial), trial.result())
+            cells = (own[trial.label], self._state(trial), trial.result())
             table.add_row(*map(printable, cells), style=STYLES[trial.state])
         return Group(bar, *shared, table)
 

@@ -52,11 +52,18 @@ class Parser(argparse.ArgumentParser):
         remark(f"{text} (--help lists every option)")
         self.exit(2)
 
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add commands, or the parts of a command, and keep them."""
+        self.commands = super().add_subparsers(**options)
+        return self.commands
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and let the command itself reject arguments that it does not have."""
+        """Parse, and let the command or its part reject arguments that it does not have."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            command = self.commands.choices.get(options.command, self)
+            command = self
+            while command.commands is not None:
+                command = command.commands.choices[getattr(options, command.commands.dest)]
             command.error(f"{UNKNOWN}{' '.join(unknown)}")
         return options
 
@@ -117,5 +124,6 @@ def _near_matches(names: Iterable[str], existing: list[str]) -> list[str]:
     return [
         f"{name}{near}"
         for name in names
-        if (near := did_you_mean(name.partition("=")[0], existing))
+        if (word := name.partition("=")[0]) not in existing  # it is an option of another command
+        and (near := did_you_mean(word, existing))
     ]

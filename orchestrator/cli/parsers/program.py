@@ -1,11 +1,13 @@
 """The parser of every command, with examples below each help."""
 
+import argparse
+
 from orchestrator.cli.options.help import EPILOG, Help, examples_text
 from orchestrator.cli.options.parser import Parser
 from orchestrator.cli.options.table import add_table
 from orchestrator.cli.parsers import measuring, results
 
-WIDE = "--wide  print all columns of tables, however narrow the terminal"
+WIDE = "print all columns of tables, however narrow the terminal"
 
 
 def build_parser() -> Parser:
@@ -16,7 +18,7 @@ def build_parser() -> Parser:
         epilog=EPILOG,
         formatter_class=Help,
     )
-    commands = parser.commands = parser.add_subparsers(
+    commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
     measuring.add_sweep(commands)
@@ -47,5 +49,12 @@ def build_parser() -> Parser:
         command.formatter_class = Help
         command.epilog = examples_text(name)
         if name not in {"mcp", "completion"}:
-            add_table(command, WIDE)
+            _add_wide(command)
     return parser
+
+
+def _add_wide(command: Parser) -> None:
+    """Add ``--wide`` to a command and its parts; where it is not given it overrides nothing."""
+    command.add_argument("--wide", action="store_true", default=argparse.SUPPRESS, help=WIDE)
+    for part in command.commands.choices.values() if command.commands else ():
+        _add_wide(part)
