@@ -18,6 +18,7 @@ from gpu_catalog.catalog import (
     shipped_offers,
 )
 from gpu_catalog.offer import Offer
+from gpu_catalog.safe_text import from_spreadsheet_cell, spreadsheet_cell
 
 SHIPPED, PAPER, REFRESHED = "shipped", "paper", "refreshed"
 TABLES = {SHIPPED: "offers.csv", PAPER: "paper_prices.csv"}  # files in this package
@@ -61,8 +62,15 @@ def parsed_offers(text: str, place: str, remedy: str) -> list[Offer]:
     Raises:
         CatalogError: rows are invalid; one line for each mistake.
     """
+    rows = [
+        {
+            name: from_spreadsheet_cell(cell) if isinstance(cell, str) else cell
+            for name, cell in row.items()  # fields beyond the columns are a list
+        }
+        for row in csv_rows(text)
+    ]
     # Line 1 names the columns.
-    offers, mistakes = parse_rows(Offer, csv_rows(text), lambda number: f"{place}:{number + 1}")
+    offers, mistakes = parse_rows(Offer, rows, lambda number: f"{place}:{number + 1}")
     if mistakes:
         more = len(mistakes) - MOST_MISTAKES
         shown = mistakes[:MOST_MISTAKES] + ([f"{place}: {more} more mistakes"] if more > 0 else [])
@@ -76,7 +84,8 @@ def offers_text(offers: Iterable[Offer]) -> str:
     writer = csv.DictWriter(buffer, list(Offer.model_fields), lineterminator="\n")
     writer.writeheader()
     for offer in offers:
-        writer.writerow(offer.model_dump(mode="json"))
+        values = offer.model_dump(mode="json")
+        writer.writerow({name: spreadsheet_cell(value) for name, value in values.items()})
     return buffer.getvalue()
 
 

@@ -17,9 +17,22 @@ def printable(text: str) -> str:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Value for a CSV file; text that a spreadsheet would run as a formula is quoted."""
-    is_formula = isinstance(value, str) and value.startswith(FORMULA)
-    return f"'{value}" if is_formula else value
+    """Value for a CSV file; text that a spreadsheet would run as a formula is quoted.
+
+    Text that looks quoted already gets a further quote, so that ``from_spreadsheet_cell`` gives
+    back whatever was written.
+    """
+    return f"'{value}" if isinstance(value, str) and _is_formula(value.lstrip("'")) else value
+
+
+def from_spreadsheet_cell(cell: str) -> str:
+    """Text of a cell without the quote that ``spreadsheet_cell`` added."""
+    is_quoted = cell.startswith("'") and _is_formula(cell.lstrip("'"))
+    return cell[1:] if is_quoted else cell
+
+
+def _is_formula(text: str) -> bool:
+    return text.startswith(FORMULA)
 
 
 def inner_path(name: str) -> PurePosixPath:

@@ -4,6 +4,10 @@ Keyword arguments have the names of the command line's options, with ``_`` for `
 defaults; None stands for the default. The functions print nothing; they log progress.
 """
 
+# First, before a module of the working directory can take another's place.
+from orchestrator import module_start  # noqa: F401
+
+# isort: split
 import dataclasses
 import datetime as dt
 import io

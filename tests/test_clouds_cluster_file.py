@@ -49,6 +49,16 @@ def test_a_type_of_worker_is_a_gpu_by_its_key(file: str) -> None:
     assert not config["provider"]["cache_stopped_nodes"]
 
 
+@pytest.mark.parametrize(
+    ("region", "zone"),
+    [("us-east1", "us-east1-b"), ("europe-west1", "europe-west1-b"), ("us-west1", "us-west1-a")],
+)
+def test_nodes_on_google_cloud_start_in_a_zone_that_exists(region: str, zone: str) -> None:
+    """Two regions have no zone a."""
+    request = DeploymentRequest("gcp", region=region)
+    assert f"availability_zone: {zone}  #" in deployment_on("L4", request=request).text
+
+
 def test_a_sweep_plans_for_nodes_that_are_not_there_yet() -> None:
     """The head lists them; a GPU without a node type in the file has no resources."""
     config = ray_config(

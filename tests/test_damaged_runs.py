@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli.main import main
+from orchestrator.storage.append_log import AppendFile
+from orchestrator.storage.run_storage import StoreError
 
 EXTREMES = st.sampled_from(
     [None, 0, -1, 1, 10**9, 10**30, -(10**30), 1e-300, 1e300, 1e-9, 1e9, True, "", "x", [], {}]
@@ -97,3 +100,21 @@ def test_a_line_of_a_newer_version_is_not_to_be_deleted(
     error = capsys.readouterr().err
     assert "newer" in error
     assert "delete" not in error
+
+
+@pytest.mark.parametrize("name", ["observations.jsonl", "sweep.yaml"])
+def test_a_pipe_among_the_files_of_a_run_is_one_line(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could keep a reader for ever; a run has no pipes."""
+    run = made_run(tmp_path / "run")
+    (run.path / name).unlink()
+    os.mkfifo(run.path / name)
+    with pytest.raises(StoreError, match="not a regular file"):
+        AppendFile(run.path / name).open()
+    for command in ("status", "report", "rank"):
+        assert main([command, str(run.path)]) == 1
+        output = capsys.readouterr().err
+        assert f"{name}: cannot be" in output
+        assert "not a regular file" in output
+        assert output.count("\n") == 1

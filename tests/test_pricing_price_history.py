@@ -10,13 +10,15 @@ from builders.price_rows import offer
 from builders.runs import made_run
 from fakes.s3_server import BUCKET, S3Server
 
-from gpu_catalog.catalog import CatalogError
+from gpu_catalog.catalog import CatalogError, load_catalog
 from orchestrator.cli.main import main
 from orchestrator.cli.options.clock import today
 from orchestrator.cli.parsers.program import build_parser
+from orchestrator.pricing.catalog_file import read_price_file
 from orchestrator.pricing.price_history import (
     price_courses,
     snapshot_of,
+    snapshot_offers,
     sparkline,
     write_snapshot,
 )
@@ -165,3 +167,14 @@ def test_the_cron_job_forbids_a_second_one_and_has_no_token() -> None:
     assert job["spec"]["concurrencyPolicy"] == "Forbid"
     assert pod["automountServiceAccountToken"] is False
     assert pod["containers"][0]["volumeMounts"][0]["mountPath"] == "/prices"
+
+
+def test_a_formula_in_a_price_is_text_in_the_snapshot_and_read_as_it_was(tmp_path: Path) -> None:
+    """Providers and services that collect prices write these texts."""
+    evil = offer(provider="=cmd|'/C calc'!A0", instance="@SUM(1)", region="'=1", note="-1+1")
+    file = write_snapshot(tmp_path, [evil, offer()], FIRST)
+    assert isinstance(file, Path)
+    row = file.read_text(encoding="utf-8").splitlines()[1]
+    assert not {cell[0] for cell in row.split(",") if cell} & set("=+-@")
+    assert snapshot_offers(tmp_path, file.name) == [evil, offer()]
+    assert read_price_file(file, load_catalog()) == (evil, offer())

@@ -1,10 +1,12 @@
 """A Ray that cannot be started or joined."""
 
+import socket
 from typing import Any
 
 import pytest
 import ray
 
+from orchestrator.ray_backend import cluster
 from orchestrator.ray_backend.cluster import ClusterError, connected_cluster
 
 TIMED_OUT = (
@@ -29,6 +31,7 @@ def test_a_ray_that_does_not_start_is_one_line_with_its_own_remedy(
         raise Exception(TIMED_OUT)  # noqa: TRY002 - as Ray does
 
     monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(cluster, "_check_answers", lambda _: None)
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(ClusterError) as error, connected_cluster(ask_for_packages=False):
         pass
@@ -37,6 +40,37 @@ def test_a_ray_that_does_not_start_is_one_line_with_its_own_remedy(
     assert remedy in message
     assert "\n" not in message
     assert ("RAY_ADDRESS" in message) is (address != "local")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "no-such-host.invalid"])
+def test_an_address_where_nothing_answers_is_one_line_at_once(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would try for two minutes, and print lines of its own."""
+    with socket.socket() as free:  # bound and not listening: connections are refused
+        free.bind(("127.0.0.1", 0))
+        address = f"{host}:{free.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
+        with pytest.raises(ClusterError) as error, connected_cluster(ask_for_packages=False):
+            pass
+    message = str(error.value)
+    assert message.startswith(f"RAY_ADDRESS={address} cannot be used: nothing answers there (")
+    assert "unset RAY_ADDRESS" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://127.0.0.1:1", "LISTENING"])
+def test_other_addresses_are_left_to_ray(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One where something listens, and those that Ray resolves itself."""
+    joined: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = address.replace("LISTENING", f"127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr(ray, "init", lambda **settings: joined.append(settings["address"]))
+        monkeypatch.setattr(cluster, "cluster_now", lambda **_: None)
+        with connected_cluster(ask_for_packages=False):
+            assert joined == [address]
 
 
 def test_a_ray_that_a_busy_machine_starts_late_is_started_once_more(

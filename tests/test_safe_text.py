@@ -10,7 +10,12 @@ from builders.runs import ONE_CELL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_catalog.safe_text import inner_path, printable, spreadsheet_cell
+from gpu_catalog.safe_text import (
+    from_spreadsheet_cell,
+    inner_path,
+    printable,
+    spreadsheet_cell,
+)
 from orchestrator.cli.main import main
 from orchestrator.console import print_result, remark
 
@@ -75,3 +80,12 @@ def test_a_formula_is_text_in_a_spreadsheet(text: str) -> None:
     buffer = io.StringIO()
     csv.writer(buffer).writerow(map(spreadsheet_cell, [text, -1.5, "a-b", None]))
     assert next(csv.reader([buffer.getvalue()])) == [f"'{text}", "-1.5", "a-b", ""]
+
+
+@given(st.text("'=-a\t", max_size=4))
+def test_a_cell_is_read_as_it_was_given(text: str) -> None:
+    """Also where the text begins with a quote of its own."""
+    cell = spreadsheet_cell(text)
+    assert isinstance(cell, str)
+    assert not cell.startswith(("=", "-", "\t"))
+    assert from_spreadsheet_cell(cell) == text

@@ -1,9 +1,13 @@
 """Files that a user names: each that cannot be read is one line."""
 
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from gpu_catalog import user_file
 from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import text_of
 from orchestrator.cli.main import main
@@ -82,3 +86,60 @@ def test_the_text_of_a_file_has_no_byte_order_mark(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(UserError, match=str(file)):
             text_of(file, UserError, most_bytes=5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "pipe"),
+        ("estimate", "--config", "pipe"),
+        ("catalog", "prices", "--prices", "pipe"),
+    ],
+)
+def test_a_pipe_that_nothing_writes_to_is_one_line(
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No command waits for a writer that never comes."""
+    os.mkfifo("pipe")
+    monkeypatch.setattr(user_file, "WRITER_SECONDS", 0.1)
+    assert main(arguments) == 1
+    output = capsys.readouterr().err
+    assert "pipe: nothing writes to this pipe" in output
+    assert output.count("\n") == 1
+
+
+def test_a_pipe_whose_writer_is_late_and_slow_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``<(...)``: only a pipe without a writer is refused, not one with a slow one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(user_file, "WRITER_SECONDS", 0.4)
+
+    def write() -> None:
+        time.sleep(0.1)
+        with pipe.open("wb", buffering=0) as file:
+            time.sleep(0.6)
+            file.write(b"a" * 100_000)
+            time.sleep(0.1)
+            file.write(b"b")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert text_of(pipe, UserError) == "a" * 100_000 + "b"
+    finally:
+        writer.join()
+
+
+def test_a_pipe_whose_writer_has_ended_keeps_what_it_wrote() -> None:
+    """A shell may run the command of ``<(...)`` to its end before this process reads."""
+    reading, writing = os.pipe()
+    os.write(writing, b"ab")
+    os.close(writing)
+    try:
+        assert text_of(Path(f"/dev/fd/{reading}"), UserError) == "ab"
+    finally:
+        os.close(reading)

@@ -17,6 +17,9 @@ from orchestrator.planning.node_pricing import NodeRental
 
 DISK_GIB = 200  # of each node on a cloud: its own system, driver and image take half of it
 POD_GIB = 20  # of a pod besides weights
+# Google's regions without a zone a; the others have one. Source: zones of t2d-standard-60 in
+# github:skypilot-org/skypilot-catalog:catalogs/v9/gcp/vms.csv @ 2c3d7ea7d76b.
+GOOGLE_ZONES = {"us-east1": "b", "europe-west1": "b"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ def cloud_file(
         header=header,
         provider=provider,
         region=choice.region,
+        zone=f"{choice.region}-{GOOGLE_ZONES.get(choice.region, 'a')}",
         head=HEADS[provider],
         devices=choice.devices,
         nodes=choice.nodes,

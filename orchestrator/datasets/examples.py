@@ -61,6 +61,8 @@ def _checked_file(path: Path) -> Path:
     if not path.exists():
         hint = "" if path.suffix else "; a hub data set is OWNER/NAME"
         raise wrong(f"{path}: no such file or folder{hint}")
+    if path.is_fifo():
+        raise wrong(f"{path}: is a pipe, and examples are read more than once: give a file")
     zipped = path.name.casefold().endswith(ZIPPED)
     if data_format(path) not in FORMATS or (zipped and data_format(path) in {".parquet", ".arrow"}):
         raise wrong(f"{path}: unknown format {path.suffix!r}: use {KNOWN_FORMATS}")

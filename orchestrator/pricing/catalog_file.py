@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from gpu_catalog.catalog import Catalog, CatalogError
 from gpu_catalog.offer import Identity, Offer
+from gpu_catalog.safe_text import from_spreadsheet_cell
 from gpu_catalog.suggestions import did_you_mean
 from gpu_catalog.user_file import text_of
 from orchestrator.spec.sweep_spec import CatalogRows
@@ -117,7 +118,8 @@ def _csv(path: Path) -> LocatedYaml:
                 counts = f"has {len(row)} fields, where the head has {len(columns)}"
                 problems.append(Problem(table.line_num, f"{counts}: quote those with commas"))
             named = zip(columns, (field.strip() for field in row), strict=False)
-            rows.append({name: value for name, value in named if value})
+            # A snapshot quotes what a spreadsheet would compute.
+            rows.append({name: from_spreadsheet_cell(value) for name, value in named if value})
     except csv.Error as error:
         problems.append(Problem(table.line_num, f"is not CSV ({error}): repair the line"))
     if not rows and not problems:

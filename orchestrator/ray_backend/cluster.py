@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 OWN_CLUSTER = "local"
 # A node that is busy or new to this job may take this long to start a worker and look.
 PACKAGES_TIMEOUT_SECONDS = 60.0
+ANSWER_SECONDS = 5.0
 
 
 class ClusterError(UserError):
@@ -81,6 +83,7 @@ def _connect(address: str | None) -> None:
         if address is None:
             _start_ray(quiet)
         else:
+            _check_answers(address)
             ray.init(address=address, **quiet)
     except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
         line = (str(error).strip() or repr(error)).splitlines()[0]
@@ -99,6 +102,25 @@ def _connect(address: str | None) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _check_answers(address: str) -> None:
+    """Check that something accepts connections at HOST:PORT; Ray itself tries for minutes.
+
+    Args:
+        address: address of a cluster; ``auto`` and ``ray://HOST:PORT`` are left to Ray.
+
+    Raises:
+        ConnectionError: nothing does.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConnectionError(f"nothing answers there ({reason})") from None
 
 
 def _start_ray(quiet: Mapping[str, Any]) -> None:

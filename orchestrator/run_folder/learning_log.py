@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from orchestrator.run_folder.file_names import LEARNED, LEARNING
 from orchestrator.run_folder.observation_log import mistake
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.storage.append_log import AppendFile
+from orchestrator.storage.append_log import AppendFile, regular_bytes
 from orchestrator.storage.run_storage import RunPath, StoreError
 from trials.records.learning import LearnedEpoch
 
@@ -33,7 +33,7 @@ def learned_file(path: Path) -> list[LearnedEpoch]:
     """
     file = path / LEARNED if path.is_dir() else path
     try:
-        return _records(file, file.read_bytes())
+        return _records(file, regular_bytes(file))
     except OSError as error:
         raise StoreError(
             f"{file}: cannot be read: {error.strerror}: give what 'learn' wrote, or its folder"

@@ -1,8 +1,11 @@
 """Append-only local file: one writer, and each line is synced to disk before the call returns."""
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
 from pathlib import Path
 
 from orchestrator.storage.run_storage import StoreError
@@ -30,7 +33,7 @@ class AppendFile:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             # The kernel drops this lock when the process dies, so no lock is ever stale.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            content = self.path.read_bytes()
+            content = regular_bytes(self.path)
             whole = content.rfind(b"\n") + 1
             if whole < len(content):
                 os.ftruncate(self._descriptor, whole)
@@ -75,7 +78,7 @@ def has_writer(path: Path) -> bool:
         StoreError: the file cannot be opened.
     """
     try:
-        with path.open("rb") as file:
+        with regular_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -84,6 +87,33 @@ def has_writer(path: Path) -> bool:
     except OSError as error:
         raise unusable(path, "read", error) from None
     return False
+
+
+def regular_file(path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
+    """Open a file of a run for reading; a pipe or a device there could keep the reader for ever.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    file = FileIO(path, opener=at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return BufferedReader(file, buffer_bytes)
+
+
+def regular_bytes(path: Path) -> bytes:
+    """Content of a file of a run.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with regular_file(path) as file:
+        return file.read()
 
 
 def unusable(path: Path, action: str, error: OSError) -> StoreError:

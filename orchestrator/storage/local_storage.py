@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Self
 
-from orchestrator.storage.append_log import AppendFile, has_writer, sync_folder, unusable
+from orchestrator.storage.append_log import (
+    AppendFile,
+    has_writer,
+    regular_bytes,
+    regular_file,
+    sync_folder,
+    unusable,
+)
 from orchestrator.storage.run_storage import StoreError
 
 OBSERVATIONS = "observations.jsonl"
@@ -43,7 +50,7 @@ class LocalStorage:
         """Content of a file; None if there is no such file."""
         file = self._path / name
         try:
-            return file.read_bytes()
+            return regular_bytes(file)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -127,7 +134,7 @@ def lines_of(file: Path, start: int = 0, end: int | None = None) -> Iterator[byt
         end: byte before which a line must begin; None for the end of the file.
     """
     try:
-        with file.open("rb", BUFFER_BYTES) as lines:
+        with regular_file(file, BUFFER_BYTES) as lines:
             at = start
             if start > 0:
                 lines.seek(start - 1)
