@@ -91,6 +91,11 @@ def kind_of(process: psutil.Process) -> str | None:
     return None
 
 
+def is_trial_of_folder(path: Path) -> bool:
+    """Whether Python's ``tempfile`` tried to write here, and was killed before it cleared up."""
+    return len(path.name) == 8 and path.is_file() and path.read_bytes() in {b"", b"blat"}
+
+
 def outlived_seconds(ranks: list[psutil.Process]) -> float:
     """Seconds until all ranks have ended; those of a gang that was killed end with it."""
     start = time.monotonic()
@@ -206,7 +211,7 @@ class Round:
             "files": sorted(
                 path.name
                 for path in (self._place / "tmp").iterdir()
-                if not path.name.startswith(KEPT_BY_OTHERS)
+                if not path.name.startswith(KEPT_BY_OTHERS) and not is_trial_of_folder(path)
             ),
         }
 
