@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from trials.models.experts import is_fused, is_router
+from trials.models.experts import RouterLinear, is_fused, is_router
 from trials.models.weight_placement import language_modules, output_layer
 from trials.recipes.fields import TARGET_GROUPS
 from trials.recipes.recipe import Recipe
@@ -67,9 +67,13 @@ def lora_targets(model: nn.Module, recipe: Recipe) -> list[str]:
 
 
 def _check_routers(model: nn.Module) -> None:
-    """Check that no router is itself a linear layer, whose further results PEFT cannot adapt."""
+    """Check that no router is itself a linear layer, whose further results PEFT cannot adapt.
+
+    The linear layer of a router that was split returns a product alone.
+    """
     for name, module in language_modules(model):
-        if is_router(module) and isinstance(module, nn.Linear):
+        is_split = isinstance(module, RouterLinear)
+        if is_router(module) and isinstance(module, nn.Linear) and not is_split:
             raise TargetError(
                 f"lora_targets all-linear: PEFT adapts {name.rpartition('.')[2]}, too, whose class "
                 f"{type(module).__name__} returns more than a product, and the step fails: name "
