@@ -93,7 +93,7 @@ def kind_of(process: psutil.Process) -> str | None:
 
 def is_trial_of_folder(path: Path) -> bool:
     """Whether Python's ``tempfile`` tried to write here, and was killed before it cleared up."""
-    return len(path.name) == 8 and path.is_file() and path.read_bytes() in {b"", b"blat"}
+    return len(path.name) == 8 and path.is_file() and path.read_bytes() == b"blat"
 
 
 def outlived_seconds(ranks: list[psutil.Process]) -> float:

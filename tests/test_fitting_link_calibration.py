@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders.gangs import gang_cell
 from builders.observations import environment, measurement, observation
-from builders.runs import spec_of
+from builders.runs import ONE_CELL, spec_of
 
 from fitting.link_calibration import fitted_links
 from gpu_catalog.catalog import load_catalog
@@ -109,16 +109,9 @@ def test_a_measured_link_comes_before_the_catalogs_and_its_note_goes() -> None:
     assert layout_notes(L40S, DDP, (link,)) == []
 
 
-SPEC = """\
-name: two
-gpus: [L40S]
-cells:
-  - models: [llama-tiny]
-    recipes: [{method: full, precision: fp32}]
-    seq_lens: [128]
-    parallel: [{gpus: 2, strategy: ddp}]
-workload: {examples: 1000, epochs: 3}
-"""
+SPEC = ONE_CELL.replace("[cpu]", "[L40S]").replace(
+    "seq_lens: [16]", "seq_lens: [128]\n    parallel: [{gpus: 2, strategy: ddp}]"
+)
 
 
 def test_calibrate_hands_measured_links_to_an_estimate(
