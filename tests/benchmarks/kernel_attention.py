@@ -1,6 +1,6 @@
 """Fit of the clock's rates of fused attention (``kernel_constants.py``)."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 from kernel_fitting import Fitted, Products, least, peak_of, rates_by_label
@@ -8,28 +8,38 @@ from kernel_rows import FLASH2_KERNEL, measured_gpus
 from kernel_sweep import MOST_CALLS, RUN_SECONDS
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate
-from trials.simulation.clock.attention import AttentionRates, fused_seconds, rate_names
+from trials.simulation.clock.attention import (
+    BACKWARD_PRODUCTS,
+    FORWARD_PRODUCTS,
+    AttentionRates,
+    AttentionShapes,
+    attention_peaks,
+    fused_seconds,
+    rate_names,
+)
 from trials.simulation.recording import FloatArray, Rate
 
 START_RUN_US = 100.0
-START_ATTENTION = AttentionRates(10.0, 200.0, 0.6)
+START_ATTENTION = AttentionRates(10.0, 300.0, 16.0, 0.3, 0.8)
 SOURCE_SWEEP = "tests/benchmarks/kernels"
 SOURCE_ATTENTION = "aiconfigurator 095f58a; tests/benchmarks/kernels"
 
 
-def attention_errors(products: Products, gpu: str, rates: AttentionRates) -> FloatArray:
+def attention_errors(
+    products: Products, gpu: str, rates: AttentionRates, *, is_backward: bool = False
+) -> FloatArray:
     """(rows,) logarithms of predicted over measured seconds of causal attention.
 
-    Its shapes are (length, width) x (width, length), half of it masked; there are 2.5 times as many
-    in a backward pass.
+    Its products are (length, width) x (width, length), half of them masked.
     """
-    shapes = products.shapes
-    flops = 2.0 * shapes.rows * shapes.inner * shapes.columns * shapes.count
-    predicted = fused_seconds(flops, shapes.moved, peak_of(gpu, Rate.BF16), rates)
-    return np.log(predicted / products.seconds)
+    shapes, count = products.shapes, BACKWARD_PRODUCTS if is_backward else FORWARD_PRODUCTS
+    flops = count * shapes.rows * shapes.inner * shapes.columns * shapes.count
+    work = AttentionShapes(flops, shapes.moved, shapes.columns, shapes.inner, shapes.count)
+    peaks = attention_peaks(measured_gpus()[gpu], peak_of(gpu, Rate.BF16))
+    return np.log(fused_seconds(work, count, peaks, rates) / products.seconds)
 
 
-Names = tuple[str, str, str]
+Names = tuple[str, ...]
 
 
 def names_of(label: str, key: str) -> Names | None:
@@ -43,14 +53,15 @@ def names_of(label: str, key: str) -> Names | None:
 
 
 def attention_rows(by_names: dict[Names, Fitted]) -> tuple[KernelRate, ...]:
-    """Two numbers of each generation of kernels, and fractions of each GPU."""
+    """Numbers of each generation of kernels, and fractions of each GPU."""
     rows: tuple[KernelRate, ...] = ()
     # Those that have the numbers of their generation come first.
-    for names, samples in sorted(by_names.items(), key=lambda item: (len(item[0][2]), item[0])):
+    for names, samples in sorted(by_names.items(), key=lambda item: (len(item[0][-1]), item[0])):
         shared = {row.quantity: row.value for row in rows if row.gpu == SHARED}
         own = {key: samples[key] for key in sorted(samples)}
         if names[0] in shared:
-            rows += _fractions(names[2], AttentionRates(shared[names[0]], shared[names[1]], 1), own)
+            rates = AttentionRates(*(shared[name] for name in names[:-1]), reached=1)
+            rows += _fractions(names[-1], rates, own)
         else:
             rows += _generation(names, own)
     return rows
@@ -58,19 +69,19 @@ def attention_rows(by_names: dict[Names, Fitted]) -> tuple[KernelRate, ...]:
 
 def _generation(names: Names, samples: Fitted) -> tuple[KernelRate, ...]:
     """Numbers of a generation of kernels, and the fraction of each GPU."""
+    count = len(names) - 1
 
     def residuals(point: FloatArray) -> FloatArray:
-        launch_us, per_byte, *reached = map(float, np.exp(point))
-        fractions = zip(samples, reached, strict=True)
-        rates = {key: AttentionRates(launch_us, per_byte, one) for key, one in fractions}
-        parts = [attention_errors(one, key, rates[key]) for key in samples for one in samples[key]]
+        shared, reached = map(float, np.exp(point[:count])), map(float, np.exp(point[count:]))
+        rates = AttentionRates(*shared, reached=1)
+        own = {key: replace(rates, reached=one) for key, one in zip(samples, reached, strict=True)}
+        parts = [attention_errors(one, key, own[key]) for key in samples for one in samples[key]]
         return np.concatenate(parts)
 
-    first = START_ATTENTION
-    start = [first.launch_us, first.per_byte] + [first.reached] * len(samples)
-    limits = [(0.0, np.inf)] * 2 + [(0.0, 2.0)] * len(samples)
+    start = list(astuple(START_ATTENTION))[:-1] + [START_ATTENTION.reached] * len(samples)
+    limits = [(0.0, np.inf)] * count + [(0.0, 2.0)] * len(samples)
     values, errors = least(residuals, np.array(start), np.array(limits))
-    labels = [(SHARED, names[0]), (SHARED, names[1]), *((key, names[2]) for key in samples)]
+    labels = [(SHARED, name) for name in names[:-1]] + [(key, names[-1]) for key in samples]
     return rates_by_label(samples, labels, "", values, errors, SOURCE_ATTENTION)
 
 
@@ -87,7 +98,7 @@ def _fractions(name: str, rates: AttentionRates, samples: Fitted) -> tuple[Kerne
         own = {key: replace(rates, reached=one) for key, one in zip(samples, reached, strict=True)}
         return np.concatenate(
             [
-                swept_errors(one, key, own[key], started * is_backward)
+                swept_errors(one, key, own[key], started * is_backward, is_backward=is_backward)
                 for key in samples
                 for one in samples[key]
             ]
@@ -101,11 +112,16 @@ def _fractions(name: str, rates: AttentionRates, samples: Fitted) -> tuple[Kerne
 
 
 def swept_errors(
-    products: Products, gpu: str, rates: AttentionRates, started_us: float
+    products: Products,
+    gpu: str,
+    rates: AttentionRates,
+    started_us: float,
+    *,
+    is_backward: bool,
 ) -> FloatArray:
     """(rows,) logarithms of predicted over measured seconds of a run of ``kernel_sweep``."""
     calls = np.clip(np.floor(RUN_SECONDS / products.seconds), 1, MOST_CALLS)
-    errors = attention_errors(products, gpu, rates)
+    errors = attention_errors(products, gpu, rates, is_backward=is_backward)
     return np.log(np.exp(errors) + 1e-6 * started_us / calls / products.seconds)
 
 

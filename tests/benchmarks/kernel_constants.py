@@ -145,7 +145,8 @@ def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Produ
     if label.startswith("attention/"):
         names, group = names_of(label, key) or (), group_of(facts)
         rates = AttentionRates(*(nearest_rate(rows, name, key, group) for name in names))
-        errors = attention_errors(judged, key, rates)
+        is_backward = label.startswith("attention/backward")
+        errors = attention_errors(judged, key, rates, is_backward=is_backward)
         return np.abs(np.expm1(errors))
     rate = Rate.FP32 if label == "product/fp32" else Rate.BF16
     constants, reached = constants_of(rows, key, rate)

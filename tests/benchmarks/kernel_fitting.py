@@ -18,8 +18,15 @@ from trials.simulation.clock.products import (
 from trials.simulation.recording import FloatArray, Rate
 
 UNITS = {"launch_us": "us", "ramp": "elements"}
-UNITS |= {"attention_launch_us": "us", "attention_asynchronous_launch_us": "us"}
-UNITS |= dict.fromkeys(("attention_per_byte", "attention_asynchronous_per_byte"), "FLOP/byte")
+UNITS |= {
+    f"{kernels}{name}": unit
+    for kernels in ("attention_", "attention_asynchronous_")
+    for name, unit in (
+        ("launch_us", "us"),
+        ("per_byte", "FLOP/byte"),
+        ("scores_per_clock", "1/clock"),
+    )
+}
 SCALE = 0.08  # of errors beyond which a row counts less
 
 

@@ -17,7 +17,12 @@ from kernel_blocks import block_works
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
-from trials.simulation.clock.attention import ASYNCHRONOUS, FLASH2
+from trials.simulation.clock.attention import (
+    ASYNCHRONOUS,
+    BACKWARD_PRODUCTS,
+    FLASH2,
+    FORWARD_PRODUCTS,
+)
 from trials.simulation.recording import (
     Column,
     FloatArray,
@@ -239,11 +244,11 @@ def _attention(row: dict[str, str], gpu: Gpu) -> Read:
         return None
     is_backward = "backward" in row["op"]
     # Forward: queries, keys, values and result; backward: these, and a gradient of each.
-    passes, products = (2, 2.5) if is_backward else (1, 1.0)
+    passes, products = (2, BACKWARD_PRODUCTS) if is_backward else (1, FORWARD_PRODUCTS)
     moved = passes * 2 * batch * length * width * (2 * heads + 2 * shared)
     moved += 4 * batch * length * heads
-    flops = products * 2.0 * batch * heads * length * length * width
-    numbers = (moved, flops, length, width, length, products * batch * heads, 1.0)
+    flops = products * batch * heads * length * length * width  # half of the scores are masked
+    numbers = (moved, flops, length, width, length, batch * heads, 1.0)
     fused = OperatorClass.ATTENTION_BACKWARD if is_backward else OperatorClass.ATTENTION_FORWARD
     work = (FLASH2[fused] if is_flash2 else fused, Rate.BF16, numbers)
     return f"attention/{'backward' if is_backward else 'forward'} {row['kernel']}", (work,)

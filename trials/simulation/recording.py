@@ -61,14 +61,15 @@ class Column(IntEnum):
     FLOPS = 1
     """Floating-point operations; for a dequantisation, the number of weights."""
     ROWS = 2
-    """Rows of a matrix product (rows, inner) x (inner, columns), or of an operator that works on
-    rows or on single elements (``clock.moving``); zero for other operators."""
+    """Rows of a matrix product (rows, inner) x (inner, columns), of which attention's first one is
+    queries by keys; or of an operator that works on rows or on single elements (``clock.moving``);
+    zero for other operators."""
     INNER = 3
     """Inner dimension of a product; bytes of a row that another operator reads more than once."""
     COLUMNS = 4
     """Columns of a product; elements of a row."""
     PRODUCTS = 5
-    """Matrix products in one operator, batched or grouped."""
+    """Matrix products in one operator, batched or grouped; heads of all examples of attention."""
     LAUNCHES = 6
     """Kernels that the host launches for the operator."""
 

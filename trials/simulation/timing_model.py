@@ -269,11 +269,13 @@ def _device_seconds(
     if gpu.memory_bandwidth_gb_per_second is None:
         raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
     peaks, clocks = _peaks(gpu), clocks_per_second(gpu)
-    reached = np.ones(len(OperatorClass))
+    reached, speeds = np.ones(len(OperatorClass)), np.ones(len(OperatorClass))
     for forward in (OperatorClass.ATTENTION_FORWARD, OperatorClass.FLASH2_FORWARD):
         reached[forward] = FP32_FORWARD * constants.attention_speed
+        speeds[forward] = constants.attention_speed
     for backward in (OperatorClass.ATTENTION_BACKWARD, OperatorClass.FLASH2_BACKWARD):
         reached[backward] = constants.attention_backward
+        speeds[backward] = constants.attention_backward / BACKWARD
     reached[OperatorClass.SCAN] = constants.scan
     reached[OperatorClass.DEQUANTISATION] = constants.dequantisation
     flops = numbers[:, Column.FLOPS]
@@ -290,9 +292,7 @@ def _device_seconds(
     seconds = np.maximum(np.maximum(computing, transfer), floor)
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     seconds[products] = _product_seconds(rate[products], numbers[products], gpu, constants)
-    backward_speed = constants.attention_backward / BACKWARD
-    speeds = (peaks * constants.attention_speed, peaks * backward_speed)
-    attention = attention_seconds(work, rate, numbers, gpu, speeds)
+    attention = attention_seconds(work, rate, numbers, gpu, peaks) / speeds[work]
     return np.where(np.isnan(attention), seconds, attention)
 
 

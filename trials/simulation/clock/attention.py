@@ -1,16 +1,23 @@
 """Durations of fused attention in 16 bits.
 
-A kernel computes at a fraction of the peak, and spends a fixed time on each byte of queries, keys,
-values and results that it reads or writes: it fills and empties its pipeline for every block of
-queries. This second part decides at short lengths, since FLOPs grow with the square of the length.
+A kernel computes its products at a fraction of the peak, and spends a fixed time on each score and
+on each byte of queries, keys, values and results:
+
+- Scores (one for each query and key of a head) go through the exponential, which is not a product:
+  the narrower the heads, the larger its share.
+- It fills and empties its pipeline for every block of queries. This decides at short lengths, since
+  FLOPs grow with the square of the length.
+- A multiprocessor works on one block of queries to its end, so the last block, which has the most
+  keys, ends later than the mean: most visible with few heads.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
+from trials.simulation.clock.moving import clocks_per_second
 from trials.simulation.recording import (
     Column,
     FloatArray,
@@ -28,6 +35,10 @@ ASYNCHRONOUS = frozenset({"9", "10"})
 FP32_FORWARD = 0.60  # fraction of the peak in fp32, of which no measured kernel was found
 # Fraction of the peak in the backward pass of FlashAttention-2 on Ampere and Ada, at all lengths.
 BACKWARD = 0.56
+BLOCK = 128  # queries of a block
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # for each score (2205.14135)
+# Columns of ``AttentionShapes``.
+SHAPE_COLUMNS = (Column.FLOPS, Column.BYTES, Column.COLUMNS, Column.INNER, Column.PRODUCTS)
 # Classes of FlashAttention-2's own kernels, by those of PyTorch's.
 FLASH2 = {
     OperatorClass.ATTENTION_FORWARD: OperatorClass.FLASH2_FORWARD,
@@ -42,20 +53,58 @@ class AttentionRates:
     Attributes:
         launch_us: fixed share of each kernel's duration, in microseconds.
         per_byte: FLOPs that take as long as one byte of arguments and results.
+        scores_per_clock: scores that a multiprocessor completes per clock beside the products.
+        last_block: share of the longest block of queries that adds to the mean duration of all.
         reached: fraction of the peak FLOP/s.
     """
 
     launch_us: float
     per_byte: float
+    scores_per_clock: float
+    last_block: float
     reached: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShapes:
+    """Columns of fused attention, each (operators,).
+
+    Attributes:
+        flops: of all products, without masked blocks.
+        moved: bytes of arguments and results.
+        keys: that each query may see at most.
+        width: of a head.
+        heads: of all examples.
+    """
+
+    flops: FloatArray
+    moved: FloatArray
+    keys: FloatArray
+    width: FloatArray
+    heads: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPeaks:
+    """Facts of a GPU.
+
+    Attributes:
+        flops: (operators,) FLOP/s.
+        clocks: clocks per second of all multiprocessors.
+        multiprocessors: of the GPU.
+    """
+
+    flops: FloatArray | float
+    clocks: float
+    multiprocessors: int | None
 
 
 def rate_names(
     capability: str | None, *, is_flash2: bool = False, is_backward: bool = False
-) -> tuple[str, str, str] | None:
+) -> tuple[str, ...] | None:
     """Names of ``AttentionRates`` in ``gpu_catalog.kernel_rates``.
 
-    Launch and bytes are those of the generation of kernels, forward.
+    All but the last are those of the generation of kernels, forward.
 
     Args:
         capability: compute capability of the GPU.
@@ -71,28 +120,42 @@ def rate_names(
     kernels = "attention_asynchronous_" if is_asynchronous and not is_flash2 else "attention_"
     of_flash2 = "flash2_" if is_asynchronous and is_flash2 else ""
     direction = "backward_" if is_backward else ""
-    return f"{kernels}launch_us", f"{kernels}per_byte", f"{kernels}{of_flash2}{direction}reached"
+    shared = tuple(f"{kernels}{field.name}" for field in fields(AttentionRates)[:-1])
+    return (*shared, f"{kernels}{of_flash2}{direction}reached")
 
 
-def attention_rates(gpu: Gpu, names: tuple[str, str, str]) -> AttentionRates:
+def attention_peaks(gpu: Gpu, flops: FloatArray | float) -> AttentionPeaks:
+    """Facts of a GPU, by the catalog and its FLOP/s."""
+    return AttentionPeaks(flops, clocks_per_second(gpu), gpu.multiprocessors)
+
+
+def attention_rates(gpu: Gpu, names: tuple[str, ...]) -> AttentionRates:
     """Rates of a GPU, by their names."""
     numbers = rates_of(gpu)
     return AttentionRates(*(numbers[name] for name in names))
 
 
 def fused_seconds(
-    flops: FloatArray, moved: FloatArray, peaks: FloatArray | float, rates: AttentionRates
+    shapes: AttentionShapes, products: int, peaks: AttentionPeaks, rates: AttentionRates
 ) -> FloatArray:
     """(operators,) seconds of fused attention, forward or backward.
 
     Args:
-        flops: (operators,) FLOPs of the two or five products, without masked blocks.
-        moved: (operators,) bytes of arguments and results.
-        peaks: FLOP/s.
+        shapes: of the operators.
+        products: matrix products for each score: ``FORWARD_PRODUCTS`` or ``BACKWARD_PRODUCTS``.
+        peaks: of the GPU; without a known clock the exponential takes no time, and without
+            multiprocessors no block is the last.
         rates: of the GPU.
     """
-    work = flops + rates.per_byte * moved
-    seconds: FloatArray = work / (peaks * rates.reached) + 1e-6 * rates.launch_us
+    flops_per_second = peaks.flops * rates.reached
+    scores = shapes.flops / (2 * products * shapes.width)
+    computing = shapes.flops / flops_per_second
+    if not np.isnan(peaks.clocks):
+        computing = computing + scores / (rates.scores_per_clock * peaks.clocks)
+    of_longest = np.minimum(BLOCK * shapes.keys / scores, 1 / shapes.heads)
+    computing *= 1 + rates.last_block * (peaks.multiprocessors or 0) * of_longest
+    moving = rates.per_byte * shapes.moved / flops_per_second
+    seconds: FloatArray = computing + moving + 1e-6 * rates.launch_us
     return seconds
 
 
@@ -110,7 +173,7 @@ def attention_seconds(
     rate: IntArray,
     numbers: FloatArray,
     gpu: Gpu,
-    peaks: tuple[FloatArray, FloatArray],
+    peaks: FloatArray,
 ) -> FloatArray:
     """(operators,) seconds of fused attention in 16 bits; nan for all others.
 
@@ -119,7 +182,7 @@ def attention_seconds(
         rate: (operators,) peak rate that applies to each, ``Rate``.
         numbers: (operators, columns) numbers, by ``Column``.
         gpu: GPU that runs them.
-        peaks: (rates,) FLOP/s, times the speed of the stack, forward and backward.
+        peaks: (rates,) FLOP/s.
     """
     seconds = np.full(len(work), np.nan)
     for fused, flash2 in FLASH2.items():
@@ -131,7 +194,8 @@ def attention_seconds(
             if names is None:
                 continue
             own = (work == kernel) & (rate != Rate.FP32)
-            moved, flops = numbers[own, Column.BYTES], numbers[own, Column.FLOPS]
-            own_peaks, rates = peaks[is_backward][rate[own]], attention_rates(gpu, names)
-            seconds[own] = fused_seconds(flops, moved, own_peaks, rates)
+            shapes = AttentionShapes(*(numbers[own, column] for column in SHAPE_COLUMNS))
+            products = BACKWARD_PRODUCTS if is_backward else FORWARD_PRODUCTS
+            facts, rates = attention_peaks(gpu, peaks[rate[own]]), attention_rates(gpu, names)
+            seconds[own] = fused_seconds(shapes, products, facts, rates)
     return seconds

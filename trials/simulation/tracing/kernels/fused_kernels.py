@@ -18,7 +18,12 @@ from torch.utils._pytree import tree_map_only
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.kernels.eight_bit_products import eight_bit_products
 from trials.simulation.tracing.kernels.label_log_probs import simulated_log_probs
-from trials.simulation.tracing.kernels.packed_attention import attention_gradients, masked_attention
+from trials.simulation.tracing.kernels.packed_attention import (
+    BACKWARD_PRODUCTS,
+    attention_gradients,
+    attention_shape,
+    masked_attention,
+)
 from trials.simulation.tracing.operator_costs import (
     KERNELS,
     DeclaredKernel,
@@ -47,15 +52,15 @@ def _attention_flops(query: Tensor, key: Tensor, is_causal: bool) -> float:  # n
 def _attention_work(args: Sequence[Any], result: Any) -> list[Described]:
     query, key, *_ = args
     flops = _attention_flops(query, key, args[-1])
-    numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 1)
+    numbers = (moved_bytes(args, result), flops, *attention_shape(query, key), 1)
     return [(OperatorClass.ATTENTION_FORWARD, rate(query), numbers)]
 
 
 def _attention_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
     _, query, key, *_ = args
     # Five products to two in the forward pass; three kernels: preparation, products, cast.
-    flops = 2.5 * _attention_flops(query, key, args[-1])
-    numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 3)
+    flops = BACKWARD_PRODUCTS * _attention_flops(query, key, args[-1])
+    numbers = (moved_bytes(args, result), flops, *attention_shape(query, key), 3)
     return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
 
 

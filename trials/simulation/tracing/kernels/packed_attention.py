@@ -44,6 +44,17 @@ def masked_attention(  # noqa: PLR0913, PLR0917 - arguments of PyTorch's functio
     return attention(query, key, value, bias, True, dropout, scale=scale)[0]  # type: ignore[no-any-return]  # noqa: FBT003 - the operator's signature
 
 
+def attention_shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
+    """Queries, width, keys and heads of all examples, in the order of ``Column``.
+
+    Args:
+        query: (batch, heads, queries, width).
+        key: (batch, heads of keys, keys, width).
+    """
+    batch, heads, length, width = query.shape
+    return length, width, key.shape[2], batch * heads
+
+
 def _masked_flops(query: Tensor, key: Tensor) -> float:
     """FLOPs of two products of all queries with all keys: the kernel skips no masked block."""
     batch, heads, length, width = query.shape
@@ -52,14 +63,19 @@ def _masked_flops(query: Tensor, key: Tensor) -> float:
 
 def _masked_work(args: Sequence[Any], result: Any) -> list[Described]:
     query, key, *_ = args
-    numbers = (moved_bytes(args, result), _masked_flops(query, key), 0, 0, 0, 0, 1)
+    numbers = (
+        moved_bytes(args, result),
+        _masked_flops(query, key),
+        *attention_shape(query, key),
+        1,
+    )
     return [(OperatorClass.ATTENTION_FORWARD, rate(query), numbers)]
 
 
 def _masked_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
     _, query, key, *_ = args
     flops = BACKWARD_PRODUCTS * _masked_flops(query, key)
-    numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 2)
+    numbers = (moved_bytes(args, result), flops, *attention_shape(query, key), 2)
     return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
 
 
@@ -111,10 +127,17 @@ def _varlen_flops(query: Tensor, bounds: Tensor, is_causal: bool) -> float:  # n
     return 4.0 * heads * width * tokens * tokens / examples * (0.5 if is_causal else 1.0)
 
 
+def _varlen_shape(query: Tensor, bounds: Tensor) -> tuple[float, int, float, int]:
+    """Queries of an example, width, keys and heads of all examples, in the order of ``Column``."""
+    tokens, heads, width = query.shape
+    examples = bounds.numel() - 1
+    return tokens / examples, width, tokens / examples, heads * examples
+
+
 def _varlen_work(args: Sequence[Any], result: Any) -> list[Described]:
     query, _, _, bounds, is_causal = args
     flops = _varlen_flops(query, bounds, is_causal)
-    numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 1)
+    numbers = (moved_bytes(args, result), flops, *_varlen_shape(query, bounds), 1)
     return [(OperatorClass.ATTENTION_FORWARD, rate(query), numbers)]
 
 
@@ -122,7 +145,7 @@ def _varlen_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
     query, bounds, is_causal = args[1], args[7], args[8]
     flops = BACKWARD_PRODUCTS * _varlen_flops(query, bounds, is_causal)
     # Three kernels: preparation, products, cast.
-    numbers = (moved_bytes(args, result), flops, 0, 0, 0, 0, 3)
+    numbers = (moved_bytes(args, result), flops, *_varlen_shape(query, bounds), 3)
     return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
 
 
