@@ -93,7 +93,7 @@ def test_a_slow_trace_is_reported_and_given_up(
         while not lines:
             cell.trace(2, no_shares)
     assert lines[0].startswith("llama-tiny, 16 tokens")
-    assert lines[0].endswith("600 s or 6 GiB")
+    assert lines[0].endswith("600 CPU seconds or 6 GiB")
     # The limit may fall into a weak reference's callback, whose exception goes to this hook, and
     # the next tick would interrupt pytest's hook in turn.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
@@ -104,7 +104,7 @@ def test_a_slow_trace_is_reported_and_given_up(
     printed = (
         f"{capsys.readouterr().err}terminate called after throwing an instance of\n  what():  \n"
     )
-    assert _last_line(printed) == "the trace ended early: tracing took more than 0.1 s"
+    assert _last_line(printed) == "the trace ended early: tracing took more than 0.1 CPU seconds"
     monkeypatch.setattr(watchdog_module, "MOST_GIB", 0.0)
     limited = watchdog("llama-tiny", 600.0, lines.append)
     with pytest.raises(UntraceableError, match="of memory"), limited:

@@ -23,7 +23,9 @@ from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing_child import CHILDREN, TracingChildren, cache_folder
 
 LIMIT_SECONDS = 180.0
-"""Longest time of a trace. Most take seconds."""
+"""Most CPU seconds of a trace. Most take a few."""
+BUSY = 5
+"""Seconds that a trace may last for each of its CPU seconds: other programs may run beside it."""
 MANY_EVENTS = 1_000_000
 """Events of a step from which on a replay takes minutes."""
 FEW = 2
@@ -168,7 +170,7 @@ class Traces:
         workers: most tracing processes at a time.
         ahead: tracing processes already started; those used are removed from it.
         report: called with a line on each trace that takes long, from other threads.
-        limit_seconds: longest time of a trace; one that takes longer is refused.
+        limit_seconds: most CPU seconds of a trace; one that takes more is refused.
         meanwhile: called once in a thread while processes make traces.
 
     Attributes:
@@ -281,7 +283,7 @@ class Traces:
         """
         lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
         settings = (str(self.folder), apart, self._limit_seconds)
-        longest = STARTING_SECONDS + self._limit_seconds * (1 + len(requests))
+        longest = STARTING_SECONDS + BUSY * self._limit_seconds * (1 + len(requests))
         try:
             with self._children.one() as child:
                 replies, printed = child.answer(lines, settings, longest, self._report_once)

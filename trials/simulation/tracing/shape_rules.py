@@ -6,7 +6,6 @@ millisecond or more, a new fake tensor a tenth of that.
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ class ShapeEffects:
     Attributes:
         workspace: numbers of its workspace while it runs, as of a storage.
         works: its costs, one per kind of work.
-        mode: mode of its fake results; absent where the shape rule must run each time.
+        mode: mode of its fake results; absent where the shape rule must run each time: for views,
+            and for operators that change an argument.
         kind: type of its results, tuple or list; absent for a single tensor.
         shapes: shapes of its results in order; absent for a missing one.
     """
@@ -60,9 +60,7 @@ def shape_of(tensor: torch.Tensor) -> Shape:
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
-    """Key that determines the shapes of an operator's results; None where nothing does."""
-    if not _makes_new(func):
-        return None
+    """Key that determines effects of an operator; None where nothing does."""
     try:
         parts = (func, *map(_part, args), *((name, _part(v)) for name, v in kwargs.items()))
         hash(parts)
@@ -81,19 +79,12 @@ def _part(value: Any) -> Hashable:
     return (type(value), value)  # 1, 1.0 and True are equal, but differ for a shape rule
 
 
-@cache
-def _makes_new(func: Any) -> bool:
-    """Whether an operator changes no argument and returns no view of one."""
-    schema = func._schema  # noqa: SLF001 - torch has no other name for it
-    return not schema.is_mutable and all(result.alias_info is None for result in schema.returns)
-
-
 def result_shapes(
     results: Any, given: Iterable[object]
 ) -> tuple[FakeTensorMode, type | None, tuple[Shape | None, ...]] | None:
     """Mode, type and shapes of results that can be made anew; None where they cannot.
 
-    Some operators return an argument against their schema (``_unsafe_view``).
+    Views and operators that change an argument return its storage.
     """
     many = type(results) in {tuple, list}
     listed = list(results) if many else [results]

@@ -141,6 +141,11 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self.note_all(already_live)
         self._held = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: a trace compiles nothing, and the wrapper that prevents it is slow."""
+        return False
+
     def made(self, identity: int, size: int) -> None:
         """Record a new storage, unless it was made before the step."""
         if self._held:
@@ -203,14 +208,15 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             self._overflows = self.note_tensor(args[1])
         if func in MASKED and self.image_tokens is not None:
             args = (args[0], _unmasked(args[1], self._entries), *args[2:])
-        key = key_of(func, args, kwargs)
+        # The shape of a mask does not determine the number of its set entries.
+        key = None if func in ROUTED else key_of(func, args, kwargs)
         effects = None if key is None else self._effects.get(key)
-        if effects is None or effects.mode is None:
+        if effects is None:
             result, effects = self._evaluated(func, args, kwargs)
             if key is not None:
                 self._effects[key] = effects
         else:
-            result = effects.results()
+            result = _result(func, args, kwargs) if effects.mode is None else effects.results()
         self.note_result(func, args, result)
         if func is LIFTED:
             self._counters.add(self.name_of(result))
@@ -230,9 +236,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             self.note_operator(func.name(), result)
         taken = workspace(func, args, kwargs) if self._with_workspaces else NO_NUMBERS
         works = describe(func, args, kwargs, result)
-        # The shape of a mask does not determine the number of its set entries.
-        shapes = None if routed else result_shapes(result, (args, kwargs))
-        return result, ShapeEffects(taken, works, *(shapes or ()))
+        return result, ShapeEffects(taken, works, *(result_shapes(result, (args, kwargs)) or ()))
 
     def _entries(self, mask: torch.Tensor) -> torch.Tensor:
         """Indices of all images, or of their tokens, which a kernel finds as ``nonzero`` does."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from trials.simulation.trace_cache import BUSY
 from trials.simulation.tracing.tracer import UntraceableError
 
 FIRST_REPORT_SECONDS = 10.0  # then after twice as long, each time
@@ -28,13 +29,13 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
 
     Args:
         subject: model, recipe and length being traced.
-        limit_seconds: longest time of the trace.
+        limit_seconds: most CPU seconds of the trace, and ``BUSY`` times these on the clock.
         report: called with each line.
 
     Raises:
         UntraceableError: the trace took longer, or more than ``MOST_GIB``.
     """
-    began = time.monotonic()
+    began, began_cpu = time.monotonic(), time.process_time()
     next_report = FIRST_REPORT_SECONDS
 
     def abort(reason: str) -> NoReturn:
@@ -44,18 +45,19 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
 
     def tick(_signal: int, frame: FrameType | None) -> None:
         nonlocal next_report
-        taken = time.monotonic() - began
-        if taken >= limit_seconds:
-            # Every later tick raises again: Python drops an exception in a weak reference's
-            # callback.
-            abort(f"tracing took more than {limit_seconds:g} s")
+        taken, taken_cpu = time.monotonic() - began, time.process_time() - began_cpu
+        # Every later tick raises again: Python drops an exception in a weak reference's callback.
+        if taken_cpu >= limit_seconds:
+            abort(f"tracing took more than {limit_seconds:g} CPU seconds")
+        if taken >= BUSY * limit_seconds:
+            abort(f"tracing took more than {BUSY * limit_seconds:g} s")
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_GIB * 2**20:  # in KiB
             abort(f"tracing took more than {MOST_GIB:g} GiB of memory")
         if taken >= next_report:
             next_report *= 2
             where = module_of(caller for caller, _ in traceback.walk_stack(frame))
             at = "" if where is None else f", now in {where}"
-            limits = f"stops at {limit_seconds:g} s or {MOST_GIB:g} GiB"
+            limits = f"stops at {limit_seconds:g} CPU seconds or {MOST_GIB:g} GiB"
             report(f"{subject}: traced for {taken:.0f} s{at}; {limits}")
 
     before = signal.signal(signal.SIGALRM, tick)
