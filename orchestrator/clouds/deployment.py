@@ -35,6 +35,7 @@ WIDTH = 114
 GIB = 2**30
 BYTES_PER_WEIGHT = 2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
 class DeployError(UserError):
@@ -122,6 +123,8 @@ def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
         DeployError: the options contradict each other, or no GPU can be rented.
     """
     _check(request)
+    if request.cache_claim and not sweep.weights.pretrained:
+        raise DeployError(f"--cache-claim: no cell of {sweep.name} has weights: pretrained")
     if not sweep.devices:
         why = sweep.unmeasured or [
             f"{sweep.name}: every cell is simulated: a cluster would have nothing to measure"
@@ -152,6 +155,12 @@ def _check(request: DeploymentRequest) -> None:
         raise DeployError("--hosts needs --provider local")
     if request.job and provider != "kuberay":
         raise DeployError("--job needs --provider kuberay")
+    if request.cache_claim is not None:
+        if provider != "kuberay":
+            raise DeployError("--cache-claim needs --provider kuberay")
+        if not CLAIM.fullmatch(request.cache_claim):
+            text = "is no name of a claim: use small letters, digits, . and -"
+            raise DeployError(f"--cache-claim: {request.cache_claim!r} {text}")
     rents_spot = is_cloud or provider == "skypilot"
     if (request.region and not is_cloud) or (request.spot is not None and not rents_spot):
         raise DeployError(f"--region, --spot and --no-spot need a cloud, not --provider {provider}")
@@ -214,7 +223,7 @@ def _without_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployme
         return Deployment(local_file(keys, hosts, header, weights), bill, left_out)
     job = (sweep.spec.name, sweep.text) if request.job else None
     groups = [(one, sweep.catalog.gpu(one.gpu)) for one in kept]
-    file = kuberay_file(groups, request.nodes_each, header, weights, job)
+    file = kuberay_file(groups, request, header, weights, job)
     return Deployment(file, bill, left_out)
 
 

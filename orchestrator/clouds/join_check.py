@@ -1,5 +1,6 @@
 """Check of a machine before it joins: GPU, driver, memory, disk, clock (``join-check``)."""
 
+import contextlib
 import datetime as dt
 import email.utils
 import http.client
@@ -44,7 +45,7 @@ def node_resources(
         catalog: GPUs.
         look: returns name and memory in bytes of each of this machine's GPUs.
         try_gpu: tries to use them.
-        weights_gib: size of the weights that the node downloads.
+        weights_gib: size of the weights that the node loads from the hub.
 
     Raises:
         JoinError: a GPU is none of them or of no use, the disk is full, or no key is given.
@@ -120,17 +121,27 @@ def _of_no_use(use: GpuUse) -> str | None:
 
 def _full_disk(weights_gib: float) -> str | None:
     """Reason why the disk that weights are downloaded to is too full; None if it is not."""
-    folder = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    folder = home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     while not folder.exists():
         folder = folder.parent
-    free, least = shutil.disk_usage(folder).free, LEAST_DISK_BYTES + weights_gib * GIB
+    missing = max(0.0, weights_gib * GIB - _cached_bytes(home / "hub"))
+    free, least = shutil.disk_usage(folder).free, LEAST_DISK_BYTES + missing
     if free >= least:
         return None
-    weights = f", of which {weights_gib:g} for weights" if weights_gib else " besides weights"
+    weights = f", of which {missing / GIB:g} for weights" if weights_gib else " besides weights"
     return (
         f"{folder} has {free / GIB:.1f} GiB free, and needs {least / GIB:g}{weights}: free some, "
         "or set HF_HOME to a larger disk"
     )
+
+
+def _cached_bytes(hub: Path) -> int:
+    """Size of what the hub's cache has, also of other models."""
+    total = 0
+    for file in hub.glob("models--*/blobs/*"):
+        with contextlib.suppress(OSError):  # another node moves what it has downloaded
+            total += file.stat().st_size
+    return total
 
 
 def clock_mistake(head: str, now: Callable[[], dt.datetime], port: int = AGENT_PORT) -> str | None:
