@@ -98,7 +98,11 @@ def test_a_machine_with_another_gpu_may_not_join(
         ({"cuda": None}, ("PyTorch 2.9 is a build without CUDA", "install one with CUDA")),
         (
             {"error": "The NVIDIA driver on your system is too old (found version 12020)."},
-            ("CUDA 12.8, which this driver does not run", "12020", "update the driver"),
+            (
+                "CUDA 12.8, which this driver does not run",
+                "12020",
+                "update the driver to 525 or newer, ",
+            ),
         ),
         (
             {"error": "CUDA error: no kernel image is available for execution on the device"},

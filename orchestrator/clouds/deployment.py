@@ -19,6 +19,7 @@ from orchestrator.clouds.cluster_file import (
     local_file,
     skypilot_file,
 )
+from orchestrator.clouds.cuda_support import too_old
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, choose, instances
 from orchestrator.clouds.skypilot import places
@@ -84,7 +85,7 @@ class DeployedSweep:
 
     @property
     def unmeasured(self) -> list[str]:
-        """A line for each layout that no cluster measures."""
+        """A line for each GPU and each layout that no cluster measures."""
         reasons = {
             cell.gpus: reason
             for cell in self.spec.all_cells()
@@ -103,8 +104,9 @@ class DeployedSweep:
         )
 
     def _unmeasured(self, cell: Cell) -> str | None:
-        if cell.parallel is None:
-            return None
+        old = too_old(self.catalog.gpu(cell.device))
+        if old is not None or cell.parallel is None:
+            return old
         return unmeasured(cell.recipe, self.spec.model(cell.model).text, cell.parallel)
 
     @property

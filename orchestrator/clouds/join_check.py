@@ -13,6 +13,7 @@ from pathlib import Path
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
+from orchestrator.clouds.cuda_support import least_driver
 from trials.child_process.gpu_use import GpuUse, use_of_gpu
 from trials.devices.identity import identity_mistake
 from trials.devices.nvml import visible_devices
@@ -100,9 +101,11 @@ def _of_no_use(use: GpuUse) -> str | None:
             "(pytorch.org/get-started)"
         )
     if use.error is not None and "driver" in use.error.lower():
+        least = least_driver(use.cuda)
+        newer = "" if least is None else f" to {least} or newer"
         return (
             f"PyTorch {use.torch} is built with CUDA {use.cuda}, which this driver does not run "
-            f"({use.error}): update the driver, or install PyTorch for the driver's CUDA"
+            f"({use.error}): update the driver{newer}, or install PyTorch for the driver's CUDA"
         )
     if use.error is not None:
         return (
