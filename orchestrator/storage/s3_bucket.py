@@ -170,13 +170,14 @@ class Bucket:
         modified = reply.get("LastModified")
         if modified is None:
             raise self._no_service()
-        # An object of another program's has none.
-        if reply["Metadata"].get(_SHA256) not in {None, _sha256(reply["Body"])}:
+        headers = reply["ResponseMetadata"]["HTTPHeaders"]
+        # An object of another program's has none. The header itself, as boto3's own names of
+        # metadata begin with a capital where a service writes its headers so.
+        if headers.get(f"x-amz-meta-{_SHA256}") not in {None, _sha256(reply["Body"])}:
             raise DamagedError(
                 f"{self.url / name}: was cut or altered, in the bucket or on its way (its SHA-256 "
                 "is not that of what was written)"
             )
-        headers = reply["ResponseMetadata"]["HTTPHeaders"]
         # The service's clock wrote the modification time, so its clock gives the age.
         date = email.utils.parsedate_tz(headers.get("date", ""))
         now = time.time() if date is None else email.utils.mktime_tz(date)

@@ -92,7 +92,8 @@ def s3_server() -> Iterator[S3Server]:
             headers = list[tuple[str, str]]()
             stored = b"".join(moto(environ, lambda _, sent, *__: headers.extend(sent)))
         body, length = served.reading(stored)
-        kept = [(name, text) for name, text in headers if name.lower() != "content-length"]
+        # Capital letters, as of a service that is written in Go.
+        kept = [(name.title(), text) for name, text in headers if name.lower() != "content-length"]
         start_response("200 OK", kept + [("Content-Length", str(length))] * (length is not None))
         return [body]
 
