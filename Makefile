@@ -15,7 +15,7 @@ LIMIT ?= 480
 # Nothing is compiled ahead: what is imported is, once, unless the environment forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sweep demo browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants scoreboard kuberay-check
+.PHONY: help setup sweep demo browser test test-long test-ray-latest chaos fuzz test-ssh trainers check mutants docs bench gpu-check kernel-sweep kernel-check kernel-constants scoreboard kuberay-check image-check
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -81,11 +81,12 @@ trainers: setup $(TRAINERS)/.ready  ## what is written for other projects, read 
 	$(RUN) -m pytest -rs -m trainers
 	$(if $(EXAMPLES),$(RUN) tests/benchmarks/configurations.py $(EXAMPLES) --page docs/reference/configurations.md)
 
-check: setup  ## format, lint, types, layers, commands and links of the documentation
+check: setup  ## format, lint, types, layers, images, commands and links of the documentation
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/hadolint deploy/Dockerfile.cpu deploy/Dockerfile.cuda
 	$(RUN) tests/readme_commands.py
 	$(RUN) tests/readme_stories.py
 
@@ -107,6 +108,9 @@ gpu-check:  ## on a machine with an NVIDIA GPU and PyTorch: its tests, then meas
 
 kuberay-check: setup  ## the manifests in deploy/ against KubeRay's own schemas (FOLDER=helm-chart/kuberay-operator/crds)
 	$(RUN) tests/kuberay_schema.py $(FOLDER)
+
+image-check: setup  ## what the images in deploy/ install, against the package indexes; downloads gigabytes, builds nothing
+	$(RUN) tests/image_check.py
 
 kernel-sweep:  ## on a machine with an NVIDIA GPU and PyTorch: measures a step's kernels, 8 minutes, resumable (FOLDER=)
 	$(GPU_PYTHON) tests/benchmarks/kernel_sweep.py $(FOLDER) --seconds $(LIMIT)

@@ -13,7 +13,9 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from builders.clusters import shipped, yaml_documents
+from builders.clusters import deployment_of_weights, shipped, yaml_documents
+
+from orchestrator.clouds.deployment_request import DeploymentRequest
 
 SCHEMAS = {"RayCluster": "ray.io_rayclusters.yaml", "RayJob": "ray.io_rayjobs.yaml"}
 FILES = ("kuberay-cluster.yaml", "kuberay-job.yaml")
@@ -49,8 +51,12 @@ def close(schema: Any) -> None:
 def main(folder: Path) -> int:
     """Print the mistakes; 1 if there are any."""
     mistakes = []
-    for file in FILES:
-        for document in yaml_documents(shipped(file)):
+    texts = {file: shipped(file) for file in FILES}
+    for claim in (None, "weights"):
+        request = DeploymentRequest("kuberay", cache_claim=claim)
+        texts[f"deploy {request.words}"] = deployment_of_weights(request, "llama-3.1-70b").text
+    for file, text in texts.items():
+        for document in yaml_documents(text):
             if name := SCHEMAS.get(document["kind"]):
                 checked = jsonschema.Draft7Validator(schema_of(folder / name))
                 for error in checked.iter_errors(document):

@@ -9,14 +9,11 @@ from builders.clusters import (
     deployment_of,
     deployment_on,
     shipped,
-    spec_on,
-    yaml_documents,
 )
 
 from orchestrator.cli.main import main
-from orchestrator.clouds.deployment import DeployedSweep, DeployError, deployment
+from orchestrator.clouds.deployment import DeployError
 from orchestrator.clouds.deployment_request import DeploymentRequest
-from orchestrator.spec.spec_file import parse_spec
 
 
 def without_minutes(text: str) -> str:
@@ -88,6 +85,21 @@ catalog:
         ),
         (["L4"], DeploymentRequest("aws", region="us east"), "'us east' is neither a host"),
         (["L4"], DeploymentRequest("aws", job=True), "--job needs --provider kuberay"),
+        (
+            ["L4"],
+            DeploymentRequest("gcp", cache_claim="x"),
+            "--cache-claim needs --provider kuberay",
+        ),
+        (
+            ["L4"],
+            DeploymentRequest("kuberay", cache_claim="a: b"),
+            "--cache-claim: 'a: b' is no name",
+        ),
+        (
+            ["L4"],
+            DeploymentRequest("kuberay", cache_claim="weights"),
+            "--cache-claim: no cell of small.yaml has weights: pretrained",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_met_is_one_line(
@@ -117,42 +129,3 @@ def test_the_command_writes_the_file_and_prints_the_bill(
     assert capsys.readouterr().out == out.read_text(encoding="utf-8")
     assert main([*arguments, "--out", str(tmp_path / "no" / "aws.yaml")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize("provider", ["aws", "gcp", "azure", "local", "kuberay"])
-def test_the_token_of_the_hub_is_named_where_weights_are_pretrained(provider: str) -> None:
-    """As a file that is copied or mounted; no file holds the token itself."""
-    request, (_, text) = DeploymentRequest(provider), spec_on("L4", "H100-SXM", "A100-80GB-PCIe")
-    loads = text.replace("[llama-tiny]", "[qwen2.5-0.5b]\n    weights: pretrained")
-    for written, is_named in ((text, False), (loads, True)):
-        spec = parse_spec(written, "small.yaml")
-        sweep = DeployedSweep(spec, written, "small.yaml", spec.merged_catalog())
-        made = deployment(request, sweep).text
-        assert ("huggingface/token" in made) is is_named
-        assert yaml_documents(made)
-
-
-@pytest.mark.parametrize("provider", ["aws", "gcp", "azure", "local", "kuberay"])
-def test_disks_have_room_for_the_weights(provider: str) -> None:
-    """Mixtral's 46.7 billion weights of two bytes are 87.0 GiB, Llama's 70.6 billion 131.4."""
-    _, text = spec_on("L4", "H100-SXM", "A100-80GB-PCIe")
-    models = "[mixtral-8x7b, llama-3.1-70b]\n    weights: pretrained"
-    made = {}
-    for name, written in (("small", text), ("large", text.replace("[llama-tiny]", models))):
-        spec = parse_spec(written, "x.yaml")
-        sweep = DeployedSweep(spec, written, "x.yaml", spec.merged_catalog())
-        made[name] = deployment(DeploymentRequest(provider), sweep).text
-    disk = {
-        "aws": "VolumeSize: {},",
-        "gcp": "diskSizeGb: {}\n",
-        "azure": "osDiskSize: {}\n",
-        "local": "",
-        "kuberay": "ephemeral-storage: {}Gi\n",
-    }[provider]
-    words = "--weights-gib\n          - '219'\n" if provider == "kuberay" else "--weights-gib 219 "
-    assert words in made["large"]
-    assert "weights-gib" not in made["small"]
-    if disk:
-        sizes = {"kuberay": (None, 239)}.get(provider, (200, 319))
-        for name, gib in zip(("small", "large"), sizes, strict=True):
-            assert (disk.format(gib) in made[name]) is (gib is not None)

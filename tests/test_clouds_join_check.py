@@ -3,6 +3,7 @@
 import datetime as dt
 import http.server
 import json
+import os
 import re
 import threading
 import time
@@ -97,7 +98,11 @@ def test_a_machine_with_another_gpu_may_not_join(
         ({"cuda": None}, ("PyTorch 2.9 is a build without CUDA", "install one with CUDA")),
         (
             {"error": "The NVIDIA driver on your system is too old (found version 12020)."},
-            ("CUDA 12.8, which this driver does not run", "12020", "update the driver"),
+            (
+                "CUDA 12.8, which this driver does not run",
+                "12020",
+                "update the driver to 525 or newer, ",
+            ),
         ),
         (
             {"error": "CUDA error: no kernel image is available for execution on the device"},
@@ -136,6 +141,22 @@ def test_the_disk_has_room_for_the_weights(
     capsys.readouterr()
     assert main(["join-check", "cpu", "--weights-gib", "1000000"]) == 1
     assert re.search(r" needs 1\S+, of which 1e\+06 for weights: ", capsys.readouterr().err)
+
+
+def test_weights_in_the_cache_need_no_more_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A node that joins again, or one that shares the cache, downloads only what is missing."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    blobs = tmp_path / "hub" / "models--one--two" / "blobs"
+    blobs.mkdir(parents=True)
+    weights = blobs / "0a1b"
+    weights.touch()
+    os.truncate(weights, 2**42)  # 4,096 GiB without a block of the disk
+    assert main(["join-check", "cpu", "--weights-gib", "4000"]) == 0
+    capsys.readouterr()
+    assert main(["join-check", "cpu", "--weights-gib", "1000000"]) == 1
+    assert " of which 995904 for weights: " in capsys.readouterr().err
 
 
 class Clock(http.server.BaseHTTPRequestHandler):

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpu_catalog.gpu import Gpu
+from orchestrator.clouds.deployment_request import DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, NodeType
 from orchestrator.clouds.skypilot import Place
 from orchestrator.clouds.skypilot_node import offers_text
@@ -41,7 +42,6 @@ class Weights:
             "weights_gib": self.gib,
             "downloads": f" --weights-gib {self.gib}" if self.gib else "",
             "disk_gib": max(DISK_GIB, DISK_GIB // 2 + self.gib),
-            "pod_gib": POD_GIB + self.gib,
         }
 
 
@@ -83,7 +83,7 @@ def local_file(keys: Sequence[str], hosts: Sequence[str], header: str, weights: 
 
 def kuberay_file(
     groups: Sequence[tuple[Devices, Gpu]],
-    nodes_each: int,
+    request: DeploymentRequest,
     header: str,
     weights: Weights,
     job: tuple[str, str] | None = None,
@@ -92,7 +92,7 @@ def kuberay_file(
 
     Args:
         groups: GPUs of each group of workers, and what they are.
-        nodes_each: most pods of each group.
+        request: most pods of each group, and the claim that weights are kept in.
         header: comment lines.
         weights: what each node loads.
         job: name and text of the specification that the job measures; None for a cluster.
@@ -101,7 +101,10 @@ def kuberay_file(
         "kuberay",
         header=header,
         groups=groups,
-        nodes_each=nodes_each,
+        nodes_each=request.nodes_each,
+        claim=request.cache_claim,
+        # An emptyDir counts towards the pod's disk, a claim does not.
+        pod_gib=POD_GIB + (0 if request.cache_claim else weights.gib),
         **weights.values,
         ray_version=metadata.version("ray"),
         job=job and {"name": job[0], "text": textwrap.indent(job[1].rstrip("\n"), "    ")},

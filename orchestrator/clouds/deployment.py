@@ -19,6 +19,7 @@ from orchestrator.clouds.cluster_file import (
     local_file,
     skypilot_file,
 )
+from orchestrator.clouds.cuda_support import too_old
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, choose, instances
 from orchestrator.clouds.skypilot import places
@@ -35,6 +36,7 @@ WIDTH = 114
 GIB = 2**30
 BYTES_PER_WEIGHT = 2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
 class DeployError(UserError):
@@ -83,7 +85,7 @@ class DeployedSweep:
 
     @property
     def unmeasured(self) -> list[str]:
-        """A line for each layout that no cluster measures."""
+        """A line for each GPU and each layout that no cluster measures."""
         reasons = {
             cell.gpus: reason
             for cell in self.spec.all_cells()
@@ -102,8 +104,9 @@ class DeployedSweep:
         )
 
     def _unmeasured(self, cell: Cell) -> str | None:
-        if cell.parallel is None:
-            return None
+        old = too_old(self.catalog.gpu(cell.device))
+        if old is not None or cell.parallel is None:
+            return old
         return unmeasured(cell.recipe, self.spec.model(cell.model).text, cell.parallel)
 
     @property
@@ -122,6 +125,8 @@ def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
         DeployError: the options contradict each other, or no GPU can be rented.
     """
     _check(request)
+    if request.cache_claim and not sweep.weights.pretrained:
+        raise DeployError(f"--cache-claim: no cell of {sweep.name} has weights: pretrained")
     if not sweep.devices:
         why = sweep.unmeasured or [
             f"{sweep.name}: every cell is simulated: a cluster would have nothing to measure"
@@ -152,6 +157,12 @@ def _check(request: DeploymentRequest) -> None:
         raise DeployError("--hosts needs --provider local")
     if request.job and provider != "kuberay":
         raise DeployError("--job needs --provider kuberay")
+    if request.cache_claim is not None:
+        if provider != "kuberay":
+            raise DeployError("--cache-claim needs --provider kuberay")
+        if not CLAIM.fullmatch(request.cache_claim):
+            text = "is no name of a claim: use small letters, digits, . and -"
+            raise DeployError(f"--cache-claim: {request.cache_claim!r} {text}")
     rents_spot = is_cloud or provider == "skypilot"
     if (request.region and not is_cloud) or (request.spot is not None and not rents_spot):
         raise DeployError(f"--region, --spot and --no-spot need a cloud, not --provider {provider}")
@@ -214,7 +225,7 @@ def _without_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployme
         return Deployment(local_file(keys, hosts, header, weights), bill, left_out)
     job = (sweep.spec.name, sweep.text) if request.job else None
     groups = [(one, sweep.catalog.gpu(one.gpu)) for one in kept]
-    file = kuberay_file(groups, request.nodes_each, header, weights, job)
+    file = kuberay_file(groups, request, header, weights, job)
     return Deployment(file, bill, left_out)
 
 

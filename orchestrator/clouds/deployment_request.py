@@ -19,6 +19,8 @@ class DeploymentRequest:
         nodes_each: most nodes of each GPU at once.
         hosts: addresses for ``local``, the head's first.
         job: for KubeRay, whether to make a job that starts its own cluster.
+        cache_claim: for KubeRay, name of the PersistentVolumeClaim in which all pods keep weights;
+            None for a disk of each pod's own.
     """
 
     provider: str
@@ -27,6 +29,7 @@ class DeploymentRequest:
     nodes_each: int = 1
     hosts: tuple[str, ...] = ()
     job: bool = False
+    cache_claim: str | None = None
 
     @property
     def words(self) -> str:
@@ -39,4 +42,5 @@ class DeploymentRequest:
             + spot
             + (f" --hosts {','.join(self.hosts)}" if self.hosts else "")
             + (" --job" if self.job else "")
+            + (f" --cache-claim {self.cache_claim}" if self.cache_claim else "")
         )

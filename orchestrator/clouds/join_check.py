@@ -1,5 +1,6 @@
 """Check of a machine before it joins: GPU, driver, memory, disk, clock (``join-check``)."""
 
+import contextlib
 import datetime as dt
 import email.utils
 import http.client
@@ -12,6 +13,7 @@ from pathlib import Path
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
+from orchestrator.clouds.cuda_support import least_driver
 from trials.child_process.gpu_use import GpuUse, use_of_gpu
 from trials.devices.identity import identity_mistake
 from trials.devices.nvml import visible_devices
@@ -44,7 +46,7 @@ def node_resources(
         catalog: GPUs.
         look: returns name and memory in bytes of each of this machine's GPUs.
         try_gpu: tries to use them.
-        weights_gib: size of the weights that the node downloads.
+        weights_gib: size of the weights that the node loads from the hub.
 
     Raises:
         JoinError: a GPU is none of them or of no use, the disk is full, or no key is given.
@@ -99,9 +101,11 @@ def _of_no_use(use: GpuUse) -> str | None:
             "(pytorch.org/get-started)"
         )
     if use.error is not None and "driver" in use.error.lower():
+        least = least_driver(use.cuda)
+        newer = "" if least is None else f" to {least} or newer"
         return (
             f"PyTorch {use.torch} is built with CUDA {use.cuda}, which this driver does not run "
-            f"({use.error}): update the driver, or install PyTorch for the driver's CUDA"
+            f"({use.error}): update the driver{newer}, or install PyTorch for the driver's CUDA"
         )
     if use.error is not None:
         return (
@@ -120,17 +124,27 @@ def _of_no_use(use: GpuUse) -> str | None:
 
 def _full_disk(weights_gib: float) -> str | None:
     """Reason why the disk that weights are downloaded to is too full; None if it is not."""
-    folder = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    folder = home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     while not folder.exists():
         folder = folder.parent
-    free, least = shutil.disk_usage(folder).free, LEAST_DISK_BYTES + weights_gib * GIB
+    missing = max(0.0, weights_gib * GIB - _cached_bytes(home / "hub"))
+    free, least = shutil.disk_usage(folder).free, LEAST_DISK_BYTES + missing
     if free >= least:
         return None
-    weights = f", of which {weights_gib:g} for weights" if weights_gib else " besides weights"
+    weights = f", of which {missing / GIB:g} for weights" if weights_gib else " besides weights"
     return (
         f"{folder} has {free / GIB:.1f} GiB free, and needs {least / GIB:g}{weights}: free some, "
         "or set HF_HOME to a larger disk"
     )
+
+
+def _cached_bytes(hub: Path) -> int:
+    """Size of what the hub's cache has, also of other models."""
+    total = 0
+    for file in hub.glob("models--*/blobs/*"):
+        with contextlib.suppress(OSError):  # another node moves what it has downloaded
+            total += file.stat().st_size
+    return total
 
 
 def clock_mistake(head: str, now: Callable[[], dt.datetime], port: int = AGENT_PORT) -> str | None:

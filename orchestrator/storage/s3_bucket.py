@@ -39,6 +39,10 @@ _Reply = TypeVar("_Reply")
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _THERE_ALREADY = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 _BUSY = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests"}
+_CUT_ON_ITS_WAY = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
+# Of the content, in an object's own metadata. The ETag is an MD5 only where the object came in one
+# part, without a key of KMS or of the client; metadata are kept by every service, and by copies.
+_SHA256 = "sha256"
 _BY_CODE = {
     "NoSuchBucket": ("there is no such bucket", "make it, or give another"),
     "RequestTimeTooSkewed": ("this machine's clock is wrong", "set it"),
@@ -79,6 +83,14 @@ _NO_CONNECTION = (HTTPClientError, IncompleteReadError, NoConnectionError, OSErr
 
 class OutageError(StoreError):
     """No usable reply for now: the same request may succeed later."""
+
+    remedy = "run the same command again later"
+
+
+class DamagedError(OutageError):
+    """An object that was read is not what was written; the next reply may be."""
+
+    remedy = "restore it from a copy, or delete it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +141,7 @@ class Bucket:
         """Repeat a request until there is a reply.
 
         Raises:
-            OutageError: there was none for ``retry_seconds``.
+            OutageError: there was no usable one for ``retry_seconds``.
             StoreError: the service refuses the request.
         """
         begun, waits, is_first = time.monotonic(), pauses(), True
@@ -139,16 +151,18 @@ class Bucket:
             except OutageError as error:
                 passed, pause = time.monotonic() - begun, next(waits)
                 if passed + pause > self.retry_seconds:
-                    raise OutageError(
-                        f"{error}, for {passed:.0f} s: run the same command again later"
-                    ) from None
+                    raise OutageError(f"{error}, for {passed:.0f} s: {error.remedy}") from None
                 if is_first:
                     logger.warning("%s; retrying for up to %.0f s", error, self.retry_seconds)
                 is_first = False
             time.sleep(pause)
 
     def get(self, name: str) -> StoredObject | None:
-        """Read an object; None if there is none of this name."""
+        """Read an object; None if there is none of this name.
+
+        Raises:
+            DamagedError: the reply is shorter or other than what ``put`` wrote.
+        """
         try:
             reply = self._request("get_object", Key=self._key(name))
         except _MissingError:
@@ -157,6 +171,13 @@ class Bucket:
         if modified is None:
             raise self._no_service()
         headers = reply["ResponseMetadata"]["HTTPHeaders"]
+        # An object of another program's has none. The header itself, as boto3's own names of
+        # metadata begin with a capital where a service writes its headers so.
+        if headers.get(f"x-amz-meta-{_SHA256}") not in {None, _sha256(reply["Body"])}:
+            raise DamagedError(
+                f"{self.url / name}: was cut or altered, in the bucket or on its way (its SHA-256 "
+                "is not that of what was written)"
+            )
         # The service's clock wrote the modification time, so its clock gives the age.
         date = email.utils.parsedate_tz(headers.get("date", ""))
         now = time.time() if date is None else email.utils.mktime_tz(date)
@@ -178,11 +199,14 @@ class Bucket:
         Raises:
             OutageError: the bucket does not have the content afterwards.
         """
-        condition = {"IfNoneMatch": "*"} if new else {}
-        check = b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if new else {}
+        checks = {
+            "ContentMD5": b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode(),
+            "Metadata": {_SHA256: _sha256(content)},
+        }
         key = self._key(name)
         try:
-            self._request("put_object", Key=key, Body=content, ContentMD5=check, **condition)
+            self._request("put_object", Key=key, Body=content, **checks, **condition)
         except _ThereAlreadyError:
             return False
         stored = None if new else self.get(name)
@@ -232,6 +256,10 @@ class Bucket:
         return reply
 
 
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def pauses() -> Iterator[float]:
     """Seconds to wait after each failure, at random, so that drivers do not return all at once."""
     longest = FIRST_PAUSE_SECONDS
@@ -256,6 +284,8 @@ def _refused(url: S3Url, error: ClientError) -> StoreError:
         return _MissingError(f"{url}: {code}")
     if code in _THERE_ALREADY:
         return _ThereAlreadyError(f"{url}: {code}")
+    if code in _CUT_ON_ITS_WAY:
+        return OutageError(f"{url}: did not receive what was sent ({code})")
     if code in _BUSY or status == 429 or (status >= 500 and status != 501):
         return OutageError(f"{url}: does not answer ({code})")
     otherwise = (

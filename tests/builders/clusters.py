@@ -54,6 +54,15 @@ def deployment_on(*gpus: str, request: DeploymentRequest, more: str = "") -> Dep
     return deployment(request, DeployedSweep(spec, text, "small.yaml", spec.merged_catalog()))
 
 
+def deployment_of_weights(request: DeploymentRequest, *models: str) -> Deployment:
+    """A deployment for three GPUs that load the weights of these models from the hub."""
+    _, text = spec_on("L4", "H100-SXM", "A100-80GB-PCIe")
+    names = ", ".join(models)
+    text = text.replace("[llama-tiny]", f"[{names}]\n    weights: pretrained")
+    spec = parse_spec(text, "small.yaml")
+    return deployment(request, DeployedSweep(spec, text, "small.yaml", spec.merged_catalog()))
+
+
 def yaml_documents(text: str) -> list[dict[str, Any]]:
     """Documents of a YAML file."""
     return list(yaml.safe_load_all(text))

@@ -36,12 +36,15 @@ class S3Server:
         url: its address.
         answers: status and error code that every request gets instead of its reply; with status
             200 it gets a page, as of a proxy that wants a log-in.
+        reading: makes the body and the Content-Length (None for none) of the reply of status 200 to
+            whoever reads an object, from its content.
         fails_every: one in this many requests fails with SlowDown.
         requests: method and path of all requests.
     """
 
     url: str
     answers: tuple[int, str] | None = None
+    reading: Callable[[bytes], tuple[bytes, int | None]] | None = None
     fails_every: int = 0
     requests: list[str] = field(default_factory=list)
 
@@ -81,7 +84,18 @@ def s3_server() -> Iterator[S3Server]:
             start_response(f"{status} No", [("Content-Type", "application/xml")])
             return [f"<Error><Code>{code}</Code><Message>{sent}</Message></Error>".encode()]
         with one:  # a condition is looked at and met at once, which moto alone does not do
-            return list(moto(environ, start_response))
+            reads = (
+                environ["REQUEST_METHOD"] == "GET" and "list-type" not in environ["QUERY_STRING"]
+            )
+            if served.reading is None or not reads:
+                return list(moto(environ, start_response))
+            headers = list[tuple[str, str]]()
+            stored = b"".join(moto(environ, lambda _, sent, *__: headers.extend(sent)))
+        body, length = served.reading(stored)
+        # Capital letters, as of a service that is written in Go.
+        kept = [(name.title(), text) for name, text in headers if name.lower() != "content-length"]
+        start_response("200 OK", kept + [("Content-Length", str(length))] * (length is not None))
+        return [body]
 
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
     served = S3Server(f"http://127.0.0.1:{server.server_port}")

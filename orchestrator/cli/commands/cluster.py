@@ -36,6 +36,7 @@ def run_deploy(options: argparse.Namespace) -> int:
         nodes_each=options.max_workers or 1,
         hosts=names_in(options.hosts or ()),
         job=options.job,
+        cache_claim=options.cache_claim,
     )
     deployed = deployment(request, DeployedSweep(spec, text, str(options.spec), catalog))
     if options.out is None:

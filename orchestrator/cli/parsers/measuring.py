@@ -106,6 +106,8 @@ spec SPEC                a YAML file, or a shipped sweep
 --hosts HEAD,HOST        with --provider local: addresses of the machines, the head first
 --job                    with --provider kuberay: write a RayJob, which measures SPEC and then
                          removes its cluster
+--cache-claim NAME       with --provider kuberay: PersistentVolumeClaim (ReadWriteMany) in which all
+                         pods keep weights of the hub (default: a disk of each pod's own)
 {PRICES}
 """
 LAUNCH = """
@@ -115,7 +117,7 @@ spec SPEC                a YAML file; its folder is uploaded
 JOIN_CHECK = f"""
 keys KEY[,KEY]           keys of 'catalog gpus'; one must match
 --head HOST              address of the cluster's head, whose clock this machine's is compared with
---weights-gib N          size of the weights that the node will download (default: 0)
+--weights-gib N          size of the weights that the node loads from the hub (default: 0)
 {PRICES}
 """
 NODE_NOTICE = f"""
