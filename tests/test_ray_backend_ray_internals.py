@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import queue
 import re
 import subprocess
@@ -23,7 +24,7 @@ from ray.tune.utils.callback import _create_default_callbacks
 from ray.util.state.common import NodeState
 
 from orchestrator.ray_backend import ray_internals
-from orchestrator.ray_backend.cluster import RayEndedError, check_own_ray
+from orchestrator.ray_backend.cluster import SILENT, RayEndedError, check_own_ray
 from orchestrator.ray_backend.ray_internals import (
     MONITOR_LOG,
     TUNE_VARIABLES,
@@ -35,7 +36,6 @@ from orchestrator.ray_backend.ray_internals import (
 
 BACKEND = Path(ray_internals.__file__).parent
 RAY = Path(ray.__file__).parent
-RAYS_PRINTING = worker.print_to_stdstream
 
 
 def test_no_other_module_touches_what_is_private_in_ray() -> None:
@@ -67,26 +67,32 @@ def test_tune_still_hands_keys_of_aws_to_workers() -> None:
     assert "AWS_SECRET_ACCESS_KEY" in names
 
 
-def test_ray_still_prints_that_a_worker_died_whatever_its_settings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+PRINTED = """
+from types import SimpleNamespace
+import ray
+from ray._private import worker
+messages = iter([{"job_id": None, "error_message": "A worker died."}])
+until = iter([False, True])
+subscriber = SimpleNamespace(subscribe=lambda: None, poll=lambda: (None, next(messages)))
+driver = SimpleNamespace(current_job_id=ray.JobID.nil(), gcs_error_subscriber=subscriber)
+worker.listen_error_messages(driver, SimpleNamespace(is_set=lambda: next(until)))
+assert next(messages, None) is None
+"""
+
+
+@pytest.mark.parametrize(("variables", "prints"), [({}, True), (SILENT, False)])
+def test_ray_prints_that_a_worker_died_unless_its_messages_are_skipped(
+    variables: dict[str, str], prints: bool
 ) -> None:
-    """It prints nothing once it is silenced."""
-    monkeypatch.setattr(worker, "print_to_stdstream", RAYS_PRINTING)  # a driver silenced it
-    messages = iter([{"job_id": None, "error_message": "A worker died."}] * 2)
-    stopped = iter([False, True] * 2)
-    driver: Any = SimpleNamespace(
-        current_job_id=ray.JobID.nil(),
-        gcs_error_subscriber=SimpleNamespace(
-            subscribe=lambda: None, poll=lambda: (None, next(messages))
-        ),
+    """It reads the variables when it is imported; ``log_to_driver`` does not matter."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PRINTED],
+        env={k: v for k, v in os.environ.items() if k not in SILENT} | variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    until: Any = SimpleNamespace(is_set=lambda: next(stopped))
-    worker.listen_error_messages(driver, until)
-    assert "A worker died." in capsys.readouterr().out
-    ray_internals.silence_error_messages()
-    worker.listen_error_messages(driver, until)
-    assert capsys.readouterr().out == ""
-    assert next(messages, None) is None
+    assert ("A worker died." in ended.stdout) is prints
 
 
 @pytest.mark.parametrize("name", TUNE_VARIABLES)

@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 # The observations of a sweep are small; Ray would reserve a third of the memory for them.
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 OWN_CLUSTER = "local"
+# Ray reads these variables when it is imported. They keep its messages on workers that died out of
+# the output, since trials report their own ends: ``log_to_driver=False`` does not (Ray's issue
+# 28216).
+SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
 # A node that is busy or new to this job may take this long to start a worker and look.
 PACKAGES_TIMEOUT_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
@@ -60,11 +64,9 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
         )
     # Unless this variable is set, Ray warns on every start that its default will change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ |= SILENT
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
-    from orchestrator.ray_backend.ray_internals import silence_error_messages  # noqa: PLC0415
-
-    silence_error_messages()
     with ending_with_this_process() if address is None else contextlib.nullcontext():
         _connect(address)
         try:

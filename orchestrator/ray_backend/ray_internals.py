@@ -86,14 +86,6 @@ def ended_processes() -> tuple[str, ...]:
     return tuple(name for name, _ in ended if name in VITAL)
 
 
-def silence_error_messages() -> None:
-    """Keep Ray's messages on workers that died out of the output: trials report their own ends.
-
-    ``log_to_driver=False`` does not: a thread of every driver prints them.
-    """
-    worker.print_to_stdstream = lambda *_, **__: None
-
-
 def configure_tune() -> None:
     """Set what Tune has no argument for."""
     os.environ.update(TUNE_VARIABLES)
