@@ -19,8 +19,6 @@ from ray._private.state import GlobalState
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.v2.instance_manager import node_provider
 from ray.tune.experiment import Trial
-from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.utils.callback import _create_default_callbacks
 from ray.util.state.common import NodeState
 
 from orchestrator.ray_backend import ray_internals
@@ -100,16 +98,6 @@ def test_tune_still_reads_its_settings_from_the_environment(name: str) -> None:
     """One that it does not read any more does nothing."""
     sources = (path for folder in ("tune", "air") for path in (RAY / folder).rglob("*.py"))
     assert any(name in path.read_text(encoding="utf-8") for path in sources)
-
-
-def test_tune_still_adds_a_progress_display_of_its_own() -> None:
-    """It takes ours instead, whose output is this method's alone."""
-    added = _create_default_callbacks([], metric=None)
-    assert any(isinstance(one, TrialProgressCallback) for one in added)
-    ours = _create_default_callbacks([ray_internals.SilentProgress()], metric=None)
-    shown = [one for one in ours if isinstance(one, TrialProgressCallback)]
-    assert [type(one) for one in shown] == [ray_internals.SilentProgress]
-    assert hasattr(TrialProgressCallback, "_print")
 
 
 def test_a_trial_of_tune_still_keeps_what_is_freed() -> None:

@@ -17,7 +17,6 @@ from ray import tune
 from ray._private import worker
 from ray._private.state import state
 from ray.tune.execution import class_cache
-from ray.tune.progress_reporter import TrialProgressCallback
 
 from orchestrator.planning.cluster_resources import FailedLaunch
 
@@ -28,8 +27,6 @@ TUNE_VARIABLES = {
     "RAY_AIR_NEW_OUTPUT": "0",
     # Ctrl-C is for the driver to handle.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    # The scheduler limits the trials that wait; Tune would hold back all but one.
-    "TUNE_MAX_PENDING_TRIALS_PG": str(sys.maxsize),
     # A worker on a node that was cut off never confirms that it has stopped.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
     # An experiment is never restored here: its state, all trials as text, need not be written.
@@ -91,13 +88,6 @@ def configure_tune() -> None:
     os.environ.update(TUNE_VARIABLES)
     # Tune hands AWS's keys to every worker, and Ray writes the workers' environment into its logs.
     class_cache.ENV_VARS_TO_PROPAGATE = frozenset()
-
-
-class SilentProgress(TrialProgressCallback):  # type: ignore[misc]
-    """Progress callback that prints nothing: Tune adds one that prints trials among the results."""
-
-    def _print(self, msg: str) -> None:
-        """Drop the message."""
 
 
 class MemoryRelease(tune.Callback):  # type: ignore[misc]
