@@ -78,9 +78,9 @@ assert next(messages, None) is None
 """
 
 
-@pytest.mark.parametrize(("variables", "prints"), [({}, True), (SILENT, False)])
+@pytest.mark.parametrize(("variables", "lines"), [({}, 1), (SILENT, 0)])
 def test_ray_prints_that_a_worker_died_unless_its_messages_are_skipped(
-    variables: dict[str, str], prints: bool
+    variables: dict[str, str], lines: int
 ) -> None:
     """It reads the variables when it is imported; ``log_to_driver`` does not matter."""
     ended = subprocess.run(
@@ -90,7 +90,7 @@ def test_ray_prints_that_a_worker_died_unless_its_messages_are_skipped(
         text=True,
         check=True,
     )
-    assert ("A worker died." in ended.stdout) is prints
+    assert ended.stdout.count("A worker died.") == lines
 
 
 @pytest.mark.parametrize("name", TUNE_VARIABLES)
@@ -145,16 +145,11 @@ def test_why_a_node_was_not_started_is_in_the_autoscalers_log_alone(
     log.close()
     error = refusing._errors_queue.get()
     assert "VcpuLimitExceeded" not in str(error)
-    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
-    monkeypatch.setattr(worker, "_global_node", node)
-    (failure,) = failed_launches()
+    (failure,) = failed_launches(tmp_path)
     assert failure.node_type == "a40-spot"
     assert "VcpuLimitExceeded" in failure.reason
-    assert hasattr(RayNode, "get_logs_dir_path")
     (tmp_path / MONITOR_LOG).unlink()
-    assert failed_launches() == ()
-    monkeypatch.setattr(worker, "_global_node", None)
-    assert failed_launches() == ()
+    assert failed_launches(tmp_path) == ()
 
 
 def test_an_own_ray_without_its_raylet_or_gcs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpu_catalog.errors import UserError
@@ -171,9 +172,17 @@ def cluster_now(*, ask_for_packages: bool = False) -> ClusterResources:
         for node in alive
     )
     cluster = ClusterResources(tuple(nodes))
-    return (
-        replace(cluster, failed_launches=failed_launches()) if cluster.can_start_nodes else cluster
-    )
+    logs = ray_logs(alive) if cluster.can_start_nodes else None
+    return cluster if logs is None else replace(cluster, failed_launches=failed_launches(logs))
+
+
+def ray_logs(nodes: list[Mapping[str, Any]]) -> Path | None:
+    """Folder of Ray's logs on this machine; None where the driver's node is not among these."""
+    import ray  # noqa: PLC0415 - as above
+
+    here = ray.get_runtime_context().get_node_id()
+    sockets = (Path(node["RayletSocketName"]) for node in nodes if node["NodeID"] == here)
+    return next((path.parents[1] / "logs" for path in sockets), None)
 
 
 def _used_by_others() -> dict[str, dict[str, float]]:

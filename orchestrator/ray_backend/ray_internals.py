@@ -55,16 +55,18 @@ def resources_by_node() -> tuple[Mapping[str, Mapping[str, float]], ...]:
     return state.total_resources_per_node(), state.available_resources_per_node()
 
 
-def failed_launches() -> tuple[FailedLaunch, ...]:
+def failed_launches(logs: Path) -> tuple[FailedLaunch, ...]:
     """Nodes that the autoscaler could not start, the last one last; none away from the head.
 
-    Its status has that a launch failed and not why; the provider's error is in its log alone.
+    Its status has that a launch failed and not why; the provider's error is in its log alone. Ray
+    shows it in the status of version 1 of its autoscaler since pull request 33319 (issue 28483);
+    for version 2, no issue in Ray's tracker was found.
+
+    Args:
+        logs: Ray's folder of logs on this machine.
     """
-    node = worker._global_node  # noqa: SLF001 - as below
-    if node is None:
-        return ()
     try:
-        with Path(node.get_logs_dir_path(), MONITOR_LOG).open("rb") as log:
+        with (logs / MONITOR_LOG).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - MONITOR_BYTES))
             text = log.read().decode(errors="replace")
     except OSError:
