@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private import worker
-from ray._private.node import Node as RayNode
 from ray._private.state import GlobalState
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.v2.instance_manager import node_provider
@@ -22,12 +20,11 @@ from ray.tune.experiment import Trial
 from ray.util.state.common import NodeState
 
 from orchestrator.ray_backend import ray_internals
-from orchestrator.ray_backend.cluster import SILENT, RayEndedError, check_own_ray
+from orchestrator.ray_backend.cluster import SILENT
 from orchestrator.ray_backend.ray_internals import (
     MONITOR_LOG,
     TUNE_VARIABLES,
     MemoryRelease,
-    ended_processes,
     failed_launches,
     worker_of,
 )
@@ -68,7 +65,6 @@ def test_tune_still_hands_keys_of_aws_to_workers() -> None:
 PRINTED = """
 from types import SimpleNamespace
 import ray
-from ray._private import worker
 messages = iter([{"job_id": None, "error_message": "A worker died."}])
 until = iter([False, True])
 subscriber = SimpleNamespace(subscribe=lambda: None, poll=lambda: (None, next(messages)))
@@ -150,18 +146,3 @@ def test_why_a_node_was_not_started_is_in_the_autoscalers_log_alone(
     assert "VcpuLimitExceeded" in failure.reason
     (tmp_path / MONITOR_LOG).unlink()
     assert failed_launches(tmp_path) == ()
-
-
-def test_an_own_ray_without_its_raylet_or_gcs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ray elsewhere has no processes here; a monitor that ends is not missed."""
-    assert hasattr(RayNode, "dead_processes")
-    assert hasattr(worker, "_global_node")
-    dead = [("monitor", object())]
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(dead_processes=lambda: dead))
-    assert ended_processes() == ()
-    check_own_ray()
-    dead.append(("raylet", object()))
-    with pytest.raises(RayEndedError, match="its raylet died"):
-        check_own_ray()
-    monkeypatch.setattr(worker, "_global_node", None)
-    check_own_ray()

@@ -12,7 +12,7 @@ from builders.runs import TWO_CELLS, LineDevice, spec_of
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan
-from orchestrator.ray_backend.cluster import RayEndedError
+from orchestrator.ray_backend.errors import RayEndedError
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.running import driver, trial_executor

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
-from orchestrator.ray_backend.orphans import ending_with_this_process
+from orchestrator.ray_backend.errors import ClusterError
+from orchestrator.ray_backend.own_ray import end_interrupted_start, watched
 from trials.records.optional_packages import importable_extras
 
 logger = logging.getLogger(__name__)
@@ -32,14 +32,6 @@ PACKAGES_TIMEOUT_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 
 
-class ClusterError(UserError):
-    """The cluster cannot be used."""
-
-
-class RayEndedError(ClusterError):
-    """A process of the driver's own Ray has ended; a new Ray can be started."""
-
-
 def cluster_address() -> str | None:
     """Address of the cluster that the environment names; None for a new one on this machine."""
     address = os.environ.get("RAY_ADDRESS", "")
@@ -47,11 +39,14 @@ def cluster_address() -> str | None:
 
 
 @contextlib.contextmanager
-def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
+def connected_cluster(
+    *, ask_for_packages: bool, folder: Path | None = None
+) -> Iterator[ClusterResources]:
     """Connect to the cluster; a new one on this machine ends with the connection.
 
     Args:
         ask_for_packages: find out which extras each node has, by a worker on each.
+        folder: folder for a new one; None for Ray's own.
 
     Raises:
         ClusterError: RAY_ADDRESS names a cluster that does not answer, or an address for jobs.
@@ -68,15 +63,15 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
     os.environ |= SILENT
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
-    with ending_with_this_process() if address is None else contextlib.nullcontext():
-        _connect(address)
-        try:
+    try:
+        _connect(address, folder)
+        with watched(folder) if address is None else contextlib.nullcontext():
             yield cluster_now(ask_for_packages=ask_for_packages)
-        finally:
-            ray.shutdown()
+    finally:
+        ray.shutdown(wait_for_processes=True)
 
 
-def _connect(address: str | None) -> None:
+def _connect(address: str | None, folder: Path | None) -> None:
     """Connect to a cluster; without an address, to a new one on this machine."""
     import ray  # noqa: PLC0415 - as above
 
@@ -84,7 +79,7 @@ def _connect(address: str | None) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
-            _start_ray(quiet)
+            _start_ray(quiet, folder)
         else:
             _check_answers(address)
             ray.init(address=address, **quiet)
@@ -126,7 +121,7 @@ def _check_answers(address: str) -> None:
         raise ConnectionError(f"nothing answers there ({reason})") from None
 
 
-def _start_ray(quiet: Mapping[str, Any]) -> None:
+def _start_ray(quiet: Mapping[str, Any], folder: Path | None) -> None:
     """Start Ray on this machine; once more where it is so busy that Ray's own 30 s were short."""
     import ray  # noqa: PLC0415 - as above
 
@@ -137,12 +132,14 @@ def _start_ray(quiet: Mapping[str, Any]) -> None:
                 num_cpus=int(this_machine().nodes[0].resources["CPU"]),
                 object_store_memory=LOCAL_OBJECT_STORE_BYTES,
                 include_dashboard=False,
+                _temp_dir=folder and str(folder),
                 **quiet,
             )
-        except Exception as error:
+        except BaseException as error:
+            ray.shutdown()
+            end_interrupted_start()
             if is_last or "timed out during startup" not in str(error):
                 raise
-            ray.shutdown()
             logger.warning("Ray took more than 30 s to start: starting it once more")
         else:
             return
@@ -210,21 +207,6 @@ def _used_by_others() -> dict[str, dict[str, float]]:
             if "_group_" not in name
         }
     return used
-
-
-def check_own_ray() -> None:
-    """Check that all processes of the Ray that this driver started run; of another Ray, none.
-
-    Raises:
-        RayEndedError: one has ended.
-    """
-    from orchestrator.ray_backend.ray_internals import ended_processes  # noqa: PLC0415 - as above
-
-    if ended := ended_processes():
-        raise RayEndedError(
-            f"Ray on this machine has ended: its {ended[0]} died, as when it is killed or memory "
-            "runs out"
-        )
 
 
 def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:

@@ -17,7 +17,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.search import Searcher
 
 from orchestrator.planning.cluster_resources import ClusterResources
-from orchestrator.ray_backend.cluster import ClusterError, RayEndedError
+from orchestrator.ray_backend.errors import ClusterError, LeaveTuneError, RayEndedError
 from orchestrator.ray_backend.ray_internals import MemoryRelease, configure_tune
 from orchestrator.ray_backend.trial_relay import CONNECTION_WORDS, TrialRelay, in_words
 from orchestrator.ray_backend.trial_worker import resources, run_on_node
@@ -102,6 +102,8 @@ def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
     )
     try:
         tuner.fit()
+    except LeaveTuneError:
+        return None  # the relay has the error
     except Exception as error:  # noqa: BLE001 - Tune wraps errors of callbacks in its own
         line = first_line(error)
         return in_words(line, CONNECTION_WORDS) or line
