@@ -65,6 +65,7 @@ def test_tune_still_hands_keys_of_aws_to_workers() -> None:
 PRINTED = """
 from types import SimpleNamespace
 import ray
+from ray._private import worker
 messages = iter([{"job_id": None, "error_message": "A worker died."}])
 until = iter([False, True])
 subscriber = SimpleNamespace(subscribe=lambda: None, poll=lambda: (None, next(messages)))

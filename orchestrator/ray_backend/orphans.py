@@ -76,7 +76,7 @@ def keep_logs(folder: Path) -> Path | None:
 
 
 def _keeping(folder: Path) -> Path:
-    """File that tells the helper to keep the folder."""
+    """File whose presence keeps the folder."""
     return folder / "kept"
 
 
