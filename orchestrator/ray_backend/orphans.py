@@ -66,13 +66,14 @@ def keep_logs(folder: Path) -> Path | None:
     """Keep a folder of a Ray that failed.
 
     Returns:
-        Where the logs are in it; None if Ray has not written any.
+        Where the logs are in it; None if Ray has not written any, or they cannot be kept.
     """
     logs = folder / "session_latest" / "logs"
-    if not logs.is_dir():
-        return None
-    _keeping(folder).touch()
-    return logs
+    with contextlib.suppress(OSError):  # as of a full disk
+        if logs.is_dir():
+            _keeping(folder).touch()
+            return logs
+    return None
 
 
 def _keeping(folder: Path) -> Path:

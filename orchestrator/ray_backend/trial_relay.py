@@ -104,9 +104,11 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         Raises:
             LeaveTuneError: the driver's own Ray has ended.
         """
-        self.check_ray()
-        if self.raised is not None:
-            raise LeaveTuneError from self.raised
+        try:
+            check_own_ray()
+        except RayEndedError as error:
+            self.raised = self.raised or error
+            raise LeaveTuneError from error
         if time.monotonic() - self._checked_at < CHECK_SECONDS:
             return
         cluster, silent = self._cluster_now(), dict[Cell, str]()
