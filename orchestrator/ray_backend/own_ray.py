@@ -30,12 +30,21 @@ def own_ray() -> Iterator[Path]:
     """A folder for every Ray that a command starts; it is removed in the end.
 
     If that is an error of Ray, the folder stays, and the error says where Ray's logs are.
+
+    Yields:
+        The folder, which is there.
     """
     with folder_of_own_ray() as folder:
         try:
             yield folder
         except ClusterError as error:
             raise type(error)(f"{error}{_place_of_logs(folder)}") from None
+
+
+def report_logs(folder: Path) -> None:
+    """Keep Ray's logs, and log where they are."""
+    if logs := keep_logs(folder):
+        logger.info("Ray's logs are in %s", logs)
 
 
 def _place_of_logs(folder: Path | None) -> str:

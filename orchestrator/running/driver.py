@@ -13,7 +13,7 @@ from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.plan import Plan
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
 from orchestrator.ray_backend.errors import RayEndedError
-from orchestrator.ray_backend.own_ray import own_ray
+from orchestrator.ray_backend.own_ray import own_ray, report_logs
 from orchestrator.ray_backend.tune_loggers import Tool
 from orchestrator.reporting.sections.cost_text import expected_text
 from orchestrator.run_folder.file_names import PLAN
@@ -102,7 +102,7 @@ def _measure_on_rays(
                     wait_seconds=wait_seconds,
                     budget_usd=strategy.budget_usd,
                 )
-                return _measure_on_ray(executor, cluster, strategy, log_to)
+                plan = _measure_on_ray(executor, cluster, strategy, log_to)
         except RayEndedError as error:
             in_vain = 0 if session.writer.written > before else in_vain + 1
             if in_vain == STARTS_IN_VAIN:
@@ -112,6 +112,10 @@ def _measure_on_rays(
                 ) from None
             logger.warning("%s; starting Ray again", error)
             strategy.start_again()
+        else:
+            if ray_folder is not None and (executor.no_node or executor.died):
+                report_logs(ray_folder)  # which say why no worker started, or why workers died
+            return plan
 
 
 def _measure_on_ray(
