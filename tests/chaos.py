@@ -56,10 +56,7 @@ STARTING = 0.004  # share of the kills that are kept while no trial runs: sweeps
 PAUSE_SECONDS = (0.05, 1.0)
 ROUND_KILLS = 30  # of a sweep; then it may end
 OUTLIVE_SECONDS = 60.0
-KEPT_BY_OTHERS = (
-    "ray",
-    "torchinductor_",
-)  # among temporary files: Ray and PyTorch never remove theirs
+KEPT_BY_OTHERS = "torchinductor_"  # among temporary files: PyTorch never removes it
 ROUND_SECONDS = 1800.0
 DISK = ("-t", "tmpfs", "-o", "size=192k")
 MOST_OUTLIVED_SECONDS = 5.0
@@ -202,6 +199,7 @@ class Round:
         logged = self.logged()
         verdicts = Counter(o.key.rpartition("/t")[0] for o in logged if o.outcome.is_verdict)
         alive = psutil.wait_procs(self.begun, timeout=OUTLIVE_SECONDS)[1]
+        said = (self._place / "log").read_text(encoding="utf-8", errors="replace")
         return {
             "lost": sorted(self.seen - {o.key for o in logged}),
             "duplicated": sorted(key for key, times in verdicts.items() if times > 1),
@@ -212,6 +210,7 @@ class Round:
                 path.name
                 for path in (self._place / "tmp").iterdir()
                 if not path.name.startswith(KEPT_BY_OTHERS) and not is_trial_of_folder(path)
+                if f"Ray's logs are in {path}/" not in said
             ),
         }
 

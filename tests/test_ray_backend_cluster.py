@@ -7,7 +7,8 @@ import pytest
 import ray
 
 from orchestrator.ray_backend import cluster
-from orchestrator.ray_backend.cluster import ClusterError, connected_cluster
+from orchestrator.ray_backend.cluster import connected_cluster
+from orchestrator.ray_backend.errors import ClusterError
 
 TIMED_OUT = (
     "The current node timed out during startup. This could happen because some\nof the raylet"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import queue
 import re
 import subprocess
@@ -12,30 +13,24 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private import worker
-from ray._private.node import Node as RayNode
 from ray._private.state import GlobalState
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.v2.instance_manager import node_provider
 from ray.tune.experiment import Trial
-from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.utils.callback import _create_default_callbacks
 from ray.util.state.common import NodeState
 
 from orchestrator.ray_backend import ray_internals
-from orchestrator.ray_backend.cluster import RayEndedError, check_own_ray
+from orchestrator.ray_backend.cluster import SILENT
 from orchestrator.ray_backend.ray_internals import (
     MONITOR_LOG,
     TUNE_VARIABLES,
     MemoryRelease,
-    ended_processes,
     failed_launches,
     worker_of,
 )
 
 BACKEND = Path(ray_internals.__file__).parent
 RAY = Path(ray.__file__).parent
-RAYS_PRINTING = worker.print_to_stdstream
 
 
 def test_no_other_module_touches_what_is_private_in_ray() -> None:
@@ -67,26 +62,32 @@ def test_tune_still_hands_keys_of_aws_to_workers() -> None:
     assert "AWS_SECRET_ACCESS_KEY" in names
 
 
-def test_ray_still_prints_that_a_worker_died_whatever_its_settings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+PRINTED = """
+from types import SimpleNamespace
+import ray
+from ray._private import worker
+messages = iter([{"job_id": None, "error_message": "A worker died."}])
+until = iter([False, True])
+subscriber = SimpleNamespace(subscribe=lambda: None, poll=lambda: (None, next(messages)))
+driver = SimpleNamespace(current_job_id=ray.JobID.nil(), gcs_error_subscriber=subscriber)
+worker.listen_error_messages(driver, SimpleNamespace(is_set=lambda: next(until)))
+assert next(messages, None) is None
+"""
+
+
+@pytest.mark.parametrize(("variables", "lines"), [({}, 1), (SILENT, 0)])
+def test_ray_prints_that_a_worker_died_unless_its_messages_are_skipped(
+    variables: dict[str, str], lines: int
 ) -> None:
-    """It prints nothing once it is silenced."""
-    monkeypatch.setattr(worker, "print_to_stdstream", RAYS_PRINTING)  # a driver silenced it
-    messages = iter([{"job_id": None, "error_message": "A worker died."}] * 2)
-    stopped = iter([False, True] * 2)
-    driver: Any = SimpleNamespace(
-        current_job_id=ray.JobID.nil(),
-        gcs_error_subscriber=SimpleNamespace(
-            subscribe=lambda: None, poll=lambda: (None, next(messages))
-        ),
+    """It reads the variables when it is imported; ``log_to_driver`` does not matter."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PRINTED],
+        env={k: v for k, v in os.environ.items() if k not in SILENT} | variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    until: Any = SimpleNamespace(is_set=lambda: next(stopped))
-    worker.listen_error_messages(driver, until)
-    assert "A worker died." in capsys.readouterr().out
-    ray_internals.silence_error_messages()
-    worker.listen_error_messages(driver, until)
-    assert capsys.readouterr().out == ""
-    assert next(messages, None) is None
+    assert ended.stdout.count("A worker died.") == lines
 
 
 @pytest.mark.parametrize("name", TUNE_VARIABLES)
@@ -94,16 +95,6 @@ def test_tune_still_reads_its_settings_from_the_environment(name: str) -> None:
     """One that it does not read any more does nothing."""
     sources = (path for folder in ("tune", "air") for path in (RAY / folder).rglob("*.py"))
     assert any(name in path.read_text(encoding="utf-8") for path in sources)
-
-
-def test_tune_still_adds_a_progress_display_of_its_own() -> None:
-    """It takes ours instead, whose output is this method's alone."""
-    added = _create_default_callbacks([], metric=None)
-    assert any(isinstance(one, TrialProgressCallback) for one in added)
-    ours = _create_default_callbacks([ray_internals.SilentProgress()], metric=None)
-    shown = [one for one in ours if isinstance(one, TrialProgressCallback)]
-    assert [type(one) for one in shown] == [ray_internals.SilentProgress]
-    assert hasattr(TrialProgressCallback, "_print")
 
 
 def test_a_trial_of_tune_still_keeps_what_is_freed() -> None:
@@ -151,28 +142,8 @@ def test_why_a_node_was_not_started_is_in_the_autoscalers_log_alone(
     log.close()
     error = refusing._errors_queue.get()
     assert "VcpuLimitExceeded" not in str(error)
-    node = SimpleNamespace(get_logs_dir_path=lambda: str(tmp_path))
-    monkeypatch.setattr(worker, "_global_node", node)
-    (failure,) = failed_launches()
+    (failure,) = failed_launches(tmp_path)
     assert failure.node_type == "a40-spot"
     assert "VcpuLimitExceeded" in failure.reason
-    assert hasattr(RayNode, "get_logs_dir_path")
     (tmp_path / MONITOR_LOG).unlink()
-    assert failed_launches() == ()
-    monkeypatch.setattr(worker, "_global_node", None)
-    assert failed_launches() == ()
-
-
-def test_an_own_ray_without_its_raylet_or_gcs_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ray elsewhere has no processes here; a monitor that ends is not missed."""
-    assert hasattr(RayNode, "dead_processes")
-    assert hasattr(worker, "_global_node")
-    dead = [("monitor", object())]
-    monkeypatch.setattr(worker, "_global_node", SimpleNamespace(dead_processes=lambda: dead))
-    assert ended_processes() == ()
-    check_own_ray()
-    dead.append(("raylet", object()))
-    with pytest.raises(RayEndedError, match="its raylet died"):
-        check_own_ray()
-    monkeypatch.setattr(worker, "_global_node", None)
-    check_own_ray()
+    assert failed_launches(tmp_path) == ()

@@ -13,6 +13,7 @@ from fakes.ray_sweeps import environment
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import trial_task
 from orchestrator.ray_backend import trial_relay
+from orchestrator.ray_backend.errors import LeaveTuneError, RayEndedError
 from orchestrator.ray_backend.trial_relay import TrialRelay, cause_of_death
 from orchestrator.ray_backend.tune_runner import first_line
 from orchestrator.scheduling.node_queue import Task
@@ -100,6 +101,21 @@ def test_a_silent_worker_is_killed_and_reported_hung(
     assert killed == [hung]
     relay.on_trial_error(trial=hung)
     assert diary.ends == [(FIRST, "no report within 1320 s")]
+
+
+def test_a_relay_leaves_tune_at_once_when_ray_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the next call into Ray, and by no error that Tune would clear up after."""
+
+    def ended() -> None:
+        raise RayEndedError("its gcs_server died")
+
+    monkeypatch.setattr(trial_relay, "check_own_ray", ended)
+    relay = relay_to(Diary())
+    monkeypatch.setattr(relay, "_cluster_now", lambda: pytest.fail("Ray was asked"))
+    with pytest.raises(LeaveTuneError) as error:
+        relay.on_step_begin()
+    assert not isinstance(error.value, Exception)
+    assert isinstance(relay.raised, RayEndedError)
 
 
 def test_a_full_disk_during_scheduling_is_reported_as_such(

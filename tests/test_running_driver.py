@@ -12,7 +12,8 @@ from builders.runs import TWO_CELLS, LineDevice, spec_of
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan
-from orchestrator.ray_backend.cluster import RayEndedError
+from orchestrator.ray_backend import own_ray
+from orchestrator.ray_backend.errors import RayEndedError
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.running import driver, trial_executor
@@ -41,9 +42,10 @@ class MortalRay:
         self._lifetimes = list(lifetimes)
         self.starts = 0
 
-    def connected(self, **_: Any) -> Any:
+    def connected(self, *, folder: Path, **_: Any) -> Any:
         """Start it."""
         self.starts += 1
+        (folder / "session_latest" / "logs").mkdir(parents=True, exist_ok=True)
         return nullcontext(ClusterResources((Node({"CPU": 1.0}, None, "n1"),)))
 
     def run(self, scheduler: Scheduler, recorder: ObservationRecorder, *_: Any) -> None:
@@ -106,7 +108,34 @@ def test_a_ray_that_never_lives_ends_the_sweep_in_a_line(
 ) -> None:
     """The same command continues it."""
     ray = MortalRay(*[0] * 10)
+    monkeypatch.setattr(own_ray, "folder_of_own_ray", lambda: nullcontext(tmp_path))
     with pytest.raises(RayEndedError, match=r"3 times in a row: .* same command") as error:
         swept(ray, tmp_path, monkeypatch)
+    assert str(error.value).endswith(f"Ray's logs are in {tmp_path / 'session_latest' / 'logs'}")
     assert "\n" not in str(error.value)
     assert ray.starts == STARTS_IN_VAIN
+
+
+class WorkerlessRay(MortalRay):
+    """A Ray whose node starts no worker."""
+
+    def run(self, scheduler: Scheduler, *_: Any) -> None:
+        """Give up every cell."""
+        scheduler.no_node |= dict.fromkeys(SPEC.all_cells(), "the node started no worker")
+
+
+@pytest.mark.parametrize(("ray", "lines"), [(MortalRay(2), 0), (WorkerlessRay(), 1)])
+def test_rays_logs_stay_where_they_say_why_cells_were_given_up(
+    ray: MortalRay,
+    lines: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A line says where they are."""
+    monkeypatch.setattr(own_ray, "folder_of_own_ray", lambda: nullcontext(tmp_path))
+    with caplog.at_level(logging.INFO, logger=own_ray.__name__):
+        swept(ray, tmp_path, monkeypatch)
+    logs = f"Ray's logs are in {tmp_path / 'session_latest' / 'logs'}"
+    assert caplog.messages.count(logs) == lines
+    assert (tmp_path / "kept").exists() == bool(lines)

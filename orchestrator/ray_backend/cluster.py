@@ -10,11 +10,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
-from orchestrator.ray_backend.orphans import ending_with_this_process
+from orchestrator.ray_backend.errors import ClusterError
+from orchestrator.ray_backend.own_ray import end_interrupted_start, watched
 from trials.records.optional_packages import importable_extras
 
 logger = logging.getLogger(__name__)
@@ -22,17 +23,13 @@ logger = logging.getLogger(__name__)
 # The observations of a sweep are small; Ray would reserve a third of the memory for them.
 LOCAL_OBJECT_STORE_BYTES = 128 * 2**20
 OWN_CLUSTER = "local"
+# Ray reads these variables when it is imported. They keep its messages on workers that died out of
+# the output, since trials report their own ends: ``log_to_driver=False`` does not (Ray's issue
+# 28216).
+SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
 # A node that is busy or new to this job may take this long to start a worker and look.
 PACKAGES_TIMEOUT_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
-
-
-class ClusterError(UserError):
-    """The cluster cannot be used."""
-
-
-class RayEndedError(ClusterError):
-    """A process of the driver's own Ray has ended; a new Ray can be started."""
 
 
 def cluster_address() -> str | None:
@@ -42,11 +39,14 @@ def cluster_address() -> str | None:
 
 
 @contextlib.contextmanager
-def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
+def connected_cluster(
+    *, ask_for_packages: bool, folder: Path | None = None
+) -> Iterator[ClusterResources]:
     """Connect to the cluster; a new one on this machine ends with the connection.
 
     Args:
         ask_for_packages: find out which extras each node has, by a worker on each.
+        folder: folder for a new one; None for Ray's own.
 
     Raises:
         ClusterError: RAY_ADDRESS names a cluster that does not answer, or an address for jobs.
@@ -60,20 +60,18 @@ def connected_cluster(*, ask_for_packages: bool) -> Iterator[ClusterResources]:
         )
     # Unless this variable is set, Ray warns on every start that its default will change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ |= SILENT
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
-    from orchestrator.ray_backend.ray_internals import silence_error_messages  # noqa: PLC0415
-
-    silence_error_messages()
-    with ending_with_this_process() if address is None else contextlib.nullcontext():
-        _connect(address)
-        try:
+    try:
+        _connect(address, folder)
+        with watched(folder) if address is None else contextlib.nullcontext():
             yield cluster_now(ask_for_packages=ask_for_packages)
-        finally:
-            ray.shutdown()
+    finally:
+        ray.shutdown(wait_for_processes=True)
 
 
-def _connect(address: str | None) -> None:
+def _connect(address: str | None, folder: Path | None) -> None:
     """Connect to a cluster; without an address, to a new one on this machine."""
     import ray  # noqa: PLC0415 - as above
 
@@ -81,7 +79,7 @@ def _connect(address: str | None) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
-            _start_ray(quiet)
+            _start_ray(quiet, folder)
         else:
             _check_answers(address)
             ray.init(address=address, **quiet)
@@ -123,7 +121,7 @@ def _check_answers(address: str) -> None:
         raise ConnectionError(f"nothing answers there ({reason})") from None
 
 
-def _start_ray(quiet: Mapping[str, Any]) -> None:
+def _start_ray(quiet: Mapping[str, Any], folder: Path | None) -> None:
     """Start Ray on this machine; once more where it is so busy that Ray's own 30 s were short."""
     import ray  # noqa: PLC0415 - as above
 
@@ -134,12 +132,14 @@ def _start_ray(quiet: Mapping[str, Any]) -> None:
                 num_cpus=int(this_machine().nodes[0].resources["CPU"]),
                 object_store_memory=LOCAL_OBJECT_STORE_BYTES,
                 include_dashboard=False,
+                _temp_dir=folder and str(folder),
                 **quiet,
             )
-        except Exception as error:
+        except BaseException as error:
+            ray.shutdown()
+            end_interrupted_start()
             if is_last or "timed out during startup" not in str(error):
                 raise
-            ray.shutdown()
             logger.warning("Ray took more than 30 s to start: starting it once more")
         else:
             return
@@ -169,9 +169,17 @@ def cluster_now(*, ask_for_packages: bool = False) -> ClusterResources:
         for node in alive
     )
     cluster = ClusterResources(tuple(nodes))
-    return (
-        replace(cluster, failed_launches=failed_launches()) if cluster.can_start_nodes else cluster
-    )
+    logs = ray_logs(alive) if cluster.can_start_nodes else None
+    return cluster if logs is None else replace(cluster, failed_launches=failed_launches(logs))
+
+
+def ray_logs(nodes: list[Mapping[str, Any]]) -> Path | None:
+    """Folder of Ray's logs on this machine; None where the driver's node is not among these."""
+    import ray  # noqa: PLC0415 - as above
+
+    here = ray.get_runtime_context().get_node_id()
+    sockets = (Path(node["RayletSocketName"]) for node in nodes if node["NodeID"] == here)
+    return next((path.parents[1] / "logs" for path in sockets), None)
 
 
 def _used_by_others() -> dict[str, dict[str, float]]:
@@ -199,21 +207,6 @@ def _used_by_others() -> dict[str, dict[str, float]]:
             if "_group_" not in name
         }
     return used
-
-
-def check_own_ray() -> None:
-    """Check that all processes of the Ray that this driver started run; of another Ray, none.
-
-    Raises:
-        RayEndedError: one has ended.
-    """
-    from orchestrator.ray_backend.ray_internals import ended_processes  # noqa: PLC0415 - as above
-
-    if ended := ended_processes():
-        raise RayEndedError(
-            f"Ray on this machine has ended: its {ended[0]} died, as when it is killed or memory "
-            "runs out"
-        )
 
 
 def _packages(nodes: list[Mapping[str, Any]]) -> dict[str, frozenset[str]]:

@@ -1,46 +1,84 @@
-"""End of Ray's processes on this machine once the driver that started them was killed.
+"""End of a driver's own Ray on this machine: neither a process nor a folder outlives the driver.
 
 Ray's own processes end with their driver, but workers that are still starting notice it up to a
-minute later. A helper waits for the end of the driver's pipe and kills whatever carries its mark.
+minute later, and Ray never removes its folder. A helper waits for the end of the driver's pipe. If
+the driver was killed, it kills whatever carries the driver's mark; then it removes the folder.
 """
 
 import contextlib
 import os
 import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
 MARK = "FINETUNE_COST_DRIVER"
 """Variable that every process of a driver inherits, with a value of that driver."""
-KEPT = "SPT_NOENV"
+KEEPS_VARIABLES = "SPT_NOENV"
 """Variable that keeps Ray's titles of processes from overwriting the variables, and the mark."""
 NONE_LEFT_SECONDS = 2.0  # without a marked process: none of them starts another any more
+REMOVAL_SECONDS = 10.0  # processes that end may still write to the folder
 POLL_SECONDS = 0.1
+MOST_PLACE_BYTES = 28
+"""Longest path for the folder to be in: macOS has room for 103 bytes of a socket's path, Linux for
+107, and the folder's name and Ray's below it are up to 75 and 77 bytes."""
 
 
 @contextlib.contextmanager
-def ending_with_this_process() -> Iterator[None]:
-    """Processes started within end, should this process be killed; a normal end leaves them."""
+def folder_of_own_ray() -> Iterator[Path]:
+    """A folder for the Ray that this process starts within; it is removed in the end.
+
+    Should this process be killed, the processes started within end, too. A normal end leaves them.
+    """
     mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+    folder = _place() / f"ray-{secrets.token_hex(4)}"
     helper = subprocess.Popen(
-        [sys.executable, "-P", "-m", "orchestrator.ray_backend.orphans", mark],
+        [sys.executable, "-P", "-m", "orchestrator.ray_backend.orphans", mark, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,  # Ctrl-C is for the driver
     )
-    os.environ |= {MARK: mark, KEPT: "1"}
+    os.environ |= {MARK: mark, KEEPS_VARIABLES: "1"}
     try:
-        yield
+        folder.mkdir(parents=True)  # the helper runs: no kill leaves it
+        yield folder
     finally:
-        del os.environ[MARK], os.environ[KEPT]
+        del os.environ[MARK], os.environ[KEEPS_VARIABLES]
         with contextlib.suppress(BrokenPipeError):
             helper.communicate(b"ended")
+
+
+def _place() -> Path:
+    """Place of the folder: where Ray has its own, unless the paths of sockets would be too long."""
+    place = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()).absolute()
+    return place if len(os.fsencode(place)) <= MOST_PLACE_BYTES else Path("/tmp")  # noqa: S108 - as Ray does
+
+
+def keep_logs(folder: Path) -> Path | None:
+    """Keep a folder of a Ray that failed.
+
+    Returns:
+        Where the logs are in it; None if Ray has not written any, or they cannot be kept.
+    """
+    logs = folder / "session_latest" / "logs"
+    with contextlib.suppress(OSError):  # as of a full disk
+        if logs.is_dir():
+            _keeping(folder).touch()
+            return logs
+    return None
+
+
+def _keeping(folder: Path) -> Path:
+    """File whose presence keeps the folder."""
+    return folder / "kept"
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -53,7 +91,8 @@ def marked(mark: str) -> list[psutil.Process]:
     return running
 
 
-def _kill(mark: str) -> None:
+def kill_marked(mark: str) -> None:
+    """Kill the processes of the driver with this mark, and what they start meanwhile."""
     last = time.monotonic()
     while time.monotonic() < last + NONE_LEFT_SECONDS:
         for process in marked(mark):
@@ -63,5 +102,16 @@ def _kill(mark: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-if __name__ == "__main__" and not sys.stdin.buffer.read():
-    _kill(sys.argv[1])
+def _remove(folder: Path) -> None:
+    """Remove a folder to which processes that end may still write, unless it is to be kept."""
+    end = time.monotonic() + REMOVAL_SECONDS
+    while folder.exists() and not _keeping(folder).exists() and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    is_killed = not sys.stdin.buffer.read()
+    if is_killed:
+        kill_marked(sys.argv[1])
+    _remove(Path(sys.argv[2]))

@@ -1,6 +1,7 @@
 """Everything that this project uses of Ray beyond its public API, with the reason for each.
 
-``tests/test_ray_backend_ray_internals.py`` shows that each is still needed: when a newer Ray
+Each names the issue or pull request of github.com/ray-project/ray that it waits for, where one was
+found. ``tests/test_ray_backend_ray_internals.py`` shows that each is still needed: when a newer Ray
 offers it publicly, its test fails, and the touch can go. `make test-ray-latest` runs these tests
 with the newest Ray.
 """
@@ -14,22 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray._private import worker
-from ray._private.state import state
+from ray._private.state import available_resources_per_node, state, total_resources_per_node
 from ray.tune.execution import class_cache
-from ray.tune.progress_reporter import TrialProgressCallback
 
 from orchestrator.planning.cluster_resources import FailedLaunch
 
-# Settings of Tune that are environment variables alone. It reads them when a tuner is made.
+# Settings of Tune that are environment variables alone, though documented. It reads them when a
+# tuner is made. Where none is named, no issue in Ray's tracker was found.
 TUNE_VARIABLES = {
-    # No result files and banners of its own.
+    # No result files of its own.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # No banners, which its new output prints however quiet it is to be: issue 36949.
     "RAY_AIR_NEW_OUTPUT": "0",
-    # Ctrl-C is for the driver to handle.
+    # Ctrl-C is for the driver to handle: issue 50358.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    # The scheduler limits the trials that wait; Tune would hold back all but one.
-    "TUNE_MAX_PENDING_TRIALS_PG": str(sys.maxsize),
     # A worker on a node that was cut off never confirms that it has stopped.
     "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
     # An experiment is never restored here: its state, all trials as text, need not be written.
@@ -38,13 +37,14 @@ TUNE_VARIABLES = {
 MONITOR_LOG = "monitor.log"  # of the autoscaler
 MONITOR_BYTES = 2**16  # of its end: it tries again every few seconds
 LAUNCH_FAILED = re.compile(r"Failed to launch \d+ nodes of type (\S+): (.+)")
-VITAL = ("gcs_server", "raylet")  # of the processes of a Ray; others come back or are not missed
 
 
 def draining_nodes() -> frozenset[str]:
     """Ids of the nodes that Ray drains, as they are to be taken away.
 
-    ``ray.nodes()`` does not say it. Ray Train asks here, too.
+    ``ray.nodes()`` does not say it. Ray Train asks here, too. No issue in Ray's tracker was found
+    that asks for a public call; pull request 42982, which changed this one, takes its callers for
+    internal.
     """
     return frozenset(state.get_draining_nodes())
 
@@ -53,21 +53,24 @@ def resources_by_node() -> tuple[Mapping[str, Mapping[str, float]], ...]:
     """Resources of each node, by its id: all that it has, and those that are free.
 
     ``ray.available_resources()`` adds up the whole cluster. ``ray.util.state`` has no free
-    resources, and needs the dashboard, which a Ray of a sweep's own does not start.
+    resources, and needs the dashboard, which a Ray of a sweep's own does not start. Ray annotates
+    both functions for developers of libraries, and keeps them in a private module: issue 60134.
     """
-    return state.total_resources_per_node(), state.available_resources_per_node()
+    return total_resources_per_node(), available_resources_per_node()
 
 
-def failed_launches() -> tuple[FailedLaunch, ...]:
+def failed_launches(logs: Path) -> tuple[FailedLaunch, ...]:
     """Nodes that the autoscaler could not start, the last one last; none away from the head.
 
-    Its status has that a launch failed and not why; the provider's error is in its log alone.
+    Its status has that a launch failed and not why; the provider's error is in its log alone. Issue
+    28483, which pull request 33319 closed, was for the autoscaler before version 2; none was found
+    for version 2.
+
+    Args:
+        logs: Ray's folder of logs on this machine.
     """
-    node = worker._global_node  # noqa: SLF001 - as below
-    if node is None:
-        return ()
     try:
-        with Path(node.get_logs_dir_path(), MONITOR_LOG).open("rb") as log:
+        with (logs / MONITOR_LOG).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - MONITOR_BYTES))
             text = log.read().decode(errors="replace")
     except OSError:
@@ -75,45 +78,20 @@ def failed_launches() -> tuple[FailedLaunch, ...]:
     return tuple(FailedLaunch(*match) for match in LAUNCH_FAILED.findall(text))
 
 
-def ended_processes() -> tuple[str, ...]:
-    """Names of the processes of the driver's own Ray that it needs and that ended by themselves.
-
-    A driver is not notified: trials wait for ever for the node, and a minute after the death of its
-    GCS Ray aborts the driver.
-    """
-    node = worker._global_node  # noqa: SLF001 - no public API has it
-    ended = () if node is None else node.dead_processes()
-    return tuple(name for name, _ in ended if name in VITAL)
-
-
-def silence_error_messages() -> None:
-    """Keep Ray's messages on workers that died out of the output: trials report their own ends.
-
-    ``log_to_driver=False`` does not: a thread of every driver prints them.
-    """
-    worker.print_to_stdstream = lambda *_, **__: None
-
-
 def configure_tune() -> None:
     """Set what Tune has no argument for."""
     os.environ.update(TUNE_VARIABLES)
-    # Tune hands AWS's keys to every worker, and Ray writes the workers' environment into its logs.
+    # Tune hands AWS's keys to every worker, and Ray writes the workers' environment into its logs:
+    # issue 28276. On Tune's part, no issue in Ray's tracker was found.
     class_cache.ENV_VARS_TO_PROPAGATE = frozenset()
-
-
-class SilentProgress(TrialProgressCallback):  # type: ignore[misc]
-    """Progress callback that prints nothing: Tune adds one that prints trials among the results."""
-
-    def _print(self, msg: str) -> None:
-        """Drop the message."""
 
 
 class MemoryRelease(tune.Callback):  # type: ignore[misc]
     """Frees the memory of ended trials, after all other callbacks.
 
     Tune keeps every trial until the last one ends: its task in six copies, its last report, and
-    statistics of every number it reported. A new Tuner now and then would free them, but then all
-    GPUs would wait for the slowest trial.
+    statistics of every number it reported: issue 64231. A new Tuner now and then would free them,
+    but then all GPUs would wait for the slowest trial.
     """
 
     def on_trial_complete(self, *, trial: Any, **_info: Any) -> None:
@@ -135,6 +113,6 @@ class MemoryRelease(tune.Callback):  # type: ignore[misc]
 def worker_of(trial: Any) -> Any:
     """Ray actor that runs a trial of Tune; None while none does.
 
-    Tune has no call that ends a single trial from outside.
+    Tune has no call that ends a single trial from outside. No issue in Ray's tracker was found.
     """
     return trial.temporary_state.ray_actor

@@ -11,7 +11,8 @@ import ray
 from ray import tune
 
 from orchestrator.planning.cluster_resources import ClusterResources
-from orchestrator.ray_backend.cluster import RayEndedError, check_own_ray
+from orchestrator.ray_backend.errors import LeaveTuneError, RayEndedError
+from orchestrator.ray_backend.own_ray import check_own_ray
 from orchestrator.ray_backend.ray_internals import worker_of
 from orchestrator.ray_backend.trial_worker import NODE_LEAVES
 from orchestrator.scheduling.node_queue import NodeAddress, Task
@@ -98,10 +99,18 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
             self._pass_on(check_own_ray)
 
     def on_step_begin(self, **_info: Any) -> None:
-        """About once a second, pass on the nodes, and kill trials that are silent for too long."""
+        """About once a second, pass on the nodes, and kill trials that are silent for too long.
+
+        Raises:
+            LeaveTuneError: the driver's own Ray has ended.
+        """
+        try:
+            check_own_ray()
+        except RayEndedError as error:
+            self.raised = self.raised or error
+            raise LeaveTuneError from error
         if time.monotonic() - self._checked_at < CHECK_SECONDS:
             return
-        self._pass_on(check_own_ray)
         cluster, silent = self._cluster_now(), dict[Cell, str]()
         self._pass_on(lambda: self._record_nodes(cluster))
         self._pass_on(lambda: silent.update(self._scheduler.update(cluster)))

@@ -6,17 +6,19 @@ observations of the run say what is done, and a trial that died is placed again.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import tune
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.search import Searcher
 
 from orchestrator.planning.cluster_resources import ClusterResources
-from orchestrator.ray_backend.cluster import ClusterError, RayEndedError
-from orchestrator.ray_backend.ray_internals import MemoryRelease, SilentProgress, configure_tune
+from orchestrator.ray_backend.errors import ClusterError, LeaveTuneError, RayEndedError
+from orchestrator.ray_backend.ray_internals import MemoryRelease, configure_tune
 from orchestrator.ray_backend.trial_relay import CONNECTION_WORDS, TrialRelay, in_words
 from orchestrator.ray_backend.trial_worker import resources, run_on_node
 from orchestrator.scheduling.scheduler import PLACEMENTS, Scheduler
@@ -80,6 +82,8 @@ def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
         tune_config=tune.TuneConfig(
             search_alg=_TrialSource(relay),
             num_samples=-1,
+            # The scheduler limits the trials that wait: Tune itself would hold back all but one.
+            max_concurrent_trials=sys.maxsize,
             trial_dirname_creator=lambda trial: str(trial.trial_id),
             # A worker takes seconds to start, and keeps no state: each trial has its own child.
             reuse_actors=True,
@@ -89,7 +93,7 @@ def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
             # In the driver's memory: nothing of it is read, and a killed driver leaves no folder.
             storage_path="sweep",
             storage_filesystem=PyFileSystem(FSSpecHandler(MemoryFileSystem())),
-            callbacks=[relay, *loggers, SilentProgress(), MemoryRelease()],
+            callbacks=[relay, *loggers, _SilentProgress(), MemoryRelease()],
             # Tune would retry the same task anywhere: the scheduler continues it elsewhere.
             failure_config=tune.FailureConfig(max_failures=0),
             stop=relay,
@@ -98,6 +102,8 @@ def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
     )
     try:
         tuner.fit()
+    except LeaveTuneError:
+        return None  # the relay has the error
     except Exception as error:  # noqa: BLE001 - Tune wraps errors of callbacks in its own
         line = first_line(error)
         return in_words(line, CONNECTION_WORDS) or line
@@ -131,3 +137,12 @@ class _TrialSource(Searcher):  # type: ignore[misc]
 
     def restore(self, checkpoint_path: str) -> None:
         """Do nothing, as above."""
+
+
+class _SilentProgress(TrialProgressCallback):  # type: ignore[misc]
+    """Progress callback that prints nothing: Tune adds one that prints trials among the results."""
+
+    def on_trial_result(self, *event: Any, **more: Any) -> None:
+        """Do nothing: the listener shows it."""
+
+    on_trial_complete = on_trial_error = on_trial_result

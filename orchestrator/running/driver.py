@@ -3,16 +3,17 @@
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_catalog.errors import UserError
-from orchestrator.planning.cluster_resources import this_machine
+from orchestrator.planning.cluster_resources import ClusterResources, this_machine
 from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.plan import Plan
-from orchestrator.ray_backend.cluster import (
-    RayEndedError,
-    cluster_address,
-    connected_cluster,
-)
+from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
+from orchestrator.ray_backend.errors import RayEndedError
+from orchestrator.ray_backend.own_ray import own_ray, report_logs
 from orchestrator.ray_backend.tune_loggers import Tool
 from orchestrator.reporting.sections.cost_text import expected_text
 from orchestrator.run_folder.file_names import PLAN
@@ -20,6 +21,9 @@ from orchestrator.running.recorder import RunJournal
 from orchestrator.running.session import SweepSession
 from orchestrator.scheduling.strategy import Strategy, to_measure
 from orchestrator.spec.sweep_spec import SweepSpec
+
+if TYPE_CHECKING:
+    from orchestrator.running.trial_executor import TrialExecutor
 
 logger = logging.getLogger(__name__)
 STARTS_IN_VAIN = 3  # of a Ray of the sweep's own, each of which ends before a probe has ended
@@ -54,14 +58,51 @@ def measure(
     # the copy, and the first one to finish removes it. Ray's workers import from the driver's
     # working directory first, so it is one that no user writes to.
     os.chdir("/")
-    journal = RunJournal(folder, session.writer, session.rates)
+    with own_ray() if cluster_address() is None else nullcontext() as ray_folder:
+        return _measure_on_rays(
+            session, strategy, ray_folder, wait_seconds=wait_seconds, log_to=log_to
+        )
+
+
+def _measure_on_rays(
+    session: SweepSession,
+    strategy: Strategy,
+    ray_folder: Path | None,
+    *,
+    wait_seconds: float,
+    log_to: Sequence[Tool],
+) -> Plan:
+    """Measure as ``measure`` does, on another Ray each time that the driver's own has ended.
+
+    Args:
+        session: the run.
+        strategy: what to measure.
+        ray_folder: folder for the driver's own Rays; None where it joins another.
+        wait_seconds: longest wait for a node.
+        log_to: tools that the trials are logged to.
+
+    Raises:
+        RayEndedError: several in a row have ended before a probe has.
+    """
+    journal = RunJournal(session.folder, session.writer, session.rates)
     in_vain = 0
     while True:
         before = session.writer.written
         try:
-            return _measure_on_ray(
-                session, strategy, journal, wait_seconds=wait_seconds, log_to=log_to
-            )
+            with connected_cluster(
+                ask_for_packages=needs_extras(session.spec), folder=ray_folder
+            ) as cluster:
+                # Tune takes seconds to import, and only work needs it.
+                from orchestrator.running.trial_executor import TrialExecutor  # noqa: PLC0415
+
+                executor = TrialExecutor(
+                    session,
+                    cluster,
+                    journal,
+                    wait_seconds=wait_seconds,
+                    budget_usd=strategy.budget_usd,
+                )
+                plan = _measure_on_ray(executor, cluster, strategy, log_to)
         except RayEndedError as error:
             in_vain = 0 if session.writer.written > before else in_vain + 1
             if in_vain == STARTS_IN_VAIN:
@@ -71,46 +112,35 @@ def measure(
                 ) from None
             logger.warning("%s; starting Ray again", error)
             strategy.start_again()
+        else:
+            if ray_folder is not None and (executor.no_node or executor.died):
+                report_logs(ray_folder)  # which say why no worker started, or why workers died
+            return plan
 
 
 def _measure_on_ray(
-    session: SweepSession,
-    strategy: Strategy,
-    journal: RunJournal,
-    *,
-    wait_seconds: float,
-    log_to: Sequence[Tool],
+    executor: "TrialExecutor", cluster: ClusterResources, strategy: Strategy, log_to: Sequence[Tool]
 ) -> Plan:
     """Measure as ``measure`` does, on one Ray.
 
     Raises:
         RayEndedError: it was the driver's own, and has ended.
     """
+    session = executor.session
     makes_profiles = session.spec.profile and strategy.makes_profiles
-    with connected_cluster(ask_for_packages=needs_extras(session.spec)) as cluster:
-        # Tune takes seconds to import, and only work needs it.
-        from orchestrator.running.trial_executor import TrialExecutor  # noqa: PLC0415
-
-        executor = TrialExecutor(
-            session,
-            cluster,
-            journal,
-            wait_seconds=wait_seconds,
-            budget_usd=strategy.budget_usd,
-        )
+    observations, plan = executor.replan()
+    log_skipped(plan)
+    budget = Budget(strategy.budget_usd, executor.spent_usd, makes_profiles)
+    work = remaining_work(session.spec, session.rates, cluster, plan, observations)
+    for line in expected_text(work, budget, session.rates):
+        logger.info(line)
+    while wanted := strategy.wanted(plan, observations, executor.spent_usd):
+        executor.measure(wanted, len(plan.complete), log_to)
         observations, plan = executor.replan()
-        log_skipped(plan)
-        budget = Budget(strategy.budget_usd, executor.spent_usd, makes_profiles)
-        work = remaining_work(session.spec, session.rates, cluster, plan, observations)
-        for line in expected_text(work, budget, session.rates):
-            logger.info(line)
-        while wanted := strategy.wanted(plan, observations, executor.spent_usd):
-            executor.measure(wanted, len(plan.complete), log_to)
-            observations, plan = executor.replan()
-        if executor.retime_slow_cells():  # which may complete a cell
-            _, plan = executor.replan()
-        if makes_profiles:
-            executor.profile(plan)
+    if executor.retime_slow_cells():  # which may complete a cell
+        _, plan = executor.replan()
+    if makes_profiles:
+        executor.profile(plan)
     return plan
 
 

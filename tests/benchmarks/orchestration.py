@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from orchestrator.planning.plan import trial_task
 from orchestrator.planning.spending import Meter
 from orchestrator.ray_backend import tune_runner
 from orchestrator.ray_backend.cluster import cluster_now, connected_cluster
+from orchestrator.ray_backend.own_ray import own_ray
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.ray_backend.tune_runner import run_trials
 from orchestrator.run_folder.observation_writer import ObservationWriter
@@ -143,17 +144,24 @@ def bytes_kept(trials: int) -> None:
     """Print the bytes that each later trial leaves behind, in a process and a Ray of its own."""
     prepare()
     scales = Scales(trials // 2)
-    with connected_cluster(ask_for_packages=False), contextlib.redirect_stdout(io.StringIO()):
+    with a_ray(), contextlib.redirect_stdout(io.StringIO()):
         tracemalloc.start()
         ours(trials, [scales])
     first, last = scales.bytes_held
     sys.stdout.write(f"{(last - first) // (trials // 2)}\n")
 
 
+@contextlib.contextmanager
+def a_ray() -> Iterator[None]:
+    """A Ray of this process."""
+    with own_ray() as folder, connected_cluster(ask_for_packages=False, folder=folder):
+        yield
+
+
 def one_run(name: str, trials: int) -> None:
     """Print seconds per trial, and MiB before and after, in a process and a Ray of its own."""
     prepare()
-    with connected_cluster(ask_for_packages=False):
+    with a_ray():
         with contextlib.redirect_stdout(io.StringIO()):
             ours(4)  # Ray's first workers take seconds
             before = most_mib()

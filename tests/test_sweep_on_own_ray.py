@@ -1,0 +1,72 @@
+"""Sweeps on a Ray of their own that dies, or is ended: nothing is lost, and no folder is left."""
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fakes.network_cluster import STAND_IN
+from fakes.ray_sweeps import SPEC, observations, start_sweep
+
+from orchestrator.ray_backend.own_ray import GCS
+
+LAWS = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))  # in place of a model
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A place for folders of Ray, short enough for its sockets; a test leaves it empty."""
+    folder = Path(f"/tmp/t{secrets.token_hex(4)}")  # noqa: S108 - as above
+    folder.mkdir()
+    yield folder
+    folder.rmdir()
+
+
+def sweep_until(place: Path, home: Path, results: int) -> subprocess.Popen[bytes]:
+    """A sweep that has so many results."""
+    (home / "small.yaml").write_text(SPEC, encoding="utf-8")
+    out = home / "run"
+    sweep = start_sweep(home / "small.yaml", out, home, RAY_TMPDIR=str(place), PYTHONPATH=LAWS)
+    while sweep.poll() is None and not (out.exists() and len(observations(out)) >= results):
+        time.sleep(0.05)
+    assert sweep.poll() is None, out.with_suffix(".log").read_text()
+    return sweep
+
+
+def test_a_sweep_whose_gcs_is_killed_goes_on(place: Path, tmp_path: Path) -> None:
+    """On another Ray; a driver that waits for the dead one ends, and the same command continues."""
+    sweep, log = sweep_until(place, tmp_path, 3), tmp_path / "run.log"
+    before = {o.key for o in observations(tmp_path / "run")}
+    (gcs,) = [p for p in psutil.Process(sweep.pid).children() if p.name() == GCS]
+    gcs.kill()
+    code = sweep.wait(timeout=240)
+    text = log.read_text(encoding="utf-8")
+    assert "Ray on this machine has ended: its gcs_server died" in text
+    if code:
+        assert "run the same command again" in text.splitlines()[-1]
+        assert code == 1
+        subprocess.run(["rm", "-r", *place.iterdir()], check=True)  # its logs, which the line names
+        assert sweep_until(place, tmp_path, 0).wait(timeout=240) == 0, log.read_text()
+    keys = [o.key for o in observations(tmp_path / "run")]
+    assert before <= set(keys)
+    assert len(keys) == len(set(keys))
+    assert "rpc_client" not in text
+    assert "Traceback" not in text
+    assert (tmp_path / "run" / "ranking.csv").exists()
+    assert list(place.iterdir()) == []
+
+
+def test_a_sweep_that_is_stopped_leaves_no_folder(place: Path, tmp_path: Path) -> None:
+    """Nor a process."""
+    sweep = sweep_until(place, tmp_path, 1)
+    begun = psutil.Process(sweep.pid).children(recursive=True)
+    assert list(place.iterdir())
+    sweep.terminate()
+    assert sweep.wait(timeout=60) == 128 + signal.SIGTERM
+    assert list(place.iterdir()) == []
+    assert psutil.wait_procs(begun, timeout=60)[1] == []
