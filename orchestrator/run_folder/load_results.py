@@ -42,7 +42,7 @@ def results_of(  # noqa: PLR0913 - a run by its parts, and two options
     cells = spec.all_cells()
     brief = () if in_full else {*cells}.difference(first_cells(cells))
     logged = folder.logged(LineReader(brief=brief, cells=cells))
-    observations = [record for record in logged if isinstance(record, Observation)]
+    observations = [record for record in logged if not isinstance(record, Profiled)]
     return RunResults(
         spec,
         catalog,

@@ -99,7 +99,7 @@ def run_status(options: argparse.Namespace) -> int:
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     cells = spec.all_cells()
     logged = folder.logged(LineReader(brief=cells, steps=False, cells=cells))
-    observations = [record for record in logged if isinstance(record, Observation)]
+    observations = [record for record in logged if not isinstance(record, Profiled)]
     plan = plan_of(folder, spec, observations)
     complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()
