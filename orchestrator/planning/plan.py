@@ -118,12 +118,17 @@ def make_plan(
     """
     complete, skipped = [], []
     pending: dict[str, list[Cell]] = defaultdict(list)
+    reasons: dict[tuple[object, ...], str | None] = {}
     of_cell = by_cell(observations)
     for cell in spec.all_cells():
         observed = of_cell[cell]
         if observed and next_probe(_task(spec, catalog, cell), observed) is None:
             complete.append(cell)
-        elif reason := obstacle(cell, spec.model(cell.model), catalog, cluster):
+            continue
+        alike = cell.gpu, cell.capped_on, cell.simulated, cell.model, cell.recipe, cell.parallel
+        if alike not in reasons:
+            reasons[alike] = obstacle(cell, spec.model(cell.model), catalog, cluster)
+        if reason := reasons[alike]:
             skipped.append(Skip(cell=cell, reason=reason))
         else:
             pending[cell.devices].append(cell)
@@ -136,7 +141,7 @@ def make_plan(
 
 
 def obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
-    """Reason why a cluster cannot measure a cell; None where it can."""
+    """Reason why a cluster cannot measure a cell, whatever its length; None where it can."""
     if cell.capped_on is not None:
         # A largest batch is meaningless on a GPU that cannot run the recipe.
         reason = incompatibility(cell.recipe, model, catalog.gpu(cell.gpu))

@@ -216,8 +216,12 @@ class RunFolder:
 def _without_repeats(logged: Iterable[L]) -> Iterator[L]:
     """The first of all records of a key: two objects, or a log joined by hand, may repeat one."""
     keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
+    cell = None
     for record in logged:
-        of_cell, key = keys[record.cell], record.key_in_cell
+        if record.cell is not cell:  # most follow another one of their cell
+            cell = record.cell
+            of_cell = keys[cell]
+        key = record.key_in_cell
         if key not in of_cell:
             of_cell.add(key)
             yield record
