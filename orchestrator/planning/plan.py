@@ -4,7 +4,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from fitting.largest_batch_prediction import likely_largest
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
@@ -19,7 +18,6 @@ from trials.records.compatibility import incompatibility
 from trials.records.model import Model
 from trials.records.observation import Observation
 from trials.simulation.trace_request import not_simulated
-from trials.simulation.varying_lengths import shorter_traces
 from trials.trial import TrialTask, next_probe
 
 COMPILING_SECONDS = 600.0
@@ -71,6 +69,8 @@ def trial_task(
 
     Those of other cells estimate its largest batch, where a search begins.
     """
+    from fitting.largest_batch_prediction import likely_largest  # noqa: PLC0415 - plans need no laws
+
     task = _task(spec, catalog, cell, threads)
     likely = likely_largest(cell, task.memory_guess_bytes, observations)
     done = tuple(by_cell(observations)[cell])
@@ -100,8 +100,13 @@ def _task(spec: SweepSpec, catalog: Catalog, cell: Cell, threads: int = 1) -> Tr
 
 def _drawn(spec: SweepSpec, cell: Cell) -> DrawnLengths | None:
     """Lengths that a trial draws batches from; None for the cell's length alone."""
-    if not spec.draws_lengths(cell) or (cell.simulated and not shorter_traces(cell)):
+    if not spec.draws_lengths(cell):
         return None
+    if cell.simulated:
+        from trials.simulation.varying_lengths import shorter_traces  # noqa: PLC0415 - as above
+
+        if not shorter_traces(cell):
+            return None
     job = job_of(spec.workload, cell.recipe, cell.seq_len)
     return None if wrong_kind(job, cell.recipe) else drawn_lengths(job, cell.seq_len)
 

@@ -206,7 +206,8 @@ class LineReader:
     def _complete(self, measured: Any, *, is_brief: bool) -> None:
         """Parse, or leave out, what msgspec has left of a measurement."""
         share, memory = self._numbers.setdefault, measured.memory
-        measured.model_memory_bytes = share(measured.model_memory_bytes, measured.model_memory_bytes)
+        of_model = measured.model_memory_bytes
+        measured.model_memory_bytes = share(of_model, of_model)
         if memory is not None:
             memory.overhead_bytes = share(memory.overhead_bytes, memory.overhead_bytes)
         if not self._steps and measured.step_seconds:
