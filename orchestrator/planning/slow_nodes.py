@@ -76,13 +76,14 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     Batches of one model, recipe and routing on one kind of GPU are compared if they have about the
     same number of tokens, whatever the lengths of their examples.
     """
-    groups: dict[tuple[object, ...], list[_Timed]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for cell, of_cell in by_cell(observations).items():
         work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
-        groups[cell.device, cell.parallel, *work] += filter(None, map(_timed, of_cell))
+        groups[cell.device, cell.parallel, *work] += of_cell
     ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
     compared: dict[_Node, list[Cell]] = defaultdict(list)
-    for group in groups.values():
+    for of_work in groups.values():
+        group = [*filter(None, map(_timed, of_work))]
         if len({one.node_id for one in group}) < 2:
             continue
         for node, own, others in _compared(group):
