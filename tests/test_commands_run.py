@@ -2,7 +2,10 @@
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,23 @@ def test_status_shows_the_state_of_every_trial(
     ]
     assert lines[-1].startswith("1 of 2 trials")
     assert files_in(tmp_path) == before
+
+
+def test_status_loads_no_code_of_laws_and_rankings(tmp_path: Path) -> None:
+    """Much of the time of status goes into loading code."""
+    made_run(tmp_path / "run")
+    heavy = '{"fitting.fit", "orchestrator.ranking.ranking", "trials.simulation.recording"}'
+    program = f"""
+import sys
+from orchestrator.cli.main import main
+main(["status", "run"])
+print(sorted({heavy} & set(sys.modules)))
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", program]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert "1 of 1 trials done" in ended.stdout
+    assert ended.stdout.endswith("\n[]\n")
 
 
 def test_rank_prices_the_given_job_and_writes_both_files(

@@ -24,9 +24,8 @@ from orchestrator.reporting.page.run_tables import (
 )
 from orchestrator.reporting.page.study_tables import curve_names, loads_table, profiles_table
 from orchestrator.run_folder.file_names import SPEC
-from orchestrator.run_folder.load_results import results_of
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.run_folder.run_results import MOST_CELLS, RunResults
+from orchestrator.run_folder.run_results import MOST_CELLS, RunResults, results_of
 from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.records.observation import DeviceReading
 

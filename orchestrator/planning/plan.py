@@ -4,7 +4,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from fitting.largest_batch_prediction import likely_largest
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
@@ -19,7 +18,6 @@ from trials.records.compatibility import incompatibility
 from trials.records.model import Model
 from trials.records.observation import Observation
 from trials.simulation.trace_request import not_simulated
-from trials.simulation.varying_lengths import shorter_traces
 from trials.trial import TrialTask, next_probe
 
 COMPILING_SECONDS = 600.0
@@ -71,6 +69,8 @@ def trial_task(
 
     Those of other cells estimate its largest batch, where a search begins.
     """
+    from fitting.largest_batch_prediction import likely_largest  # noqa: PLC0415 - plans need no laws
+
     task = _task(spec, catalog, cell, threads)
     likely = likely_largest(cell, task.memory_guess_bytes, observations)
     done = tuple(by_cell(observations)[cell])
@@ -100,8 +100,13 @@ def _task(spec: SweepSpec, catalog: Catalog, cell: Cell, threads: int = 1) -> Tr
 
 def _drawn(spec: SweepSpec, cell: Cell) -> DrawnLengths | None:
     """Lengths that a trial draws batches from; None for the cell's length alone."""
-    if not spec.draws_lengths(cell) or (cell.simulated and not shorter_traces(cell)):
+    if not spec.draws_lengths(cell):
         return None
+    if cell.simulated:
+        from trials.simulation.varying_lengths import shorter_traces  # noqa: PLC0415 - as above
+
+        if not shorter_traces(cell):
+            return None
     job = job_of(spec.workload, cell.recipe, cell.seq_len)
     return None if wrong_kind(job, cell.recipe) else drawn_lengths(job, cell.seq_len)
 
@@ -118,12 +123,17 @@ def make_plan(
     """
     complete, skipped = [], []
     pending: dict[str, list[Cell]] = defaultdict(list)
+    reasons: dict[tuple[object, ...], str | None] = {}
     of_cell = by_cell(observations)
     for cell in spec.all_cells():
         observed = of_cell[cell]
         if observed and next_probe(_task(spec, catalog, cell), observed) is None:
             complete.append(cell)
-        elif reason := obstacle(cell, spec.model(cell.model), catalog, cluster):
+            continue
+        alike = cell.gpu, cell.capped_on, cell.simulated, cell.model, cell.recipe, cell.parallel
+        if alike not in reasons:
+            reasons[alike] = obstacle(cell, spec.model(cell.model), catalog, cluster)
+        if reason := reasons[alike]:
             skipped.append(Skip(cell=cell, reason=reason))
         else:
             pending[cell.devices].append(cell)
@@ -136,7 +146,7 @@ def make_plan(
 
 
 def obstacle(cell: Cell, model: Model, catalog: Catalog, cluster: ClusterResources) -> str | None:
-    """Reason why a cluster cannot measure a cell; None where it can."""
+    """Reason why a cluster cannot measure a cell, whatever its length; None where it can."""
     if cell.capped_on is not None:
         # A largest batch is meaningless on a GPU that cannot run the recipe.
         reason = incompatibility(cell.recipe, model, catalog.gpu(cell.gpu))

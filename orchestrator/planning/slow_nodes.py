@@ -10,7 +10,13 @@ import numpy as np
 
 from fitting.numerics.arrays import FloatArray
 from trials.records.cell import Cell, by_cell
-from trials.records.observation import Basis, Observation, Outcome, without_superseded
+from trials.records.observation import (
+    Basis,
+    Environment,
+    Observation,
+    Outcome,
+    without_superseded,
+)
 
 SLOW = 4.0  # ratio of step times; throttled clocks and busy neighbours cause less
 # Largest ratio of the tokens of two batches to compare: the fixed cost of a step then weighs alike.
@@ -54,9 +60,14 @@ class SlowNode:
 
 class _Timed(NamedTuple):
     cell: Cell
-    node: _Node
+    where: Environment
+    node_id: str
     tokens: int
     tokens_per_second: float
+
+    @property
+    def node(self) -> _Node:
+        return _Node(self.cell.device, self.where.host, self.node_id)
 
 
 def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
@@ -65,14 +76,15 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     Batches of one model, recipe and routing on one kind of GPU are compared if they have about the
     same number of tokens, whatever the lengths of their examples.
     """
-    groups: dict[tuple[object, ...], list[_Timed]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for cell, of_cell in by_cell(observations).items():
         work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
-        groups[cell.device, cell.parallel, *work] += filter(None, map(_timed, of_cell))
+        groups[cell.device, cell.parallel, *work] += of_cell
     ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
     compared: dict[_Node, list[Cell]] = defaultdict(list)
-    for group in groups.values():
-        if len({one.node.node_id for one in group}) < 2:
+    for of_work in groups.values():
+        group = [*filter(None, map(_timed, of_work))]
+        if len({one.node_id for one in group}) < 2:
             continue
         for node, own, others in _compared(group):
             compared[node] += own
@@ -114,17 +126,17 @@ def _timed(o: Observation) -> _Timed | None:
     where, steps = o.environment, o.micro_batch_seconds
     if where is None or where.node_id is None or not steps:
         return None
-    tokens, node = o.batch_size * o.cell.seq_len, _Node(o.cell.device, where.host, where.node_id)
-    return _Timed(o.cell, node, tokens, tokens / statistics.median(steps))
+    tokens = o.batch_size * o.cell.seq_len
+    return _Timed(o.cell, where, where.node_id, tokens, tokens / statistics.median(steps))
 
 
 def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], FloatArray]]:
     """Cells of each node, and the ratios of other nodes' speeds to its own at similar batches."""
     tokens = np.array([one.tokens for one in group], np.float64)
     speed = np.array([one.tokens_per_second for one in group], np.float64)
-    nodes = {one.node.node_id: one.node for one in group}
-    ids = np.array([one.node.node_id for one in group], np.str_)
-    of_node = {node_id: ids == node_id for node_id in nodes}
+    last = {one.node_id: one for one in group}
+    ids = np.array([one.node_id for one in group], np.str_)
+    of_node = {node_id: ids == node_id for node_id in last}
     # A median of so many needs no more: every n-th of the others, in the order of their tokens.
     order = np.argsort(tokens, kind="stable")
     for node_id, is_own in of_node.items():
@@ -134,7 +146,7 @@ def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], Floa
         many = np.maximum.outer(tokens[own], tokens[others])
         ratios = np.divide.outer(speed[others], speed[own]).T
         yield (
-            nodes[node_id],
+            last[node_id].node,
             [group[place].cell for place in own.tolist()],
             ratios[many <= ALIKE * few],
         )

@@ -17,10 +17,9 @@ from gpu_catalog.number_text import dollars, short
 from orchestrator.pricing.prices_in_use import prices_in_use
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.page.run_tables import cells_table, page_jobs, probes_table
-from orchestrator.run_folder.load_results import results_of
 from orchestrator.run_folder.parallel_fit import fits_of
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.run_folder.run_results import RunResults
+from orchestrator.run_folder.run_results import RunResults, results_of
 from orchestrator.spec.job import Job
 from orchestrator.storage.run_storage import run_path
 

@@ -11,9 +11,8 @@ from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import markdown
 from orchestrator.reporting.page.screenshot import screenshot
 from orchestrator.run_folder.file_names import IMAGE, PAGE, RANKING, REPORT
-from orchestrator.run_folder.load_results import results_of
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.run_folder.run_results import RunResults
+from orchestrator.run_folder.run_results import RunResults, results_of
 from orchestrator.spec.sweep_spec import SweepSpec
 
 

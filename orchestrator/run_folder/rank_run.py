@@ -20,7 +20,7 @@ from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
 from orchestrator.request import BatchOption, PathText
 from orchestrator.run_folder.learning_log import learned_file, learned_in
-from orchestrator.run_folder.load_results import plan_of, run_and_prices
+from orchestrator.run_folder.plan_and_prices import plan_of, run_and_prices
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.job_options import (
     AUTO,

@@ -4,7 +4,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -13,7 +13,6 @@ from orchestrator.datasets.lengths import DataLengths
 from orchestrator.planning.faults import Faults
 from orchestrator.planning.node_pricing import NodeRentals
 from orchestrator.planning.plan import Plan
-from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.run_folder.file_names import (
     CATALOG,
     FAULTS,
@@ -44,6 +43,9 @@ from trials.records.log_reader import LineReader
 from trials.records.model import Model
 from trials.records.observation import Observation
 from trials.records.profile import Logged, Profiled, profile_or_none
+
+if TYPE_CHECKING:
+    from orchestrator.ranking.ranked_offer import Ranking
 
 K = TypeVar("K")
 
@@ -134,8 +136,10 @@ class RunFolder:
         remedy = "delete it: it holds no measurements"
         return self._kept(FAULTS, Faults, "a list of faults", remedy) or Faults()
 
-    def ranking(self) -> Ranking | None:
+    def ranking(self) -> "Ranking | None":
         """Ranking as the sweep or ``rank`` wrote it; None before the first."""
+        from orchestrator.ranking.ranked_offer import Ranking  # noqa: PLC0415 - few commands need it
+
         return self._kept(RANKING, Ranking, "a ranking", "write it anew by rank")
 
     def rented(self) -> NodeRentals:
@@ -216,8 +220,12 @@ class RunFolder:
 def _without_repeats(logged: Iterable[L]) -> Iterator[L]:
     """The first of all records of a key: two objects, or a log joined by hand, may repeat one."""
     keys: dict[Cell, set[tuple[object, ...]]] = defaultdict(set)
+    cell = None
     for record in logged:
-        of_cell, key = keys[record.cell], record.key_in_cell
+        if record.cell is not cell:  # most follow another one of their cell
+            cell = record.cell
+            of_cell = keys[cell]
+        key = record.key_in_cell
         if key not in of_cell:
             of_cell.add(key)
             yield record

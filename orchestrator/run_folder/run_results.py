@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from fitting.families.cell_step_time import StepTimeSource
 from fitting.families.records import FamilyFit
 from fitting.fit import Fits, fit_observations
-from fitting.learning_curves import LearningCurve
+from fitting.learning_curves import LearningCurve, curves
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.faults import NO_FAULTS, Faults
 from orchestrator.planning.node_pricing import NOT_SAID, NodePrices, NodeRentals
@@ -22,6 +22,9 @@ from orchestrator.pricing.price_history import PriceCourse
 from orchestrator.ranking.priced_cells import RankingInputs
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.ranking.ranking import rank
+from orchestrator.run_folder.learning_log import learned_in
+from orchestrator.run_folder.plan_and_prices import plan_of
+from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell, by_cell
 from trials.records.log_reader import LineReader
@@ -168,6 +171,43 @@ class RunResults:
     @cached_property
     def _by_cell(self) -> defaultdict[Cell, list[Observation]]:
         return by_cell(self.observed)
+
+
+def results_of(  # noqa: PLR0913 - a run by its parts, and two options
+    folder: RunFolder,
+    spec: SweepSpec,
+    catalog: Catalog,
+    today: date,
+    plan: Plan | None = None,
+    *,
+    in_full: bool = False,
+) -> RunResults:
+    """Results of a run, by its files.
+
+    Args:
+        folder: the run.
+        spec: its specification.
+        catalog: GPUs and prices to rank by.
+        today: date for the drift of prices.
+        plan: plan that a driver has left; None for the plan by the files.
+        in_full: whether to keep what only reports show also of cells that they do not show.
+    """
+    cells = spec.all_cells()
+    brief = () if in_full else {*cells}.difference(first_cells(cells))
+    logged = folder.logged(LineReader(brief=brief, cells=cells))
+    observations = [record for record in logged if not isinstance(record, Profiled)]
+    return RunResults(
+        spec,
+        catalog,
+        plan or plan_of(folder, spec, observations),
+        observations,
+        profiled=[record for record in logged if isinstance(record, Profiled)],
+        learned=curves(learned_in(folder)),
+        faults=folder.faults(),
+        rented=folder.rented(),
+        notes=folder.notes(),
+        today=today,
+    )
 
 
 def first_cells(cells: Sequence[Cell], most: int = MOST_CELLS) -> list[Cell]:

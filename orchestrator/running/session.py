@@ -9,8 +9,8 @@ from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.spending import Meter
-from orchestrator.run_folder.load_results import spending_meter
 from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.plan_and_prices import spending_meter
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.progress import Progress
 from orchestrator.spec.sweep_spec import SweepSpec

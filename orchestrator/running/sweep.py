@@ -21,8 +21,8 @@ from orchestrator.ray_backend.tune_loggers import Tool, check_tools
 from orchestrator.reporting.write_reports import write_derived_files
 from orchestrator.request import PathText
 from orchestrator.run_folder.file_names import RENTED
-from orchestrator.run_folder.load_results import node_prices, run_and_prices
 from orchestrator.run_folder.observation_writer import ObservationWriter
+from orchestrator.run_folder.plan_and_prices import node_prices, run_and_prices
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.running.driver import measure
 from orchestrator.running.recipe_choices import with_chosen_recipes

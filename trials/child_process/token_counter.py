@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from trials.child_process.environment import child_environment
-from trials.records.learning import Conversation
 from trials.records.model import hub_is_reached
 
 CHILD = (sys.executable, "-m", "trials.training.tokenizer_worker")
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "tekken")  # prefixes of their names
 
-RenderedExample = str | Conversation
+RenderedExample = str | Sequence[Mapping[str, Any]]
 
 
 class TokenizerError(ValueError):

@@ -173,6 +173,10 @@ S = TypeVar("S", bound=OfCell)
 def by_cell(records: Iterable[S]) -> defaultdict[Cell, list[S]]:
     """Group records by cell, in their order; a cell without records has an empty list."""
     groups: defaultdict[Cell, list[S]] = defaultdict(list)
+    cell = None
     for record in records:
-        groups[record.cell].append(record)
+        if record.cell is not cell:  # most follow another one of their cell
+            cell = record.cell
+            group = groups[cell]
+        group.append(record)
     return groups

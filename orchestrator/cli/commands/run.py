@@ -14,12 +14,12 @@ from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.reporting.sections.trouble_section import slow_nodes_text, trouble_lines
 from orchestrator.request import request_of
 from orchestrator.run_folder.file_names import IMAGE, PAGE, REPORT
-from orchestrator.run_folder.load_results import plan_of, results_of, run_and_prices
+from orchestrator.run_folder.plan_and_prices import plan_of, run_and_prices
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.run_storage import distinct_names
 from trials.records.cell import by_cell
 from trials.records.log_reader import LineReader
-from trials.records.observation import Observation, largest_batch
+from trials.records.observation import largest_batch
 from trials.records.profile import Profiled
 
 
@@ -57,6 +57,7 @@ def run_report(options: argparse.Namespace) -> int:
     if options.url is not None and not options.image:
         raise UserError("--url is of the picture's preview: give --image, too")
     from orchestrator.reporting.write_reports import write_pages
+    from orchestrator.run_folder.run_results import results_of
 
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
@@ -78,6 +79,7 @@ def _compare(options: argparse.Namespace) -> int:
     """Compare two runs."""
     from orchestrator.reporting.comparison import compare, comparison_markdown
     from orchestrator.reporting.html_report import html_comparison
+    from orchestrator.run_folder.run_results import results_of
 
     folders = [RunFolder.existing(path) for path in (options.run, options.other)]
     results = []
@@ -99,7 +101,7 @@ def run_status(options: argparse.Namespace) -> int:
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     cells = spec.all_cells()
     logged = folder.logged(LineReader(brief=cells, steps=False, cells=cells))
-    observations = [record for record in logged if isinstance(record, Observation)]
+    observations = [record for record in logged if not isinstance(record, Profiled)]
     plan = plan_of(folder, spec, observations)
     complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()

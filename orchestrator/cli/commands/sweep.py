@@ -32,7 +32,7 @@ from orchestrator.reporting.sections.next_measurement_section import (
 from orchestrator.reporting.sections.trouble_section import trouble_lines
 from orchestrator.request import request_of
 from orchestrator.run_folder.file_names import PAGE, REPORT, SPEC
-from orchestrator.run_folder.load_results import (
+from orchestrator.run_folder.plan_and_prices import (
     node_prices,
     plan_of,
     run_and_prices,

@@ -1,9 +1,7 @@
-"""Plan, prices, costs and results of a run, by the files in its folder."""
+"""Plan, prices and costs of a run, by the files in its folder."""
 
 from collections.abc import Sequence
-from datetime import date
 
-from fitting.learning_curves import curves
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.cluster_resources import this_machine
 from orchestrator.planning.node_pricing import NodePrices
@@ -11,50 +9,9 @@ from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.planning.spending import Meter
 from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.pricing.prices_in_use import PriceOptions, PricesInUse
-from orchestrator.run_folder.learning_log import learned_in
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.run_folder.run_results import RunResults, first_cells
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.log_reader import LineReader
 from trials.records.observation import Observation
-from trials.records.profile import Profiled
-
-
-def results_of(  # noqa: PLR0913 - a run by its parts, and two options
-    folder: RunFolder,
-    spec: SweepSpec,
-    catalog: Catalog,
-    today: date,
-    plan: Plan | None = None,
-    *,
-    in_full: bool = False,
-) -> RunResults:
-    """Results of a run, by its files.
-
-    Args:
-        folder: the run.
-        spec: its specification.
-        catalog: GPUs and prices to rank by.
-        today: date for the drift of prices.
-        plan: plan that a driver has left; None for the plan by the files.
-        in_full: whether to keep what only reports show also of cells that they do not show.
-    """
-    cells = spec.all_cells()
-    brief = () if in_full else {*cells}.difference(first_cells(cells))
-    logged = folder.logged(LineReader(brief=brief, cells=cells))
-    observations = [record for record in logged if isinstance(record, Observation)]
-    return RunResults(
-        spec,
-        catalog,
-        plan or plan_of(folder, spec, observations),
-        observations,
-        profiled=[record for record in logged if isinstance(record, Profiled)],
-        learned=curves(learned_in(folder)),
-        faults=folder.faults(),
-        rented=folder.rented(),
-        notes=folder.notes(),
-        today=today,
-    )
 
 
 def run_and_prices(folder: RunFolder, options: PriceOptions) -> tuple[PricesInUse, SweepSpec]:
