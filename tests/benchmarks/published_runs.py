@@ -13,7 +13,7 @@ import csv
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,9 +187,14 @@ def _each(one: Comparison) -> tuple[object, ...]:
 
 
 def compared_runs(
-    path: Path, wheels: Path
+    path: Path, wheels: Path, run_of: Callable[[Row], Run] = run_of
 ) -> tuple[list[Comparison], Counter[tuple[str, str]], int]:
     """Comparisons of a file's runs, the rows that are not expressed, and the number of rows.
+
+    Args:
+        path: the file.
+        wheels: folder of the old libraries' wheels.
+        run_of: recipe and model of a row.
 
     Raises:
         TraceError: a run that a recipe expresses cannot be traced.

@@ -144,6 +144,29 @@ def _leave_unchecked() -> None:
     fake_model.TracedCensus.check = unchecked  # type: ignore[method-assign]
 
 
+def qwen_loss(_: Path) -> None:
+    """Replace the loss by that of Qwen's model."""
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+        shifted = logits[..., :-1, :].contiguous()
+        targets = labels[..., 1:].contiguous().view(-1)
+        return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]).float(), targets)
+
+    loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
+
+
+def transformers_4(_: Path) -> None:
+    """Replace the loss by that of transformers 4.36 to 4.48."""
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+        logits = logits.float()
+        shifted = logits[..., :-1, :].contiguous()
+        targets = labels[..., 1:].contiguous().view(-1)
+        return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), targets)
+
+    loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
+
+
 def qwen(wheels: Path) -> None:
     """Replace AdamW by that of PyTorch 2.0, and the loss by that of Qwen's model."""
     wheel, namespace = "torch-2.0.1", vars(import_module("torch.optim.optimizer")) | vars(math)
@@ -163,16 +186,17 @@ def qwen(wheels: Path) -> None:
         assert not has_complex
         own(*tensors, **options)
 
-    def loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
-        shifted = logits[..., :-1, :].contiguous()
-        targets = labels[..., 1:].contiguous().view(-1)
-        return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]).float(), targets)
-
     adam._multi_tensor_adam = update
-    loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
+    qwen_loss(wheels)
 
 
-STACKS = {"litgpt": litgpt, "litgpt-4bit": litgpt_4bit, "qwen": qwen}
+STACKS = {
+    "litgpt": litgpt,
+    "litgpt-4bit": litgpt_4bit,
+    "qwen": qwen,
+    "qwen-loss": qwen_loss,
+    "transformers-4": transformers_4,
+}
 
 if __name__ == "__main__":
     STACKS[sys.argv.pop(1)](Path(sys.argv.pop(1)))
