@@ -13,6 +13,12 @@ from trials.recipes.recipe import Recipe
 SHORTEST_NEWS, NEWS_MEAN, NEWS_DEVIATION = 91, 3234.4, 2547.5
 """Tokens of the news in ms-swift's benchmark, as it publishes them."""
 NEWS_EXAMPLES = 1000
+STACKS: dict[str, OldStack] = {
+    "Qwen": "qwen-loss",
+    "transformers 4.45": "transformers-4.45",
+    "transformers 4.48": "transformers-4.48",
+}
+"""Old stack of a loss."""
 
 
 def _lit_gpt(row: Row) -> Run:
@@ -42,10 +48,8 @@ def _fms(row: Row) -> Run:
         "max_grad_norm": 1.0,
         "precision": row["precision"],
     }
-    if row["model"] == "mixtral-8x7b":
-        fields["experts"] = "looped"
-    seq_len = int(row["seq_len"])
-    return Run(Recipe(**fields), model_of(row), seq_len, row["framework"], stack="transformers-4")
+    seq_len, stack = int(row["seq_len"]), STACKS[row["loss"]]
+    return Run(Recipe(**fields), model_of(row), seq_len, row["framework"], stack=stack)
 
 
 def _swift(row: Row) -> Run:
@@ -57,13 +61,13 @@ def _swift(row: Row) -> Run:
     fields = stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 0.5}
     if row["method"] != "full":
         fields["lora_dropout"] = 0.05
-    stack: OldStack = "qwen-loss" if row["model"].startswith("qwen") else "transformers-4"
     longest = int(row["seq_len"])
     tokens = np.arange(SHORTEST_NEWS, longest + 1)
     shape = (NEWS_MEAN / NEWS_DEVIATION) ** 2
     density = stats.gamma.pdf(tokens, shape, scale=NEWS_MEAN / shape)
     lengths = Lengths(tokens.astype(np.float64), density / density.sum())
     drawn = drawn_lengths(lengths, NEWS_EXAMPLES, grouped=False).batches
+    stack = STACKS[row["loss"]]
     return Run(Recipe(**fields), model_of(row), longest, row["framework"], drawn, stack)
 
 

@@ -155,16 +155,32 @@ def qwen_loss(_: Path) -> None:
     loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
 
 
-def transformers_4(_: Path) -> None:
-    """Replace the loss by that of transformers 4.36 to 4.48."""
+def _shifted_loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+    logits = logits.float()
+    shifted = logits[..., :-1, :].contiguous()
+    targets = labels[..., 1:].contiguous().view(-1)
+    return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), targets)
 
-    def loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+
+def transformers_4_48(_: Path) -> None:
+    """Replace the loss by that of transformers 4.48, whose model keeps the logits it cast."""
+    loss_utils.LOSS_MAPPING["ForCausalLM"] = _shifted_loss
+
+
+def transformers_4_45(_: Path) -> None:
+    """Replace head and loss by those of transformers to 4.45, whose model casts the logits."""
+
+    def loss(model: nn.Module, batch: TaskBatch, _: Recipe) -> torch.Tensor:
+        base: Any = base_of(model)
+        hidden = base.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        logits = base.get_output_embeddings()(hidden)
+        if hasattr(base.config, "logits_scaling"):
+            logits = logits / base.config.logits_scaling
         logits = logits.float()
-        shifted = logits[..., :-1, :].contiguous()
-        targets = labels[..., 1:].contiguous().view(-1)
-        return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), targets)
+        return _shifted_loss(logits, batch.labels)
 
-    loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
+    trace.task_loss = loss
+    _leave_unchecked()
 
 
 def qwen(wheels: Path) -> None:
@@ -195,7 +211,8 @@ STACKS = {
     "litgpt-4bit": litgpt_4bit,
     "qwen": qwen,
     "qwen-loss": qwen_loss,
-    "transformers-4": transformers_4,
+    "transformers-4.45": transformers_4_45,
+    "transformers-4.48": transformers_4_48,
 }
 
 if __name__ == "__main__":

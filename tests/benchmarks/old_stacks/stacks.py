@@ -30,8 +30,11 @@ qwen: PyTorch 2.0 and Qwen's own model.
 
 qwen-loss: Qwen's loss alone, for its model under PyTorch 2.1, whose AdamW is as the installed one.
 
-transformers-4: the loss of transformers 4.36 to 4.48. It casts all logits to fp32, and copies those
-    without the last token's.
+transformers-4.48: the loss of transformers 4.46 to 4.48. It casts all logits to fp32, and copies
+    those without the last token's.
+
+transformers-4.45: the same up to 4.45, where the model casts the logits, so that those in 16 bits
+    are freed. (Added after the first errors.)
 
 Models, adapters and attention are those of the installed libraries in all of them. LitGPT repeats
 keys and values to the number of queries' heads and has one dropout for queries, keys and values;
@@ -46,7 +49,9 @@ from typing import Literal
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChildren, cache_folder
 
-OldStack = Literal["litgpt", "litgpt-4bit", "qwen", "qwen-loss", "transformers-4"]
+OldStack = Literal[
+    "litgpt", "litgpt-4bit", "qwen", "qwen-loss", "transformers-4.45", "transformers-4.48"
+]
 CHILD = Path(__file__).with_name("child.py")
 
 
