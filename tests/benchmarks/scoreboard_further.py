@@ -105,8 +105,10 @@ def _run_row(one: Scored) -> tuple[object, ...]:
 def further_tables(runs: Sequence[Scored]) -> tuple[str, str]:
     """Tables of the summary and of the runs."""
     summary = ("figure", "runs of", "runs", "median", "largest", "bias")
-    columns = ("source", "model", "recipe", "batch", "GPU")
-    columns += ("predicted GiB", "published GiB", "error", "step time")
+    columns = (
+        *("source", "model", "recipe", "batch", "GPU"),
+        *("predicted GiB", "published GiB", "error", "step time"),
+    )
     return table(summary, further_summary(runs)), table(columns, map(_run_row, runs))
 
 
