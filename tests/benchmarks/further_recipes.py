@@ -48,6 +48,8 @@ def _fms(row: Row) -> Run:
         "max_grad_norm": 1.0,
         "precision": row["precision"],
     }
+    if row["model"] == "mixtral-8x7b":
+        fields["experts"] = "looped"
     seq_len, stack = int(row["seq_len"]), STACKS[row["loss"]]
     return Run(Recipe(**fields), model_of(row), seq_len, row["framework"], stack=stack)
 

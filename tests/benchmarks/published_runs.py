@@ -69,6 +69,8 @@ def simulated_run(row: Row, run: Run, traces: Traces) -> SimulatedCell:
         simulated=True,
         model=run.model.name,
         recipe=with_defaults(run.recipe, run.model, gpu),
+        experts=run.model.experts,
+        active_experts=run.model.active_experts,
         seq_len=run.seq_len,
     )
     simulated = SimulatedCell(cell, run.model, traces)

@@ -155,7 +155,7 @@ def qwen_loss(_: Path) -> None:
     loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
 
 
-def _shifted_loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+def _shifted_loss(logits: torch.Tensor, labels: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()
     targets = labels[..., 1:].contiguous().view(-1)
