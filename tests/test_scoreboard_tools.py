@@ -72,7 +72,7 @@ def test_the_page_shows_the_further_runs() -> None:
 
 def test_a_further_run_out_of_memory_has_no_error() -> None:
     """It counts as predicted or not, but in no median."""
-    recipe = {"framework": "a", "model": "m", "method": "lora", "lora_rank": "8", "batch_size": "4"}
+    recipe = {"framework": "a", "run": "m", "method": "lora", "lora_rank": "8", "batch_size": "4"}
     recipe |= {"quantisation": "", "precision": "bf16", "seq_len": "16", "gpu": "T4", "stack": ""}
     predicted = {"gib": "20", "out_of_memory": "yes", "step_seconds": "2"}
     out = Scored(recipe, predicted, {"gib": "", "step_seconds": ""})
@@ -80,7 +80,7 @@ def test_a_further_run_out_of_memory_has_no_error() -> None:
     assert out.error("gib") is None
     assert fits.error("step_seconds") == -0.5
     summary, runs = further_tables([fits, out])
-    assert [c.strip() for c in runs.splitlines()[-1].split("|")][6:9] == [
+    assert [c.strip() for c in runs.splitlines()[-1].split("|")][5:8] == [
         *("out of memory", "out of memory", ""),
     ]
     lines = [[cell.strip() for cell in line.split("|")] for line in summary.splitlines()]

@@ -90,8 +90,7 @@ def _run_row(one: Scored) -> tuple[object, ...]:
     error = one.error("gib")
     time = one.error("step_seconds")
     return (
-        recipe["framework"],
-        recipe["model"],
+        recipe["run"],
         ", ".join(filter(None, details)),
         f"{recipe['batch_size']} x {recipe['seq_len']}",
         recipe["gpu"],
@@ -106,7 +105,7 @@ def further_tables(runs: Sequence[Scored]) -> tuple[str, str]:
     """Tables of the summary and of the runs."""
     summary = ("figure", "runs of", "runs", "median", "largest", "bias")
     columns = (
-        *("source", "model", "recipe", "batch", "GPU"),
+        *("run", "recipe", "batch", "GPU"),
         *("predicted GiB", "published GiB", "error", "step time"),
     )
     return table(summary, further_summary(runs)), table(columns, map(_run_row, runs))
