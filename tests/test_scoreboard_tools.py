@@ -7,6 +7,12 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 from scoreboard import measured_gpu_keys, timed_runs  # noqa: E402 - its folder is no package
+from scoreboard_further import (  # noqa: E402 - as above
+    Scored,
+    further_section,
+    further_tables,
+    scored_runs,
+)
 from scoreboard_tools import FOLDER, group_row, own_rows, published_tables  # noqa: E402 - as above
 
 PAGE = BENCHMARKS.parents[1] / "docs" / "accuracy.md"
@@ -50,3 +56,32 @@ def test_an_error_is_that_of_the_reserved_memory() -> None:
     assert [c.strip() for c in shown.splitlines()[-1].split("|")][4:8] == [
         *("10.00", "+2.0%", "+50%", "no adapters"),
     ]
+
+
+def test_every_further_run_has_a_prediction_and_a_figure() -> None:
+    """No run is left out where it is predicted badly."""
+    runs = scored_runs()
+    assert all(one.predicted["gib"] for one in runs)
+    assert len({one.recipe["run"] for one in runs}) == len(runs) > 0
+
+
+def test_the_page_shows_the_further_runs() -> None:
+    """With the figures of the files, the worst first."""
+    assert further_section() in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_further_run_out_of_memory_has_no_error() -> None:
+    """It counts as predicted or not, but in no median."""
+    recipe = {"framework": "a", "run": "m", "method": "lora", "lora_rank": "8", "batch_size": "4"}
+    recipe |= {"quantisation": "", "precision": "bf16", "seq_len": "16", "gpu": "T4", "stack": ""}
+    predicted = {"gib": "20", "out_of_memory": "yes", "step_seconds": "2"}
+    out = Scored(recipe, predicted, {"gib": "", "step_seconds": ""})
+    fits = Scored(recipe, predicted | {"out_of_memory": ""}, {"gib": "16", "step_seconds": "4"})
+    assert out.error("gib") is None
+    assert fits.error("step_seconds") == -0.5
+    summary, runs = further_tables([fits, out])
+    assert [c.strip() for c in runs.splitlines()[-1].split("|")][5:8] == [
+        *("out of memory", "out of memory", ""),
+    ]
+    lines = [[cell.strip() for cell in line.split("|")] for line in summary.splitlines()]
+    assert ["", "memory", "a, LoRA", "1", "25.0%", "25.0%", "+25.0%", ""] in lines

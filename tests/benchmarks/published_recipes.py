@@ -85,7 +85,8 @@ class NotExpressedError(ValueError):
     """No recipe expresses the row; one line on the missing options."""
 
 
-def _model(row: Row, **changes: Any) -> Model:
+def model_of(row: Row, **changes: Any) -> Model:
+    """Model of a row, with changes of its configuration."""
     name = row["model"]
     if name in SHAPES:
         return Model(name=name, source="as published", config=SHAPES[name] | changes)
@@ -93,7 +94,7 @@ def _model(row: Row, **changes: Any) -> Model:
     return model.model_copy(update={"config": model.config | changes})
 
 
-def _stated(row: Row) -> dict[str, Any]:
+def stated(row: Row) -> dict[str, Any]:
     """Fields of a recipe that the row states."""
     fields: dict[str, Any] = {
         "method": row["method"],
@@ -114,7 +115,7 @@ def _alpaca(longest: int) -> Lengths:
     return Lengths(tokens, np.interp(tokens, *np.array(ALPACA).T)).cut(longest)
 
 
-def _drawn_lengths(lengths: Lengths, examples: int, *, grouped: bool) -> DrawnLengths:
+def drawn_lengths(lengths: Lengths, examples: int, *, grouped: bool) -> DrawnLengths:
     """Lengths of an epoch of this many examples in batches padded to their longest one."""
     tokens = lengths.tokens.astype(int).tolist()
     of_each = np.rint(1e6 * lengths.examples).astype(int).tolist()  # whole numbers, one scale
@@ -127,9 +128,9 @@ def _drawn_lengths(lengths: Lengths, examples: int, *, grouped: bool) -> DrawnLe
     )
 
 
-def _random_batches(lengths: Lengths) -> Drawn:
+def random_batches(lengths: Lengths) -> Drawn:
     """Random batches padded to their longest example, the longest of all in the last one."""
-    return _drawn_lengths(lengths, round(lengths.examples.sum()), grouped=False).batches
+    return drawn_lengths(lengths, round(lengths.examples.sum()), grouped=False).batches
 
 
 def _sorted_batches(row: Row) -> Drawn:
@@ -146,7 +147,7 @@ def _sorted_batches(row: Row) -> Drawn:
 
     def drawn(batch_size: int, seed: int) -> list[DrawnBatch]:
         examples = 20 * 4 * batch_size  # as many as are sorted 20 batches at a time
-        _, _, *batches = _drawn_lengths(lengths, examples, grouped=True).batches(batch_size, seed)
+        _, _, *batches = drawn_lengths(lengths, examples, grouped=True).batches(batch_size, seed)
         return [DrawnBatch(longest, is_padded=True)] * 2 + batches[:9]
 
     return drawn
@@ -154,11 +155,11 @@ def _sorted_batches(row: Row) -> Drawn:
 
 def _peft(row: Row) -> Run:
     """Run of PEFT's method comparison: plain AdamW, clipping, adapters in fp32, no autocast."""
-    fields = _stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 1.0}
+    fields = stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 1.0}
     if row["method"] != "full":
         fields |= {"adapter_dtype": "fp32", "dora": "DoRA" in row["missing_options"]}
     drawn = _sorted_batches(row)
-    return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "PEFT's loop", drawn)
+    return Run(Recipe(**fields), model_of(row), int(row["seq_len"]), "PEFT's loop", drawn)
 
 
 def _litgpt(row: Row) -> Run:
@@ -167,7 +168,7 @@ def _litgpt(row: Row) -> Run:
     Its 4-bit runs use the paged AdamW. Head and embeddings are separate in all its models. Its own
     code computes attention with soft-capping (Gemma 2), and GELU in one kernel.
     """
-    fields = _stated(row)
+    fields = stated(row)
     changes: dict[str, Any] = {"tie_word_embeddings": False}
     if row["model"].startswith("gemma2"):
         fields["attention"] = "eager"
@@ -183,7 +184,7 @@ def _litgpt(row: Row) -> Run:
     if row["method"] == "qlora":
         fields |= {"optimizer": "paged_adamw_32bit", "double_quantisation": False}
         group, stack = "LitGPT, 4-bit by bitsandbytes 0.42", "litgpt-4bit"
-    return Run(Recipe(**fields), _model(row, **changes), 512, group, stack=stack)
+    return Run(Recipe(**fields), model_of(row, **changes), 512, group, stack=stack)
 
 
 def _fms(row: Row) -> Run:
@@ -192,9 +193,9 @@ def _fms(row: Row) -> Run:
     It trains in fp16 without autocast, which takes as many bytes as bf16. A padding-free batch is
     one sequence of all its examples, as a packed one is.
     """
-    fields = _stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 1.0}
+    fields = stated(row) | {"optimizer": "adamw_foreach", "max_grad_norm": 1.0}
     fields["packing"] = "padding-free" in row["missing_options"]
-    return Run(Recipe(**fields), _model(row), ANY_LENGTH, "fms-hf-tuning")
+    return Run(Recipe(**fields), model_of(row), ANY_LENGTH, "fms-hf-tuning")
 
 
 def _torchao(row: Row) -> Run:
@@ -208,8 +209,8 @@ def _torchao(row: Row) -> Run:
         "ao 8-bit": "torchao_adamw_8bit",
         "ao 4-bit": "torchao_adamw_4bit",
     }
-    fields = _stated(row) | {"optimizer": optimizers[row["optimizer"]]}
-    return Run(Recipe(**fields), _model(row), ALPACA_LONGEST, "torchtune")
+    fields = stated(row) | {"optimizer": optimizers[row["optimizer"]]}
+    return Run(Recipe(**fields), model_of(row), ALPACA_LONGEST, "torchtune")
 
 
 def _torchtune(row: Row) -> Run:
@@ -217,10 +218,10 @@ def _torchtune(row: Row) -> Run:
 
     The tutorial is of April 2024 (torchtune ff594c23), whose ``alpaca_cleaned_dataset`` truncates.
     """
-    fields = _stated(row) | {"optimizer": "adamw_foreach"}
+    fields = stated(row) | {"optimizer": "adamw_foreach"}
     longest = int(row["seq_len"])
-    drawn = _random_batches(_alpaca(longest))
-    return Run(Recipe(**fields), _model(row), longest, "torchtune", drawn)
+    drawn = random_batches(_alpaca(longest))
+    return Run(Recipe(**fields), model_of(row), longest, "torchtune", drawn)
 
 
 def _qwen(row: Row) -> Run:
@@ -230,7 +231,7 @@ def _qwen(row: Row) -> Run:
     0.5, whose adapters are fp32 and whose copies of modules have the dtype of the original. The
     layers are those of Qwen2 but for queries, keys and values, which are one product.
     """
-    fields = _stated(row) | {
+    fields = stated(row) | {
         "lora_targets": ("all-linear",),
         "lora_dropout": 0.05,
         "modules_to_save": ("embed_tokens", "lm_head"),
@@ -239,7 +240,7 @@ def _qwen(row: Row) -> Run:
         "optimizer": "adamw_foreach",
         "max_grad_norm": 1.0,
     }
-    return Run(Recipe(**fields), _model(row), int(row["seq_len"]), "Qwen's script", stack="qwen")
+    return Run(Recipe(**fields), model_of(row), int(row["seq_len"]), "Qwen's script", stack="qwen")
 
 
 FRAMEWORKS: dict[str, Callable[[Row], Run]] = {
@@ -272,11 +273,11 @@ def run_of(row: Row) -> Run:
 
 
 def published_gib(row: Row) -> float | None:
-    """Published memory in GiB; None where the run was out of memory.
+    """Published memory in GiB; None where the run was out of memory, or is not measured yet.
 
     Until August 2024 torchtune logged memory in units of 1e9 bytes, which its tutorial copied.
     """
-    if not row["peak_gib"]:
+    if not row.get("peak_gib"):
         return None
     figure = float(row["peak_gib"])
     is_tutorial = row["framework"] == "torchtune" and row["peak_kind"] == "torch reserved"

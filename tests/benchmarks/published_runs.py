@@ -13,7 +13,7 @@ import csv
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,8 @@ def simulated_run(row: Row, run: Run, traces: Traces) -> SimulatedCell:
         simulated=True,
         model=run.model.name,
         recipe=with_defaults(run.recipe, run.model, gpu),
+        experts=run.model.experts,
+        active_experts=run.model.active_experts,
         seq_len=run.seq_len,
     )
     simulated = SimulatedCell(cell, run.model, traces)
@@ -187,9 +189,14 @@ def _each(one: Comparison) -> tuple[object, ...]:
 
 
 def compared_runs(
-    path: Path, wheels: Path
+    path: Path, wheels: Path, run_of: Callable[[Row], Run] = run_of
 ) -> tuple[list[Comparison], Counter[tuple[str, str]], int]:
     """Comparisons of a file's runs, the rows that are not expressed, and the number of rows.
+
+    Args:
+        path: the file.
+        wheels: folder of the old libraries' wheels.
+        run_of: recipe and model of a row.
 
     Raises:
         TraceError: a run that a recipe expresses cannot be traced.

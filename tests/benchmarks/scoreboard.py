@@ -4,7 +4,8 @@
 
 Reads gpu_runs/measured-*.jsonl and the predictions that were committed before (predicted-*.csv),
 predicts the same runs again by today's code, and prints or writes the page. What other tools
-predict for them is read from other_tools/errors.json (``other_tools.py``).
+predict for them is read from other_tools/errors.json (``other_tools.py``), and what is predicted
+for further published runs from further_runs (``further_runs.py``).
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_runs import FOLDER, Prediction, observations_of, predictions, runs_on
+from scoreboard_further import further_section
 from scoreboard_tools import section
 
 from gpu_catalog.catalog import load_catalog
@@ -214,7 +216,7 @@ def main() -> None:
     by_gpu = {key: compared(key) for key in measured_gpu_keys()}
     pages = [page(key, rows) for key, rows in by_gpu.items()]
     tools = beside_tools([one for rows in by_gpu.values() for one in rows])
-    text = "\n".join((introduction, *pages, notes, tools, never_run()))
+    text = "\n".join((introduction, *pages, notes, tools, further_section(), never_run()))
     if options.page is None:
         sys.stdout.write(text)
     else:

@@ -144,6 +144,45 @@ def _leave_unchecked() -> None:
     fake_model.TracedCensus.check = unchecked  # type: ignore[method-assign]
 
 
+def qwen_loss(_: Path) -> None:
+    """Replace the loss by that of Qwen's model."""
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+        shifted = logits[..., :-1, :].contiguous()
+        targets = labels[..., 1:].contiguous().view(-1)
+        return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]).float(), targets)
+
+    loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
+
+
+def _shifted_loss(logits: torch.Tensor, labels: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    logits = logits.float()
+    shifted = logits[..., :-1, :].contiguous()
+    targets = labels[..., 1:].contiguous().view(-1)
+    return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), targets)
+
+
+def transformers_4_48(_: Path) -> None:
+    """Replace the loss by that of transformers 4.48, whose model keeps the logits it cast."""
+    loss_utils.LOSS_MAPPING["ForCausalLM"] = _shifted_loss
+
+
+def transformers_4_45(_: Path) -> None:
+    """Replace head and loss by those of transformers to 4.45, whose model casts the logits."""
+
+    def loss(model: nn.Module, batch: TaskBatch, _: Recipe) -> torch.Tensor:
+        base: Any = base_of(model)
+        hidden = base.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        logits = base.get_output_embeddings()(hidden)
+        if hasattr(base.config, "logits_scaling"):
+            logits = logits / base.config.logits_scaling
+        logits = logits.float()
+        return _shifted_loss(logits, batch.labels)
+
+    trace.task_loss = loss
+    _leave_unchecked()
+
+
 def qwen(wheels: Path) -> None:
     """Replace AdamW by that of PyTorch 2.0, and the loss by that of Qwen's model."""
     wheel, namespace = "torch-2.0.1", vars(import_module("torch.optim.optimizer")) | vars(math)
@@ -163,16 +202,18 @@ def qwen(wheels: Path) -> None:
         assert not has_complex
         own(*tensors, **options)
 
-    def loss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
-        shifted = logits[..., :-1, :].contiguous()
-        targets = labels[..., 1:].contiguous().view(-1)
-        return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]).float(), targets)
-
     adam._multi_tensor_adam = update
-    loss_utils.LOSS_MAPPING["ForCausalLM"] = loss
+    qwen_loss(wheels)
 
 
-STACKS = {"litgpt": litgpt, "litgpt-4bit": litgpt_4bit, "qwen": qwen}
+STACKS = {
+    "litgpt": litgpt,
+    "litgpt-4bit": litgpt_4bit,
+    "qwen": qwen,
+    "qwen-loss": qwen_loss,
+    "transformers-4.45": transformers_4_45,
+    "transformers-4.48": transformers_4_48,
+}
 
 if __name__ == "__main__":
     STACKS[sys.argv.pop(1)](Path(sys.argv.pop(1)))

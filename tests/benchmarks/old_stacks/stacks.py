@@ -28,7 +28,15 @@ qwen: PyTorch 2.0 and Qwen's own model.
     ``_multi_tensor_adamw`` is PyTorch's own of 2.0.1. The loss copies the logits without those of
     the last token; autocast casts the copy to fp32.
 
-Models, adapters and attention are those of the installed libraries in all three. LitGPT repeats
+qwen-loss: Qwen's loss alone, for its model under PyTorch 2.1, whose AdamW is as the installed one.
+
+transformers-4.48: the loss of transformers 4.46 to 4.48. It casts all logits to fp32, and copies
+    those without the last token's.
+
+transformers-4.45: the same up to 4.45, where the model casts the logits, so that those in 16 bits
+    are freed. (Added after the first errors.)
+
+Models, adapters and attention are those of the installed libraries in all of them. LitGPT repeats
 keys and values to the number of queries' heads and has one dropout for queries, keys and values;
 Qwen's model has one product for them. Neither is simulated.
 """
@@ -41,7 +49,9 @@ from typing import Literal
 from trials.simulation.trace_cache import Traces
 from trials.simulation.tracing_child import TracingChildren, cache_folder
 
-OldStack = Literal["litgpt", "litgpt-4bit", "qwen"]
+OldStack = Literal[
+    "litgpt", "litgpt-4bit", "qwen", "qwen-loss", "transformers-4.45", "transformers-4.48"
+]
 CHILD = Path(__file__).with_name("child.py")
 
 
