@@ -67,7 +67,7 @@ def test_every_gpu_of_the_catalog_has_every_rate() -> None:
         for name in ("short", "sustained", "fp32_short", "fp32_sustained"):
             assert 0.2 < rates[f"product_{name}"] < 1.4, (gpu.key, name)
         for name in ("attention", "attention_asynchronous"):
-            assert 0.5 < rates[f"{name}_reached"] < 0.7, (gpu.key, name)
+            assert 0.5 < rates[f"{name}_reached"] < 1.0, (gpu.key, name)
         # A cache's size and speed hold for the measured GPU alone.
         assert (rates["product_cache_mb"] > 0) == (gpu.key == "L40S")
     assert all(row.source and math.isfinite(row.standard_error) for row in kernel_rates())

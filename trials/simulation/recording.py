@@ -61,9 +61,8 @@ class Column(IntEnum):
     FLOPS = 1
     """Floating-point operations; for a dequantisation, the number of weights."""
     ROWS = 2
-    """Rows of a matrix product (rows, inner) x (inner, columns), of which attention's first one is
-    queries by keys; or of an operator that works on rows or on single elements (``clock.moving``);
-    zero for other operators."""
+    """Rows of a matrix product (rows, inner) x (inner, columns), such as attention's of queries and
+    keys, or of an operator that works on rows or single elements (``clock.moving``); else zero."""
     INNER = 3
     """Inner dimension of a product; bytes of a row that another operator reads more than once."""
     COLUMNS = 4

@@ -141,11 +141,6 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self.note_all(already_live)
         self._held = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: a trace compiles nothing, and the wrapper that prevents it is slow."""
-        return False
-
     def made(self, identity: int, size: int) -> None:
         """Record a new storage, unless it was made before the step."""
         if self._held:
