@@ -31,6 +31,7 @@ with own_ray() as folder:
         gcs.kill()
         ray.nodes()
 """
+STARTING = f"{DRIVER.partition('        import ray')[0]}        import time; time.sleep(600)"
 
 
 @pytest.fixture
@@ -131,13 +132,13 @@ def test_a_driver_that_ends_while_ray_starts_leaves_nothing(
     number: signal.Signals, place: Path
 ) -> None:
     """Neither a process, nor the folder."""
-    words = [sys.executable, "-c", DRIVER]
+    words = [sys.executable, "-c", STARTING]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
         while not any(process.name() == GCS for process in named(place)):
             assert driver.poll() is None
         driver.send_signal(number)
         begun = named(place)
-        driver.wait(timeout=60)
-        assert driver.returncode == -number
+        _, printed = driver.communicate(timeout=60)
+        assert driver.returncode == -number, printed.decode()
     assert psutil.wait_procs([*begun, *named(place)], timeout=60)[1] == []
     assert list(place.iterdir()) == []
