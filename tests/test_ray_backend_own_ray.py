@@ -31,7 +31,12 @@ with own_ray() as folder:
         gcs.kill()
         ray.nodes()
 """
-STARTING = f"{DRIVER.partition('        import ray')[0]}        import time; time.sleep(600)"
+# SIGINT is heeded as in a terminal; tests that a shell runs in the background inherit ignoring it.
+STARTING = f"""
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{DRIVER.partition("        import ray")[0]}        time.sleep(600)
+"""
 
 
 @pytest.fixture
