@@ -13,6 +13,8 @@ from gpu_catalog.kernel_rates import (
     nearest_rate,
     rates_of,
 )
+from trials.simulation.clock.attention import attention_rates, rate_names
+from trials.simulation.clock.moving import clocks_per_second
 
 CATALOG = load_catalog()
 
@@ -68,6 +70,13 @@ def test_every_gpu_of_the_catalog_has_every_rate() -> None:
             assert 0.2 < rates[f"product_{name}"] < 1.4, (gpu.key, name)
         for name in ("attention", "attention_asynchronous"):
             assert 0.5 < rates[f"{name}_reached"] < 1.0, (gpu.key, name)
+        # With the exponentials of heads of width 128, attention on a measured GPU reaches less.
+        names_here = rate_names(gpu.compute_capability) or ()
+        if any(row.gpu == gpu.key and row.quantity in names_here for row in kernel_rates()):
+            own = attention_rates(gpu, names_here)
+            exponentials = 4 * 128 * own.scores_per_clock * clocks_per_second(gpu)
+            peak = 1e12 * (gpu.bf16_dense_tflops or math.nan)
+            assert 1 / (1 / own.reached + peak / exponentials) < 0.7, gpu.key
         # A cache's size and speed hold for the measured GPU alone.
         assert (rates["product_cache_mb"] > 0) == (gpu.key == "L40S")
     assert all(row.source and math.isfinite(row.standard_error) for row in kernel_rates())

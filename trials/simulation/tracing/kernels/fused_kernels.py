@@ -19,7 +19,7 @@ from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.kernels.eight_bit_products import eight_bit_products
 from trials.simulation.tracing.kernels.label_log_probs import simulated_log_probs
 from trials.simulation.tracing.kernels.packed_attention import (
-    BACKWARD_PRODUCTS,
+    BACKWARD_BY_FORWARD,
     attention_gradients,
     attention_shape,
     masked_attention,
@@ -59,7 +59,7 @@ def _attention_work(args: Sequence[Any], result: Any) -> list[Described]:
 def _attention_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
     _, query, key, *_ = args
     # Five products to two in the forward pass; three kernels: preparation, products, cast.
-    flops = BACKWARD_PRODUCTS * _attention_flops(query, key, args[-1])
+    flops = BACKWARD_BY_FORWARD * _attention_flops(query, key, args[-1])
     numbers = (moved_bytes(args, result), flops, *attention_shape(query, key), 3)
     return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
 

@@ -26,7 +26,7 @@ from trials.simulation.tracing.operator_costs import (
 
 ROWS_PER_BLOCK = 128  # of queries, by which the varlen kernel shifts each example's rows
 EFFICIENT_BLOCK = 64  # width that the memory-efficient kernel rounds up to
-BACKWARD_PRODUCTS = 2.5  # five products to two in the forward pass
+BACKWARD_BY_FORWARD = 2.5  # five products to two in the forward pass
 
 
 def masked_attention(  # noqa: PLR0913, PLR0917 - arguments of PyTorch's function
@@ -74,7 +74,7 @@ def _masked_work(args: Sequence[Any], result: Any) -> list[Described]:
 
 def _masked_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
     _, query, key, *_ = args
-    flops = BACKWARD_PRODUCTS * _masked_flops(query, key)
+    flops = BACKWARD_BY_FORWARD * _masked_flops(query, key)
     numbers = (moved_bytes(args, result), flops, *attention_shape(query, key), 2)
     return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
 
@@ -143,7 +143,7 @@ def _varlen_work(args: Sequence[Any], result: Any) -> list[Described]:
 
 def _varlen_backward_work(args: Sequence[Any], result: Any) -> list[Described]:
     query, bounds, is_causal = args[1], args[7], args[8]
-    flops = BACKWARD_PRODUCTS * _varlen_flops(query, bounds, is_causal)
+    flops = BACKWARD_BY_FORWARD * _varlen_flops(query, bounds, is_causal)
     # Three kernels: preparation, products, cast.
     numbers = (moved_bytes(args, result), flops, *_varlen_shape(query, bounds), 3)
     return [(OperatorClass.ATTENTION_BACKWARD, rate(query), numbers)]
