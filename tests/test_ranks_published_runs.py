@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent
 
 @pytest.mark.long
 def test_errors_against_llama_8b_by_torchtitan() -> None:
-    """Memory is within 1 % of 82.4 and 67.0 GiB on 8 and 128 H100; speeds are 27 and 33 % over.
+    """Memory is within 1 % of 82.4 and 67.0 GiB on 8 and 128 H100; steps are 14 and 18 % too short.
 
     The published GPUs have a power limit of 500 W, which the simulated rates do not.
     """
@@ -27,5 +27,6 @@ def test_errors_against_llama_8b_by_torchtitan() -> None:
     few, many = json.loads(done.stdout)
     assert few["reserved_gib"] / 82.4 - 1 == pytest.approx(0.002, abs=0.002)
     assert many["reserved_gib"] / 67.0 - 1 == pytest.approx(0.009, abs=0.002)
-    assert few["tokens"] / 5762 - 1 == pytest.approx(0.27, abs=0.01)
-    assert many["tokens"] / 5605 - 1 == pytest.approx(0.33, abs=0.01)
+    errors = [5762 / few["tokens"] - 1, 5605 / many["tokens"] - 1]
+    assert errors == pytest.approx([-0.143, -0.178], abs=0.01)
+    assert max(map(abs, errors)) < 0.20

@@ -7,6 +7,9 @@ The published figures are those of torchtitan's benchmarks/llama3_h100_202412_to
 Recipes lack its checkpointing by operators, its units of shards and its step without autocast, so
 these are traced by the rules of its source (torchtitan/parallelisms/parallelize_llama.py), in place
 of those of recipes. Its hosts have 8 GPUs, with 400 Gb/s of RDMA for each. Nothing is fitted.
+
+Attention is timed as FlashAttention-2: PyTorch of that month took cuDNN's kernel on Hopper only on
+request (pytorch/pytorch#138522, and #142132 for a nightly build of the same week).
 """
 
 import json
@@ -29,16 +32,17 @@ from gpu_catalog.links.between_nodes import NodeNetwork
 from orchestrator.markdown_table import table
 from trials.models import build
 from trials.models.weight_placement import decoder_layers
+from trials.ranks import sharding
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
+from trials.simulation.clock.attention import by_flash2
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.simulated_cell import GIB, library_bytes
 from trials.simulation.timing_model import EfficiencyConstants, step_time
 from trials.simulation.trace_cache import StepTrace
-from trials.simulation.tracing.ranks import fake_rank
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
 
@@ -122,7 +126,8 @@ def predicted(gpus: int, gpu: Gpu) -> Predicted:
     library = library_bytes(gpu)
     held = np.r_[library // 2, library // 2, steps.held.sizes]
     peaks = peaks_on_streams(steps.moves(BATCH), held, None, expandable_segments=False)
-    time = step_time(steps.operators(BATCH), gpu, EfficiencyConstants(), cell.parallel)
+    operators = by_flash2(steps.operators(BATCH))
+    time = step_time(operators, gpu, EfficiencyConstants(), cell.parallel)
     return Predicted(
         gpus=gpus,
         allocated_gib=peaks.peak_allocated_bytes / GIB,
@@ -140,7 +145,7 @@ def predictions() -> Iterator[Predicted]:
     catalogued = load_catalog().gpu("H100-SXM")
     gpu = catalogued.model_copy(update={"memory_bandwidth_gb_per_second": 2400.0})
     build._checkpoint = checkpoint
-    fake_rank.shard = shard
+    sharding.shard = shard
     for gpus in PUBLISHED:
         yield predicted(gpus, gpu)
 
