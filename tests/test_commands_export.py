@@ -6,8 +6,11 @@ import pytest
 import yaml
 from builders.runs import ONE_CELL, made_run
 
+from gpu_catalog.links.between_nodes import NodeNetwork
 from orchestrator.cli.main import main
 from orchestrator.configurations.cells import with_cells
+from orchestrator.exporting.chosen_offers import ranked_training
+from trials.recipes.parallel import Parallel
 
 OWN = """\
 catalog:
@@ -57,9 +60,32 @@ def test_a_ranking_of_several_gpus_starts_as_many(tmp_path: Path) -> None:
     assert main(["rank", "run", "--batch-size", "8"]) == 0
     assert main(["export", "run", "--to", "slurm", "--out", "job"]) == 0
     job = Path("job").read_text(encoding="utf-8")
-    assert "#SBATCH --gpus=desk:2\n" in job
+    assert "#SBATCH --gpus-per-node=desk:2\n" in job
     assert "--use_fsdp --fsdp_version 2 " in job
     assert "8 x 1 accumulated x 2 GPUs (fsdp2) = 16 examples" in job
+
+
+def test_offers_of_a_ranking_are_those_of_its_best_layout(tmp_path: Path) -> None:
+    """On any network: a GPU alone is no fallback of four on two nodes."""
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace("fp32}", "fp32, loss: chunked}") + OWN
+    folder = made_run(tmp_path / "run", text)
+    assert main(["rank", "run", "--batch-size", "4"]) == 0
+    ranking = folder.ranking()
+    assert ranking is not None
+    best, alone = ranking.offers
+    two = Parallel(gpus=4, nodes=2, strategy="hsdp", replicas=2)
+    fast = two.on_network(NodeNetwork(400.0, rdma=True))
+    rows = [
+        best.model_copy(update={"cell": best.cell.model_copy(update={"parallel": layout})})
+        for layout in (fast, two)
+    ]
+    offers = (rows[0], alone, rows[1].model_copy(update={"rank": 3}))
+    training = ranked_training(ranking.model_copy(update={"offers": offers}), folder.spec())
+    assert (training.gpus, training.nodes, training.replicas) == (4, 2, 2)
+    assert [(place.instances, place.rdma) for place in training.placements] == [
+        (2, True),
+        (2, False),
+    ]
 
 
 MINE = """\
@@ -122,7 +148,7 @@ def test_an_estimate_of_several_gpus_is_exported(tmp_path: Path) -> None:
     words = [*ESTIMATE, "--gpu", "8xH100-SXM", "--export", str(path), "--to", "slurm"]
     assert main([*words, "--strategy", "ddp"]) == 0
     text = path.read_text(encoding="utf-8")
-    assert "#SBATCH --gpus=h100:8\n" in text
+    assert "#SBATCH --gpus-per-node=h100:8\n" in text
     assert "--num_processes 8 " in text
     assert "2 x 1 accumulated x 8 GPUs (ddp) = 16 examples" in text
     assert main([*words, "--strategy", "fsdp2"]) == 0
@@ -142,7 +168,7 @@ def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(
     assert "sft.yml is in it as it is" in capsys.readouterr().out
     text = path.read_text(encoding="utf-8")
     assert config.read_text("utf-8") in text
-    assert "#SBATCH --gpus=h100:2\n" in text
+    assert "#SBATCH --gpus-per-node=h100:2\n" in text
     assert "--num_processes 2 " in text
     assert "8 x 1 accumulated x 2 GPUs (fsdp2) = 16 examples" in text
 

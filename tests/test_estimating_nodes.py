@@ -49,8 +49,11 @@ def test_nodes_are_rented_whole_and_their_gpus_share_the_batch() -> None:
     text = as_table([row], row.question)
     assert "2 x aws p5.48xlarge (8 GPUs, 6 idle)" in text
     assert "(2 x p5.48xlarge, 8 GPUs, " in text
-    with pytest.raises(ExportError, match=r"4xhsdp-2replicas-2nodes\S*: no task file"):
-        estimated_training(result, request_of(EstimateRequest, TINY))
+    training = estimated_training(result, request_of(EstimateRequest, TINY))
+    assert (training.gpus, training.nodes, training.replicas) == (4, 2, 2)
+    place = training.placements[0]
+    assert (place.instances, place.rdma, place.usd_per_hour) == (2, True, price.usd_per_hour)
+    assert training.effective_batch == 16
 
 
 def test_an_unknown_network_is_timed_as_the_slowest() -> None:
@@ -77,11 +80,11 @@ def test_further_micro_batches_do_not_hide_the_last_ones_reduction() -> None:
     assert waits[1] == pytest.approx(waits[0])
 
 
-def test_a_model_that_is_not_divided_is_not_exported_to_several_nodes_either() -> None:
-    """No task file starts them."""
-    result = estimated(strategy="ddp", providers="aws")
-    with pytest.raises(ExportError, match="no task file starts a training on several nodes"):
-        estimated_training(result, request_of(EstimateRequest, TINY))
+def test_tensor_parallelism_on_several_nodes_is_not_exported() -> None:
+    """The line names the layout, and what to choose."""
+    divided = estimated(strategy="tp", providers="aws")
+    with pytest.raises(ExportError, match="no task file starts tensor parallelism: choose fsdp2"):
+        estimated_training(divided, request_of(EstimateRequest, TINY))
 
 
 @pytest.mark.parametrize(

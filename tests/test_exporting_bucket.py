@@ -23,8 +23,8 @@ def files_of(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def run(script: str, folder: Path, output: str) -> set[str]:
-    """Files in the output of a script that a task would run with a bucket."""
+def run(script: str, folder: Path, output: str, rank: int | None = None) -> set[str]:
+    """Files in the output of a script that a task would run with a bucket, on a node's number."""
     command = folder / "bin" / "aws"
     command.parent.mkdir(exist_ok=True)
     command.write_text(f'#!/bin/sh\nexec {sys.executable} {AWS} "$@"\n', encoding="utf-8")
@@ -34,8 +34,10 @@ def run(script: str, folder: Path, output: str) -> set[str]:
         "STORE": str(folder / "store"),
         "OUTPUT_BUCKET": "s3://bucket/run",
         "OUTPUT": str(folder / output),
+        "NODE_RANK": str(rank),
     }
-    text = f"set -euo pipefail\n{filled('bucket', script=script)}"
+    bucket = filled("bucket", script=script, nodes=1 if rank is None else 2)
+    text = f"set -euo pipefail\n{bucket}"
     done = subprocess.run(
         ["bash", "-c", text], env=variables, capture_output=True, text=True, check=False
     )
@@ -58,3 +60,13 @@ def test_checkpoints_reach_the_bucket_and_the_last_whole_one_comes_back(tmp_path
 def test_an_empty_bucket_is_a_first_start(tmp_path: Path) -> None:
     """Nothing comes back, and the training begins."""
     assert run('echo done > "$OUTPUT/adapter"', tmp_path, "first") == {"adapter"}
+
+
+def test_the_first_of_several_nodes_fills_the_bucket(tmp_path: Path) -> None:
+    """The others fetch the checkpoint from there, and keep what they write."""
+    assert run(TRAINING, tmp_path, "second", rank=1)
+    assert not (tmp_path / "store").exists()
+    run(TRAINING, tmp_path, "first", rank=0)
+    assert "checkpoint-10/trainer_state.json" in files_of(tmp_path / "store" / "bucket" / "run")
+    whole = {"checkpoint-10/model", "checkpoint-10/trainer_state.json"}
+    assert run("true", tmp_path, "new", rank=1) == whole

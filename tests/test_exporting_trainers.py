@@ -8,16 +8,36 @@ import yaml
 from builders.trainings import OF_EIGHT, SECURE, SPOT, training_of
 from fakes.skypilot import json_of_trainers, read_by_skypilot
 
+from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, UNMOUNTED_CLOUDS
+from orchestrator.exporting.names import DSTACK_BACKENDS, DSTACK_CLUSTERS
 from orchestrator.exporting.task_file import task_file
 
 pytestmark = pytest.mark.trainers
 
 CATALOG = {
     "aws": "g5.xlarge,A10G,1,4,16,,1.0,0.3,us-east-1,us-east-1a",
-    "runpod": "1x_A40_SECURE,A40,1,9,48,,0.4,,CA,CA",
     "lambda": "gpu_8x_a100_80gb_sxm4,A100-80GB-SXM,8,240,1800,,14.0,,us-east-1,",
     "gcp": "a2-highgpu-1g,A100,1,12,85,,3.6,1.1,us-central1,us-central1-a",
 }
+CLUSTERS_OF_DSTACK = """\
+import json, pathlib
+import dstack._internal.core.backends as backends
+
+files = pathlib.Path(backends.__path__[0]).glob("*/compute.py")
+kind = "    ComputeWithMultinodeSupport,\\n"
+print(json.dumps([file.parent.name for file in files if kind in file.read_text()]))
+"""
+LACKING_CLOUDS = """\
+import json
+from sky.clouds import CloudImplementationFeatures as Feature
+from sky.utils.registry import CLOUD_REGISTRY
+
+lacking = {}
+for name, cloud in CLOUD_REGISTRY.items():
+    features = getattr(cloud, "_CLOUD_UNSUPPORTED_FEATURES", {})
+    lacking[name] = [Feature.MULTI_NODE in features, Feature.STORAGE_MOUNTING in features]
+print(json.dumps(lacking))
+"""
 READ_BY_DSTACK = """\
 import sys, yaml
 from dstack._internal.core.models.configurations import parse_run_configuration
@@ -36,7 +56,6 @@ def test_skypilot_reads_the_offers_and_the_script(tmp_path: Path) -> None:
     (task,) = read_by_skypilot(path, tmp_path, CATALOG)
     assert [(r["cloud"], r["region"], r["instance"], r["spot"]) for r in task["resources"]] == [
         ("aws", "us-east-1", "g5.xlarge", True),
-        ("runpod", None, "1x_A40_SECURE", False),
         ("lambda", None, "gpu_8x_a100_80gb_sxm4", False),
         ("gcp", "us-central1", "a2-highgpu-1g", True),
     ]
@@ -77,3 +96,29 @@ def test_dstack_reads_the_lists_and_the_script(tmp_path: Path) -> None:
     assert task["files"] == [{"local_path": str(data), "path": "/data/chats.jsonl"}]
     (script,) = task["commands"]
     assert script == yaml.safe_load(path.read_text(encoding="utf-8"))["commands"][0]
+
+
+def test_both_read_a_training_on_several_nodes(tmp_path: Path) -> None:
+    """So many whole machines with a fast network, at the price of one."""
+    fields = {"effective_batch": 16, "precision": "bf16-mixed"}
+    place = replace(OF_EIGHT, provider="aws", instance="p4d.24xlarge", instances=2, rdma=True)
+    layout = {"gpus": 16, "nodes": 2, "strategy": "hsdp", "replicas": 2}
+    training = training_of(fields, micro_batch=1, placements=(place,), **layout)
+    path = tmp_path / "task.yaml"
+    path.write_text(task_file(training, "skypilot").text, encoding="utf-8")
+    catalog = {"aws": "p4d.24xlarge,A100,8,96,1152,,28.0,9.0,us-east-1,us-east-1a"}
+    (task,) = read_by_skypilot(path, tmp_path, catalog)
+    assert (task["nodes"], task["resources"][0]["network"]) == (2, "best")
+    assert "--num_machines 2 --num_processes 16 --machine_rank $NODE_RANK" in task["run"]
+    path.write_text(task_file(training, "dstack").text, encoding="utf-8")
+    run = json_of_trainers(tmp_path, "-W", "ignore", "-c", READ_BY_DSTACK, path)
+    assert (run["nodes"], run["max_price"], run["resources"]["shm_size"]) == (2, 7.0, 16.0)
+
+
+def test_clouds_that_start_no_several_nodes_are_those_of_the_services(tmp_path: Path) -> None:
+    """SkyPilot lacks them where it mounts no bucket; dstack where its backend has no such class."""
+    clouds = json_of_trainers(tmp_path, "-c", LACKING_CLOUDS)
+    for name in SKYPILOT_CLOUDS.values():
+        assert clouds[name] == [name in UNMOUNTED_CLOUDS] * 2
+    backends = json_of_trainers(tmp_path, "-W", "ignore", "-c", CLUSTERS_OF_DSTACK)
+    assert set(DSTACK_BACKENDS.values()) & set(backends) == DSTACK_CLUSTERS

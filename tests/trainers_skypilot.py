@@ -19,6 +19,7 @@ tasks = [
                 "spot": one.use_spot,
                 "gpus": dict(one.accelerators),
                 "disk": one.disk_size,
+                "network": one.network_tier and one.network_tier.value,
             }
             for one in task.resources
         ],

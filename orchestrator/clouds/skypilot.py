@@ -16,6 +16,9 @@ SKYPILOT_CLOUDS = {
 }
 """Clouds of SkyPilot 0.14 by the catalog's names of providers."""
 
+UNMOUNTED_CLOUDS = frozenset({"runpod", "vast", "verda"})
+"""Clouds on which SkyPilot 0.14 mounts no bucket; nor does it start several nodes there."""
+
 OWN_NAMES = {"runpod": re.compile(r"\d+x_\S+"), "vast": re.compile(r"\d+x-\S+")}
 """Names that SkyPilot itself gives to the instances of a cloud, which has none."""
 REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")

@@ -18,7 +18,8 @@ from trials.recipes.recipe import Recipe
 from trials.records.compatibility import with_defaults
 from trials.records.observation import Basis, Outcome
 
-OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - {"gpu"}
+OF_LAYOUT = {"gpu", "instances", "rdma"}
+OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - OF_LAYOUT
 """Fields of a placement that prices and ranked offers share."""
 
 
@@ -42,7 +43,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         row
         for row in priced
         if _recipe(row) == recipe
-        and row.question.parallel == question.parallel
+        and _layout(row.question.parallel) == _layout(question.parallel)
         and row.estimate.seq_len == question.seq_len
         and _largest(row) >= size
     ]
@@ -78,7 +79,14 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         expandable_segments=request.expandable_segments,
         gpus=question.ranks,
         strategy=best.estimate.strategy,
+        nodes=question.nodes,
+        replicas=best.estimate.replicas,
     )
+
+
+def _layout(parallel: Parallel | None) -> Parallel | None:
+    """Layout on any network: batch and command are the same."""
+    return None if parallel is None else parallel.on_network(None)
 
 
 def _largest(row: Estimated) -> int:
@@ -98,6 +106,8 @@ def _placement(row: Estimated, price: Price, job: Job) -> ChosenOffer:
     return ChosenOffer(
         gpu=row.gpu.key,
         checkpoint_minutes=rented.checkpoint_minutes,
+        instances=price.instances,
+        rdma=bool(row.estimate.rdma),
         **price.model_dump(include=OF_PLACEMENT),
     )
 
@@ -122,10 +132,14 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
     (best,) = first
     parallel = best.cell.parallel
     _check_layout(parallel)
-    gpus = 1 if parallel is None else parallel.gpus
     catalog, facts = spec.merged_catalog(), spec.model(best.cell.model)
     recipe = with_defaults(best.cell.recipe, facts, catalog.gpu(best.cell.gpu))
-    alike = [row for row in offers if comparable(row.cell) == comparable(best.cell)]
+    alike = [
+        row
+        for row in offers
+        if comparable(row.cell) == comparable(best.cell)
+        and _layout(row.cell.parallel) == _layout(parallel)
+    ]
     size = best.batch_size
     if ranking.workload.padding in PACKED and not recipe.packing:
         raise ExportError(
@@ -134,6 +148,7 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         )
     job = job_of(ranking.workload, recipe, best.cell.seq_len)
     job = job.model_copy(update={"epochs": best.epochs})
+    gpus = 1 if parallel is None else parallel.gpus
     return TrainingJob(
         model=facts,
         recipe=recipe,
@@ -148,6 +163,8 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         basis=best.basis,
         gpus=gpus,
         strategy=None if parallel is None else parallel.strategy,
+        nodes=best.cell.nodes,
+        replicas=None if parallel is None else parallel.replicas,
     )
 
 
@@ -155,22 +172,13 @@ def _check_layout(parallel: Parallel | None) -> None:
     """Refuse a layout that no task file starts."""
     if parallel is None:
         return
-    if parallel.nodes > 1:
-        raise ExportError(
-            f"{parallel.key}: no task file starts a training on several nodes: choose a layout of "
-            "one node"
-        )
-    if parallel.strategy == "hsdp":
-        raise ExportError(
-            f"{parallel.key}: no task file starts replicas of shards: choose fsdp2 or ddp"
-        )
     if parallel.strategy == "tp":
         raise ExportError(
-            f"{parallel.key}: no task file starts tensor parallelism: choose fsdp2 or ddp"
+            f"{parallel.key}: no task file starts tensor parallelism: choose fsdp2, hsdp or ddp"
         )
     if parallel.zero_stage is not None:
         raise ExportError(
-            f"{parallel.key}: no task file carries a file of DeepSpeed: choose fsdp2 or ddp"
+            f"{parallel.key}: no task file carries a file of DeepSpeed: choose fsdp2, hsdp or ddp"
         )
     if parallel.is_sharded and not parallel.reshards:
         raise ExportError(
@@ -180,7 +188,13 @@ def _check_layout(parallel: Parallel | None) -> None:
 
 
 def _ranked(row: RankedOffer) -> ChosenOffer:
-    return ChosenOffer(gpu=row.cell.gpu, **row.model_dump(include=OF_PLACEMENT))
+    parallel = row.cell.parallel
+    return ChosenOffer(
+        gpu=row.cell.gpu,
+        instances=row.instances,
+        rdma=parallel is not None and bool(parallel.rdma),
+        **row.model_dump(include=OF_PLACEMENT),
+    )
 
 
 def _several(first: Sequence[RankedOffer]) -> str:

@@ -12,6 +12,9 @@ DSTACK_BACKENDS = {
 }
 """Backends of dstack 0.22 by the catalog's names of providers."""
 
+DSTACK_CLUSTERS = frozenset(("aws", "azure", "crusoe", "gcp", "nebius", "oci", "runpod", "vultr"))
+"""Backends on which dstack starts a task on several nodes."""
+
 DSTACK_GPUS = {
     "A10": ("A10", 24),
     "A100-40GB-PCIe": ("A100", 40),

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gpu_catalog.safe_text import printable
-from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, skypilot_instance
+from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, UNMOUNTED_CLOUDS, skypilot_instance
 from orchestrator.exporting.names import (
     DSTACK_BACKENDS,
+    DSTACK_CLUSTERS,
     DSTACK_GPUS,
     SLURM_GPUS,
     Dstack,
@@ -73,12 +74,14 @@ class Format:
         output: value of ``OUTPUT_BUCKET`` to be replaced, and its meaning.
         refuses: reason why the format cannot name an offer; None where it can.
         fallbacks: offers that it can name besides the first.
+        one_node: reason why it starts a training on one node alone; None where on several, too.
     """
 
     start: str
     output: tuple[str, str]
     refuses: Callable[[ChosenOffer], str | None]
     fallbacks: int = 0
+    one_node: str | None = None
 
 
 def _listed(what: str, names: Mapping[str, object]) -> Callable[[ChosenOffer], str | None]:
@@ -91,12 +94,18 @@ def _listed(what: str, names: Mapping[str, object]) -> Callable[[ChosenOffer], s
 
 def _refused_by_skypilot(place: ChosenOffer) -> str | None:
     by_provider = _listed("provider", SKYPILOT_CLOUDS)(place)
+    if by_provider is None and SKYPILOT_CLOUDS[place.provider] in UNMOUNTED_CLOUDS:
+        return f"it mounts no bucket on machines of {place.provider}"
     has_name = skypilot_instance(place.provider, place.instance) is not None
     return by_provider or (None if has_name else f"it has no instance {place.instance}")
 
 
 def _refused_by_dstack(place: ChosenOffer) -> str | None:
     by_provider = _listed("provider", DSTACK_BACKENDS)(place)
+    if by_provider is None and place.instances > 1:
+        backend = DSTACK_BACKENDS[place.provider]
+        if backend not in DSTACK_CLUSTERS:
+            return f"it starts no task on several nodes of {place.provider}"
     return by_provider or _listed("GPU", DSTACK_GPUS)(place)
 
 
@@ -121,11 +130,13 @@ FORMATS: dict[Target, Format] = {
         "bash FILE",
         ("YOUR_NAME/YOUR_BUCKET", "bucket of the hub for checkpoints and the result"),
         _refused_by_hugging_face,
+        one_node="a job of Hugging Face is one machine",
     ),
     "ray": Format(
         "bash FILE",
         ("s3://YOUR_BUCKET/PATH", "folder of a bucket for checkpoints and the result"),
         lambda _: None,
+        one_node="the command of a job of Ray runs on one node",
     ),
     "slurm": Format(
         "sbatch FILE",
@@ -139,9 +150,16 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
     """Write the task file of a training.
 
     Raises:
-        ExportError: TRL does not train by the recipe, or the format can name none of the offers.
+        ExportError: TRL does not train by the recipe, or the format can name none of the offers, or
+            not so many nodes.
     """
     form = FORMATS[target]
+    if training.nodes > 1 and form.one_node is not None:
+        others = ", ".join(name for name in TARGETS if FORMATS[name].one_node is None)
+        raise ExportError(
+            f"--to {target}: {form.one_node}, and the training takes {training.nodes}: use --to "
+            f"one of {others}, or a layout of one node"
+        )
     chosen, left_out = _named(training.placements, form, target)
     training = replace(training, placements=chosen)
     mounts, links = _mounts(training, target)
@@ -153,7 +171,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         name=re.sub(r"[^a-z0-9]+", "-", f"finetune-{training.model.name}".lower()).strip("-")[:40],
         header=_header(training, form, links),
         script=script,
-        bucket_script=filled("bucket", script=script),
+        bucket_script=filled("bucket", script=script, nodes=training.nodes),
         install=_install(training),
         variables=_variables(training, target),
         mounts=mounts,
@@ -225,7 +243,7 @@ def dstack_lists(placements: Iterable[ChosenOffer]) -> Dstack:
         memory_gb=min(DSTACK_GPUS[place.gpu][1] for place in places),
         counts=f"{counts[0]}..{counts[-1]}" if len(counts) > 1 else str(counts[0]),
         spot_policy="auto" if len(spot) > 1 else "spot" if True in spot else "on-demand",
-        max_price=max(place.usd_per_hour for place in places),
+        max_price=max(place.usd_per_hour / place.instances for place in places),
     )
 
 
@@ -292,7 +310,8 @@ def _header(training: TrainingJob, form: Format, links: Mapping[str, str]) -> st
     """Comment lines on the training, on its price, and on what is to be set."""
     recipe, first = training.recipe, training.placements[0]
     unit = "packed rows" if recipe.packing else "examples"
-    several = f" x {training.gpus} GPUs ({training.strategy})" if training.gpus > 1 else ""
+    nodes = f" on {training.nodes} nodes" if training.nodes > 1 else ""
+    several = f" x {training.gpus} GPUs{nodes} ({training.strategy})" if training.gpus > 1 else ""
     lines = [
         f"Made by finetune-cost. Start it: {form.start}",
         f"{training.model.name}, {recipe.key}",

@@ -28,9 +28,10 @@ class ChosenOffer:
     Attributes:
         gpu: catalog key of the GPU.
         region: the provider's name of the region; a text such as "all listed regions" is none.
-        usd_per_hour: price of the whole instance.
+        usd_per_hour: price of the whole instance, or of all ``instances``, one a node.
         hours, usd: hours and dollars of the whole job.
         checkpoint_minutes: minutes of work between two checkpoints.
+        rdma: whether hours are those of a network between instances that bypasses the host.
     """
 
     gpu: str
@@ -43,6 +44,8 @@ class ChosenOffer:
     hours: float
     usd: float
     checkpoint_minutes: float
+    instances: int = 1
+    rdma: bool = False
 
     @property
     def named_region(self) -> str | None:
@@ -57,7 +60,8 @@ class ChosenOffer:
     @property
     def text(self) -> str:
         """The offer in a line."""
-        where = f"{self.provider} {self.instance} {self.region} {self.market}"
+        number = f"{self.instances} x " if self.instances > 1 else ""
+        where = f"{number}{self.provider} {self.instance} {self.region} {self.market}"
         if self.provider == OWN:
             where = f"your own ({self.instance})"
         return (
@@ -104,8 +108,10 @@ class TrainingJob:
         dataset: data set of the hub, or a file or folder; None for one to be named.
         expandable_segments: setting of PyTorch's allocator.
         configuration: configuration of the user's trainer; None to train by TRL's command.
-        gpus: GPUs of one node that train together.
+        gpus: GPUs of all nodes, which train together.
         strategy: how they share the training; None for one GPU.
+        nodes: nodes with as many of the GPUs each.
+        replicas: copies of the model, each in shards among GPUs of its own; for ``hsdp`` alone.
     """
 
     model: Model
@@ -127,6 +133,18 @@ class TrainingJob:
     configuration: PatchedConfiguration | None = None
     gpus: int = 1
     strategy: Strategy | None = None
+    nodes: int = 1
+    replicas: int | None = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each GPU has a shard of the model, not a copy."""
+        return self.strategy in {"fsdp2", "hsdp"}
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each node."""
+        return self.gpus // self.nodes
 
     @property
     def accumulation(self) -> int:

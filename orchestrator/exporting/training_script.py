@@ -35,22 +35,40 @@ LLaMA-Factory would otherwise resume from a checkpoint that was not written to i
 
 
 SEVERAL: Mapping[str, tuple[str, str]] = {
-    "axolotl": ("", "--launcher torchrun -- --nproc_per_node={gpus}"),
-    "LLaMA-Factory": ("FORCE_TORCHRUN=1 NPROC_PER_NODE={gpus} ", ""),
-    "TRL": ("", "--multi_gpu --num_machines 1 --num_processes {gpus} --mixed_precision no"),
+    "axolotl": ("", "--launcher torchrun -- --nproc_per_node={gpus}{rendezvous}"),
+    "LLaMA-Factory": ("FORCE_TORCHRUN=1 {rendezvous}NPROC_PER_NODE={gpus} ", ""),
+    "TRL": ("", "--multi_gpu {processes} --mixed_precision no"),
 }
 """What comes before and after the command of a trainer so that it starts a process for each GPU."""
+RENDEZVOUS: Mapping[str, str] = {
+    "axolotl": (
+        " --nnodes={nodes} --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR "
+        "--master_port=$MASTER_PORT"
+    ),
+    "LLaMA-Factory": "NNODES={nodes} ",  # it reads the other variables itself
+    "TRL": (
+        " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+    ),
+}
+"""Options and variables by which the processes of several nodes meet."""
 SHARDS = (
     "--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
     "--fsdp_reshard_after_forward true --fsdp_state_dict_type FULL_STATE_DICT"
 )
 """Options of ``accelerate launch`` that divide the model, as ``fsdp2`` does."""
+REPLICAS = (
+    " --use_parallelism_config --parallelism_config_dp_replicate_size {replicas} "
+    "--parallelism_config_dp_shard_size {shards}"
+)
+"""Further ones, that copy it to groups of neighbours, each of which divides it: ``hsdp``."""
 
 
 def training_script(training: TrainingJob, links: Mapping[str, str] | None = None) -> str:
-    """Bash that trains on the GPUs of one node into ``$OUTPUT``, and resumes from there.
+    """Bash that trains on the GPUs of a node into ``$OUTPUT``, and resumes from there.
 
-    It reads the variables ``MODEL``, ``DATASET`` and ``OUTPUT``; with a configuration, the last.
+    It reads the variables ``MODEL``, ``DATASET`` and ``OUTPUT``; with a configuration, the last. On
+    each of several nodes it also reads ``NODE_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``, which
+    have to be exported: the node's number, and the place where the processes meet on the first.
 
     Args:
         training: the training.
@@ -59,15 +77,22 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
     Raises:
         ExportError: TRL does not train by the recipe.
     """
-    is_shared = any(place.gpus_per_instance > training.gpus for place in training.placements)
+    gpus = training.gpus_per_node
+    is_shared = any(place.gpus_per_instance > gpus for place in training.placements)
     setting = {
-        "visible": ",".join(map(str, range(training.gpus))) if is_shared else None,
+        "visible": ",".join(map(str, range(gpus))) if is_shared else None,
+        # The folder of several nodes may be the same.
+        "suffix": "-$NODE_RANK" if training.nodes > 1 else "",
         "expandable_segments": training.expandable_segments,
     }
     if training.configuration is not None:
         trainer = training.configuration.trainer
         command, resume = COMMANDS[trainer]
-        before, after = (part.format(gpus=training.gpus) for part in SEVERAL[trainer])
+        rendezvous = RENDEZVOUS[trainer].format(nodes=training.nodes) if training.nodes > 1 else ""
+        before, after = (
+            part.format(gpus=gpus, rendezvous=rendezvous, processes=_processes(training))
+            for part in SEVERAL[trainer]
+        )
         alone = training.gpus == 1
         return filled(
             "train_config",
@@ -104,10 +129,21 @@ def _program(training: TrainingJob, *, is_python: bool) -> str:
     if gpus == 1:
         return "python train.py" if is_python else f"trl {task}"
     shares, precision = "--multi_gpu", "no"
-    if training.strategy == "fsdp2":  # its policy of precisions is the launcher's
+    if training.is_sharded:  # its policy of precisions is the launcher's
         shares, precision = SHARDS, training.recipe.autocast or "no"
-    launched = f"{shares} --num_machines 1 --num_processes {gpus} --mixed_precision {precision}"
-    return f"accelerate launch {launched} train.py" if is_python else f"trl {task} {launched}"
+    if training.replicas is not None:
+        shards = gpus // training.replicas
+        shares += REPLICAS.format(replicas=training.replicas, shards=shards)
+    launched = f"{shares} {_processes(training)} --mixed_precision {precision}"
+    if not is_python:
+        return f"trl {task} {launched}"
+    return f"accelerate launch {launched} train{'-$NODE_RANK' if training.nodes > 1 else ''}.py"
+
+
+def _processes(training: TrainingJob) -> str:
+    """Options of ``accelerate launch`` for the processes of all nodes, one for each GPU."""
+    counts = f"--num_machines {training.nodes} --num_processes {training.gpus}"
+    return counts if training.nodes == 1 else counts + RENDEZVOUS["TRL"]
 
 
 def python_additions(recipe: Recipe) -> list[str]:

@@ -52,7 +52,7 @@ def trl_options(training: TrainingJob) -> Options:
         "max_grad_norm": f"{recipe.max_grad_norm or 0:g}",
         **_data(training),
         **_adapters(recipe),
-        **(_of_shards(training) if training.strategy == "fsdp2" else {}),
+        **(_of_shards(training) if training.is_sharded else {}),
     }
     if training.model.experts is not None and recipe.router_loss is False:
         options["router_aux_loss_coef"] = "0.0"
