@@ -1,5 +1,6 @@
 """Parameters of the layers that a trace leaves out."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ class UntracedParameters:
             return
         start, end = turns.starts[1:3]
         second = [p for layer in layers[start:end] for p in layer.parameters() if p.requires_grad]
+        of_second = [(parameter, _maker(parameter)) for parameter in second]
         for copy in range(1, turns.copies + 1):
-            for parameter in second:
+            for parameter, make in of_second:
                 # A tensor suffices for an optimizer, and is faster to make than an nn.Parameter.
-                untraced: Any = _like(parameter).requires_grad_()
-                untraced.grad = _like(parameter)
+                untraced: Any = make().requires_grad_()
+                untraced.grad = make()
                 self._pairs.append((untraced, parameter, copy))
 
     @property
@@ -60,16 +62,11 @@ class UntracedParameters:
             registered.add((like, copy))
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """New fake tensor like another, which may be a shard of a distributed one."""
+def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Function that makes fake tensors like another, which may be a shard of a distributed one."""
     if not isinstance(tensor, DTensor):
-        return fake_like(tensor)
-    local = fake_like(local_tensor(tensor.detach()))
-    return DTensor.from_local(
-        local,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+        return lambda: fake_like(tensor)
+    local = local_tensor(tensor.detach())
+    kind: Any = DTensor
+    spec = tensor._spec  # noqa: SLF001 - from_local makes an equal one, but slowly
+    return lambda: kind(fake_like(local), spec, requires_grad=False)
