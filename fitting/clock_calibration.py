@@ -111,18 +111,22 @@ def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibratio
     # For normal errors the 90 % interval is 1.645 / 0.798 = 2.06 mean absolute errors.
     if left_out:
         interval = max(0.02, 2.06 * float(np.mean([gpu.mean_error for gpu in left_out])))
-        above = None
+        changes = {"error": interval, "error_above": None, "gpu_error": None}
+        changes["gpu_error_above"] = None
     else:
         # Errors in sample do not bound those on another GPU.
-        interval = max(start.error, 2.06 * float(np.mean(errors)))
-        above = start.error_above
+        interval = 2.06 * float(np.mean(errors))
+        changes = {
+            name: max(getattr(start, name), interval)
+            for name in ("error", "error_above", "gpu_error", "gpu_error_above")
+            if getattr(start, name) is not None
+        }
     gpus = tuple(sorted({point.gpu.key for point in points}))
     source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
     linked = sorted({f"{link.gpus}x{link.gpu}" for link in start.links})
     source += f"; links measured on {', '.join(linked)}" * bool(linked)
-    changes = {"error": interval, "error_above": above, "source": source}
     return Calibration(
-        constants=fitted.model_copy(update=changes),
+        constants=fitted.model_copy(update={**changes, "source": source}),
         fitted=tuple(problem.calibrated(solution)),
         points=len(points),
         gpus=gpus,

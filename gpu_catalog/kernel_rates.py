@@ -71,6 +71,12 @@ def rates_of(gpu: Gpu) -> Mapping[str, float]:
     return _rates(key, group_of(gpu), memory_of(gpu))
 
 
+def has_own_products(gpu: Gpu) -> bool:
+    """Whether matrix products in 16 bits were measured on this GPU."""
+    key = _measured_key(gpu.key, gpu.device_names)
+    return any(row.gpu == key and row.quantity == "product_sustained" for row in kernel_rates())
+
+
 @cache
 def _measured_key(key: str, device_names: tuple[str, ...]) -> str:
     """Key of the shipped catalog for a GPU with these device names, else its own."""

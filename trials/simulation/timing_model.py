@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.kernel_rates import rates_of
+from gpu_catalog.kernel_rates import has_own_products, rates_of
 from gpu_catalog.links.within_nodes import MeasuredLink
 from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
@@ -30,6 +30,7 @@ from trials.simulation.clock.products import (
     product_seconds,
     reached_by,
 )
+from trials.simulation.clock.time_error import time_error
 from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
 from trials.simulation.recording import (
@@ -51,6 +52,8 @@ PCIE_GB_PER_SECOND = {"7": 15.75, "8": 31.5}
 PCIE_SINCE = 63.0
 PCIE_REACHED = 0.8
 MOST_FRACTION = 1.5
+# Least load of a step that the GPU alone limits: hosts took up to three times as long as assumed.
+GPU_BOUND = 3.0
 # In the order of ``ProductShapes``.
 PRODUCT_COLUMNS = (
     *(Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS),
@@ -91,6 +94,8 @@ class EfficiencyConstants(Record):
         error_above: upper half of it; None for the same as ``error``. The default allows three
             times the simulated time: hosts differ, and code that waits in every block, like the
             code behind the paper's points, takes 1.4 to 3.5 times the simulated time.
+        gpu_error, gpu_error_above: the same where the GPU alone limits a step; None for the same as
+            of all steps. By default those of measured steps.
         source: origin of the constants.
     """
 
@@ -110,7 +115,20 @@ class EfficiencyConstants(Record):
     links: tuple[MeasuredLink, ...] = ()
     error: Annotated[float, Field(gt=0)] = 0.30
     error_above: Annotated[float, Field(gt=0)] | None = 2.0
+    gpu_error: Annotated[float, Field(gt=0)] | None = Field(
+        default_factory=lambda: time_error().below
+    )
+    gpu_error_above: Annotated[float, Field(gt=0)] | None = Field(
+        default_factory=lambda: time_error().above
+    )
     source: str = "starting values, not confirmed on your GPUs ('calibrate' fits them)"
+
+    def relative_errors(self, step: "SimulatedStepTime") -> tuple[float, float]:
+        """Lower and upper half of the relative 90 % interval of a step."""
+        below, above = self.error, self.error_above or self.error
+        if step.is_of_gpu:
+            return self.gpu_error or below, self.gpu_error_above or above
+        return below, above
 
 
 class NoSpeedError(ValueError):
@@ -125,11 +143,13 @@ class SimulatedStepTime:
         seconds: from start to end.
         busy_seconds: (operator classes,) seconds the GPU works, by ``OperatorClass``.
         exposed_seconds: part of the duration that collectives add to the rest.
+        is_of_gpu: whether one GPU alone limits it, by operators like those of measured steps.
     """
 
     seconds: float
     busy_seconds: FloatArray
     exposed_seconds: float = 0.0
+    is_of_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +178,11 @@ class HostDeviceTimeline:
     def has_ranks(self) -> bool:
         """Whether streams are those of a rank among several GPUs."""
         return self.streams is not None and int(self.streams.max()) >= FIRST
+
+    @property
+    def load(self) -> float:
+        """Seconds of the GPU for each of the host."""
+        return float(self.device.sum() / self.host.sum())
 
     def seconds(self, host_factor: float = 1.0) -> float:
         """Seconds from start to end, with all host times multiplied by ``host_factor``."""
@@ -198,7 +223,10 @@ def step_time(
     busy = np.bincount(timeline.work, weights=timeline.device, minlength=len(OperatorClass))
     seconds = timeline.seconds()
     exposed = seconds - timeline.without_collectives().seconds() if timeline.has_ranks else 0.0
-    return SimulatedStepTime(seconds, busy.astype(np.float64), exposed)
+    is_of_gpu = timeline.load >= GPU_BOUND and timeline.streams is None and has_own_products(gpu)
+    return SimulatedStepTime(
+        seconds, busy.astype(np.float64), exposed, is_of_gpu and not busy[OperatorClass.SCAN]
+    )
 
 
 def timeline_of(
