@@ -1,14 +1,14 @@
-"""Step times compared with published and own measurements, and the interval of a further one.
+"""Step times compared with published and own measurements, and the intervals of further ones.
 
-    .venv/bin/python tests/benchmarks/published_times.py RUNS.csv WHEELS [ERROR.json]
+    .venv/bin/python tests/benchmarks/published_times.py RUNS.csv WHEELS [ERRORS.json]
 
-The files are those of ``published_runs.py``; the further runs (``further_runs.py``) count, too. The
-GPU limits a step where its operators take at least ``GPU_BOUND`` times as long there as the clock
-assumes for the host, which an estimate knows, too. Prints the errors of each source of such steps,
-the 90 % interval of a further one by the rule of the memory's intervals
-(``published_intervals.py``), and the runs within that of the other sources. With a third file the
-interval is written to it: estimates read trials/simulation/clock/data/time_error.json. For the
-other steps, prints how slow their hosts are, relative to the clock's.
+The files are those of ``published_runs.py``; the further runs (``further_runs.py``) count, too, but
+for those with options that recipes lack. The GPU limits a step where its operators take at least
+``GPU_BOUND`` times as long there as the clock assumes for the host, which an estimate knows, too;
+of the other steps the host may be the limit. Prints the errors of each source of either kind, the
+90 % interval of the others by the rule of the memory's intervals (``published_intervals.py``), the
+steps within it, and how slow the hosts are relative to the clock's. With a third file the intervals
+are written to it: estimates read trials/simulation/clock/data/time_errors.json.
 """
 
 import csv
@@ -29,7 +29,7 @@ from scoreboard import compared, measured_gpu_keys
 from scoreboard_further import rows_by_run
 
 from orchestrator.markdown_table import table
-from trials.simulation.clock.time_error import TimeError90
+from trials.simulation.clock.time_error import TimeError90, TimeErrors
 from trials.simulation.timing_model import (
     GPU_BOUND,
     EfficiencyConstants,
@@ -149,7 +149,7 @@ def within_others(by_source: Mapping[str, Sequence[float]], source: str) -> int:
 
 
 def time_error(by_source: Mapping[str, Sequence[float]]) -> TimeError90:
-    """Record of the interval and its coverage."""
+    """Record of an interval and its coverage."""
     low, high = interval(by_source)
     steps = sum(map(len, by_source.values()))
     within = sum(within_others(by_source, source) for source in by_source)
@@ -162,8 +162,8 @@ def time_error(by_source: Mapping[str, Sequence[float]]) -> TimeError90:
     )
 
 
-def _of_gpu(by_source: Mapping[str, Sequence[float]]) -> str:
-    """Table of the steps that the GPU limits."""
+def _errors(by_source: Mapping[str, Sequence[float]]) -> str:
+    """Table of the errors of each source, and the interval of the others."""
     lines = []
     for source, own in by_source.items():
         low, high = interval({name: them for name, them in by_source.items() if name != source})
@@ -181,35 +181,34 @@ def _of_gpu(by_source: Mapping[str, Sequence[float]]) -> str:
     return table((*headers, "interval of the others", "within it"), lines)
 
 
-def _of_host(steps: Iterable[Timed]) -> str:
-    """Table of the hosts of the other steps."""
-    by_source: dict[str, list[Timed]] = defaultdict(list)
+def _hosts(steps: Iterable[Timed]) -> str:
+    """Table of the hosts, for steps that only a slower or faster host explains."""
+    by_source: dict[str, list[float]] = defaultdict(list)
     for one in steps:
-        by_source[one.source].append(one)
-    lines = []
-    for source, own in by_source.items():
-        hosts = [one.host for one in own if one.host is not None]
-        factors = f"{min(hosts):.2f} to {max(hosts):.2f}" if hosts else ""
-        middle = f"{statistics.median(hosts):.2f}" if hosts else ""
-        ratio = f"{statistics.median(one.ratio for one in own):.2f}"
-        lines.append((source, len(own), ratio, middle, factors))
-    return table(("source", "steps", "measured / predicted", "host, median", "from, to"), lines)
+        if one.host is not None:
+            by_source[one.source].append(one.host)
+    lines = [
+        (source, len(own), f"{statistics.median(own):.1f}", f"{min(own):.1f} to {max(own):.1f}")
+        for source, own in by_source.items()
+    ]
+    return table(("source", "steps", "host, median", "from, to"), lines)
 
 
 def main() -> None:
-    """Print the errors by source, the interval, its coverage and the hosts."""
+    """Print errors by source, intervals, their coverage, and hosts."""
     wheels = Path(sys.argv[2])
     rows = [row for row in _rows(Path(sys.argv[1])) if row["step_seconds"]]
     steps = [*published_steps(rows, wheels), *further_steps(wheels), *own_steps()]
-    by_source: dict[str, list[float]] = defaultdict(list)
+    of_gpu, of_host = defaultdict(list), defaultdict(list)
     for one in steps:
-        if one.load >= GPU_BOUND:
-            by_source[one.source].append(one.ratio)
-    error = time_error(by_source)
-    sys.stdout.write(f"{_of_gpu(by_source)}\n\n{error.model_dump_json()}\n\n")
-    sys.stdout.write(_of_host(one for one in steps if one.load < GPU_BOUND) + "\n")
+        (of_gpu if one.load >= GPU_BOUND else of_host)[one.source].append(one.ratio)
+    errors = TimeErrors(of_gpu=time_error(of_gpu), of_host=time_error(of_host))
+    for name, by_source in (("GPU", of_gpu), ("host", of_host)):
+        sys.stdout.write(f"Limited by the {name}:\n\n{_errors(by_source)}\n\n")
+    text = errors.model_dump_json(indent=2) + "\n"
+    sys.stdout.write(f"{_hosts(steps)}\n\n{text}")
     if sys.argv[3:]:
-        Path(sys.argv[3]).write_text(error.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        Path(sys.argv[3]).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from trials.simulation.clock.products import (
     product_seconds,
     reached_by,
 )
-from trials.simulation.clock.time_error import time_error
+from trials.simulation.clock.time_error import time_errors
 from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
 from trials.simulation.recording import (
@@ -52,7 +52,7 @@ PCIE_GB_PER_SECOND = {"7": 15.75, "8": 31.5}
 PCIE_SINCE = 63.0
 PCIE_REACHED = 0.8
 MOST_FRACTION = 1.5
-# Least load of a step that the GPU alone limits: hosts took up to three times as long as assumed.
+# Least load of a step that the GPU limits.
 GPU_BOUND = 3.0
 # In the order of ``ProductShapes``.
 PRODUCT_COLUMNS = (
@@ -61,6 +61,7 @@ PRODUCT_COLUMNS = (
 )
 Fraction = Annotated[float, Field(gt=0, le=MOST_FRACTION)]
 Microseconds = Annotated[float, Field(ge=0)]
+Error = Annotated[float, Field(gt=0)]
 
 
 class EfficiencyConstants(Record):
@@ -89,13 +90,10 @@ class EfficiencyConstants(Record):
         overlapped: whether the host continues while the GPU works. False for code that waits for
             every operator, as instrumented code does.
         links: measured speeds of collectives, which come before the catalog's.
-        error: lower half of the relative 90 % interval of a step time. The default is the
-            prototype's largest error on published runs.
-        error_above: upper half of it; None for the same as ``error``. The default allows three
-            times the simulated time: hosts differ, and code that waits in every block, like the
-            code behind the paper's points, takes 1.4 to 3.5 times the simulated time.
-        gpu_error, gpu_error_above: the same where the GPU alone limits a step; None for the same as
-            of all steps. By default those of measured steps.
+        error, error_above: lower and upper half of the relative 90 % interval of a step time;
+            ``error_above`` is None for the same as ``error``.
+        gpu_error, gpu_error_above: the same for a step that the GPU limits; None for the same as of
+            other steps. All four are by default those of measured steps (``TimeErrors``).
         source: origin of the constants.
     """
 
@@ -113,14 +111,10 @@ class EfficiencyConstants(Record):
     host_factor: Annotated[float, Field(gt=0)] = 1.0
     overlapped: bool = True
     links: tuple[MeasuredLink, ...] = ()
-    error: Annotated[float, Field(gt=0)] = 0.30
-    error_above: Annotated[float, Field(gt=0)] | None = 2.0
-    gpu_error: Annotated[float, Field(gt=0)] | None = Field(
-        default_factory=lambda: time_error().below
-    )
-    gpu_error_above: Annotated[float, Field(gt=0)] | None = Field(
-        default_factory=lambda: time_error().above
-    )
+    error: Error = Field(default_factory=lambda: time_errors().of_host.below)
+    error_above: Error | None = Field(default_factory=lambda: time_errors().of_host.above)
+    gpu_error: Error | None = Field(default_factory=lambda: time_errors().of_gpu.below)
+    gpu_error_above: Error | None = Field(default_factory=lambda: time_errors().of_gpu.above)
     source: str = "starting values, not confirmed on your GPUs ('calibrate' fits them)"
 
     def relative_errors(self, step: "SimulatedStepTime") -> tuple[float, float]:
@@ -143,7 +137,7 @@ class SimulatedStepTime:
         seconds: from start to end.
         busy_seconds: (operator classes,) seconds the GPU works, by ``OperatorClass``.
         exposed_seconds: part of the duration that collectives add to the rest.
-        is_of_gpu: whether one GPU alone limits it, by operators like those of measured steps.
+        is_of_gpu: whether one GPU limits it, by operators like those of measured steps.
     """
 
     seconds: float

@@ -1,4 +1,4 @@
-"""Error of simulated steps that the GPU limits, by steps that were measured on GPUs."""
+"""Error of simulated step times, by steps that were measured on GPUs."""
 
 from functools import cache
 from importlib import resources
@@ -10,13 +10,11 @@ from gpu_catalog.record import Record
 
 Whole = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-FILE = "time_error.json"
+FILE = "time_errors.json"
 
 
 class TimeError90(Record):
     """90 % interval of the time of a step of a further source, relative to the prediction.
-
-    ``tests/benchmarks/published_times.py`` writes it.
 
     Attributes:
         steps: number of measured steps that it is computed from.
@@ -42,8 +40,20 @@ class TimeError90(Record):
         return self.high - 1
 
 
+class TimeErrors(Record):
+    """Errors of simulated step times, written by ``tests/benchmarks/published_times.py``.
+
+    Attributes:
+        of_gpu: steps that the GPU limits on any host that was measured.
+        of_host: the others.
+    """
+
+    of_gpu: TimeError90
+    of_host: TimeError90
+
+
 @cache
-def time_error() -> TimeError90:
-    """Error that ships with the package."""
+def time_errors() -> TimeErrors:
+    """Errors that ship with the package."""
     file = resources.files("trials.simulation.clock") / "data" / FILE
-    return TimeError90.model_validate_json(file.read_text(encoding="utf-8"))
+    return TimeErrors.model_validate_json(file.read_text(encoding="utf-8"))
