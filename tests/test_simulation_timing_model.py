@@ -328,6 +328,8 @@ def test_only_steps_like_the_measured_ones_have_the_interval_of_the_gpu() -> Non
     copying = operators(moving(1e-3), moving(0.0))
     copying.kinds[1], copying.names[1] = Kind.STREAM, Wait.COPIES_FOR_COMPUTE
     assert not step_time(copying, A100, constants).is_of_gpu
+    constants = constants.model_copy(update={"error": 0.1})  # as calibrated
+    assert errors(moving(31e-6)) == (0.1, 0.1)
 
 
 def test_a_step_on_a_slower_host_needs_more_work_on_the_gpu() -> None:

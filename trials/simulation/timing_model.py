@@ -90,10 +90,9 @@ class EfficiencyConstants(Record):
         overlapped: whether the host continues while the GPU works. False for code that waits for
             every operator, as instrumented code does.
         links: measured speeds of collectives, which come before the catalog's.
-        error, error_above: lower and upper half of the relative 90 % interval of a step time;
-            ``error_above`` is None for the same as ``error``.
-        gpu_error, gpu_error_above: the same for a step that the GPU limits; None for the same as of
-            other steps. All four are by default those of measured steps (``TimeErrors``).
+        error: lower half of the relative 90 % interval of a step time; None for the intervals of
+            measured steps (``TimeErrors``).
+        error_above: upper half of it; None for the same as ``error``.
         source: origin of the constants.
     """
 
@@ -111,18 +110,16 @@ class EfficiencyConstants(Record):
     host_factor: Annotated[float, Field(gt=0)] = 1.0
     overlapped: bool = True
     links: tuple[MeasuredLink, ...] = ()
-    error: Error = Field(default_factory=lambda: time_errors().of_host.below)
-    error_above: Error | None = Field(default_factory=lambda: time_errors().of_host.above)
-    gpu_error: Error | None = Field(default_factory=lambda: time_errors().of_gpu.below)
-    gpu_error_above: Error | None = Field(default_factory=lambda: time_errors().of_gpu.above)
+    error: Error | None = None
+    error_above: Error | None = None
     source: str = "starting values, not confirmed on your GPUs ('calibrate' fits them)"
 
     def relative_errors(self, step: "SimulatedStepTime") -> tuple[float, float]:
         """Lower and upper half of the relative 90 % interval of a step."""
-        below, above = self.error, self.error_above or self.error
-        if step.is_of_gpu:
-            return self.gpu_error or below, self.gpu_error_above or above
-        return below, above
+        if self.error is not None:
+            return self.error, self.error_above or self.error
+        errors = time_errors().of_gpu if step.is_of_gpu else time_errors().of_host
+        return errors.below, errors.above
 
 
 class NoSpeedError(ValueError):
