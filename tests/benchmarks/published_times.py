@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from further_recipes import FRAMEWORKS, further_run_of
-from old_stacks.stacks import traces_of
+from old_stacks.stacks import OldStack, traces_of
 from published_intervals import ends_of_interval
 from published_recipes import NotExpressedError, Row, Run, run_of
 from published_runs import CATALOG, simulated_run
@@ -64,7 +64,7 @@ def published_steps(
     rows: Sequence[Row], wheels: Path, run_of: Callable[[Row], Run] = run_of
 ) -> Iterator[Timed]:
     """Published steps that a recipe expresses, at the mean length of their batches."""
-    by_stack: dict[str | None, list[tuple[Row, Run]]] = defaultdict(list)
+    by_stack: dict[OldStack | None, list[tuple[Row, Run]]] = defaultdict(list)
     for row in rows:
         try:
             run = run_of(row)
@@ -199,7 +199,8 @@ def main() -> None:
     wheels = Path(sys.argv[2])
     rows = [row for row in _rows(Path(sys.argv[1])) if row["step_seconds"]]
     steps = [*published_steps(rows, wheels), *further_steps(wheels), *own_steps()]
-    of_gpu, of_host = defaultdict(list), defaultdict(list)
+    of_gpu: dict[str, list[float]] = defaultdict(list)
+    of_host: dict[str, list[float]] = defaultdict(list)
     for one in steps:
         (of_gpu if one.load >= GPU_BOUND else of_host)[one.source].append(one.ratio)
     errors = TimeErrors(of_gpu=time_error(of_gpu), of_host=time_error(of_host))
