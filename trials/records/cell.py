@@ -139,7 +139,17 @@ class Cell(Record):
     @property
     def devices(self) -> str:
         """Number and key of the GPUs that run the cell, by ``devices_name``."""
-        return devices_name(self.device, self.ranks // self.nodes, self.nodes)
+        return devices_name(self.device, self.ranks_per_node, self.nodes)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """GPUs on each node that train together."""
+        return self.ranks // self.nodes
+
+    @property
+    def node_devices(self) -> str:
+        """Number and key of the GPUs of each node."""
+        return devices_name(self.device, self.ranks_per_node)
 
     @property
     def gpus(self) -> str:

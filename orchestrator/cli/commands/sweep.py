@@ -195,9 +195,14 @@ def _print_cost_of_absent_gpus(
     absent = {
         name
         for name, cell in skipped.items()
-        if not cluster.at_a_time(catalog.gpu(cell.device), cell.ranks)
+        if not cluster.at_a_time(catalog.gpu(cell.device), cell.ranks_per_node, cell.nodes)
     }
-    nodes = tuple(Node({SCALES_TO + name: 1.0}) for name in absent)
+    startable = {
+        SCALES_TO + cell.node_devices: float(cell.nodes)
+        for name, cell in skipped.items()
+        if name in absent
+    }
+    nodes = tuple(Node({name: count}) for name, count in startable.items())
     extended = ClusterResources((*cluster.nodes, *nodes))
     complete = {*plan.complete}
     pending = tuple(
@@ -226,7 +231,7 @@ def print_plan(
     nodes = {
         devices: f"nodes: {text}"
         for devices, cell in {c.devices: c for c in measured_now}.items()
-        if (text := cluster.nodes_text(catalog.gpu(cell.device), cell.ranks))
+        if (text := cluster.nodes_text(catalog.gpu(cell.device), cell.ranks_per_node))
     }
     rows = [
         *(
