@@ -113,17 +113,8 @@ class ForkedChild:
 
     def _start_fork_server(self, variables: dict[str, str]) -> None:
         self._printed = _PrintedText()
-        threads = dict.fromkeys(THREAD_VARIABLES, str(self._setup.threads))
-        place = self._setup.place
         try:
-            self._process = subprocess.Popen(
-                [*self._worker, str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._printed.file,
-                env=child_environment() | threads | variables,
-                pass_fds=() if place is None or place.listening is None else (place.listening,),
-            )
+            self._process = _fork_server(self._worker, self._setup, variables, self._printed)
         except OSError:
             self._printed.file.close()
             raise
@@ -290,6 +281,22 @@ class ForkedChild:
     def _ending(self, code: int) -> ProbeEnd:
         killed = host_oom_kills() > self._oom_kills_before
         return ProbeEnd(*ending(code, self._printed.lines(), killed_for_memory=killed))
+
+
+def _fork_server(
+    worker: Sequence[str], setup: Setup, variables: dict[str, str], printed: _PrintedText
+) -> subprocess.Popen[bytes]:
+    """Start a fork server, with the socket at which ranks of several nodes meet."""
+    threads = dict.fromkeys(THREAD_VARIABLES, str(setup.threads))
+    listening = None if setup.place is None else setup.place.listening
+    return subprocess.Popen(
+        [*worker, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=printed.file,
+        env=child_environment() | threads | variables,
+        pass_fds=() if listening is None else (listening,),
+    )
 
 
 def _kill(pid: int) -> None:
