@@ -57,6 +57,7 @@ def test_ranks_on_all_nodes_end_with_the_driver_and_its_sweep_continues(
     sweep = GangSweep(cluster, 2, "orphans")
     ranks = sweep.ranks(nodes, besides=0)
     sweep.process.kill()
+    sweep.process.wait()
     assert gone_within([rank for of_node in ranks for rank in of_node], GONE_SECONDS)
     assert_complete(GangSweep(cluster, 2, "orphans"))
 

@@ -25,7 +25,7 @@ boundary_repeats: 0
 timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
 catalog:
   gpus:
-    - {key: desk, kind: cpu, usable_memory_bytes: 7700000, source: test, recorded: 2026-11-20}
+    - {key: desk, kind: cpu, usable_memory_bytes: MEMORY, source: test, recorded: 2026-11-20}
   offers:
     - {gpu: desk, provider: rented, region: here, instance: single, usd_per_hour: 0.10,
        source: test, recorded: 2026-11-20}
@@ -49,7 +49,11 @@ class GangSweep:
         self._log = cluster.home / f"{name}.log"
         self._processes = 2 + gpus // 2  # of a node: fork server, parent of its ranks, and these
         spec = cluster.home / f"{name}.yaml"
-        spec.write_text(SPEC.replace("GPUS", str(gpus)), encoding="utf-8")
+        # On two and on four ranks, about four examples fit.
+        text = SPEC.replace("GPUS", str(gpus)).replace(
+            "MEMORY", {2: "10500000", 4: "7700000"}[gpus]
+        )
+        spec.write_text(text, encoding="utf-8")
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out)],
