@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from builders.gangs import gang_cell, gone_within, ranks_of, seconds_to_end
-from builders.observations import MIB, cpu
+from builders.observations import MIB, cpu, environment, measurement
 
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.fork_server import ProbeEnd
@@ -199,6 +199,25 @@ def test_a_timeout_weighs_the_ranks_that_other_nodes_lost() -> None:
     end = joint_end([echo, late], [0, 1])
     assert end.outcome is Outcome.TIMED_OUT
     assert end.detail == "no answer within 9 s, batch 2: rank 1 hung, the others waited"
+
+
+def test_nodes_with_different_software_measure_nothing() -> None:
+    """Their step would be that of no stack; the end says what differs, and is final."""
+    ends = [
+        ProbeEnd(
+            Outcome.FITS,
+            None,
+            measurement(),
+            environment().model_copy(update={"versions": (("driver", driver), ("torch", torch))}),
+        )
+        for driver, torch in (("1", "2.12"), ("2", "2.12"), ("1", "2.11"))
+    ]
+    assert joint_end(ends[:2], [0, 1]).outcome is Outcome.FITS  # drivers may differ
+    end = joint_end([ends[0], ends[2]], [0, 1])
+    assert (end.outcome, end.final) == (Outcome.FAILED, True)
+    assert end.detail == (
+        "nodes 0 and 1 differ in software: torch 2.11, torch 2.12: make them the same"
+    )
 
 
 def test_an_address_of_another_machine_has_no_interface() -> None:

@@ -122,6 +122,7 @@ def test_a_trial_on_several_nodes_has_them_at_once() -> None:
     (cell,) = make_plan(spec, spec.merged_catalog(), cluster, []).pending
     assert cell.devices == "2x4xL4"
     assert cluster.at_a_time(CATALOG.gpu("L4"), 4, 2) == 1
+    assert launched(made.text, [trial("L4", 4)], (), nodes=2) == ["4xl4-spot"] * 2
     both = ((spec, text), gangs_on("L4", alone=False))
     bills = "\n".join(deployed(one, "local", hosts=("a", "b", "c")).bill[-1] for one in both)
     dollars = [float(usd) for usd in re.findall(r"about \$([0-9.]+)", bills)]

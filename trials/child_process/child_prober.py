@@ -52,6 +52,7 @@ class ChildProber(ForkedChild):
         worker: Sequence[str] | None = None,
     ) -> None:
         is_gang = setup.cell.parallel is not None
+        assert setup.cell.nodes == 1 or setup.place is not None
         if is_gang:
             timeouts = {
                 "build_timeout_seconds": build_timeout_seconds,

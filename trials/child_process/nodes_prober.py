@@ -17,7 +17,7 @@ from trials.child_process.rank_verdict import (
     measurement_of_ranks,
 )
 from trials.records.messages import ProbeRequest
-from trials.records.observation import Outcome
+from trials.records.observation import Environment, Outcome
 
 # A node answers a lost connection after the grace of its own ranks, or a timeout a little later.
 NODES_GRACE_SECONDS = 2 * GRACE_SECONDS
@@ -147,13 +147,27 @@ def joint_end(ends: Sequence[ProbeEnd], own: Sequence[int]) -> ProbeEnd:
     """
     limits = [end.memory_limit_bytes for end in ends if end.memory_limit_bytes is not None]
     environments = [end.environment for end in ends if end.environment is not None]
-    end = _decisive(ends, own)
+    end = _of_different_software(environments) or _decisive(ends, own)
     return replace(
         end,
         environment=environments[0] if environments else None,
         memory_limit_bytes=min(limits, default=None),
         waiting=(),
     )
+
+
+def _of_different_software(environments: Sequence[Environment]) -> ProbeEnd | None:
+    """End of a probe whose nodes have different stacks; None where they are the same.
+
+    What it measured would be that of none of them.
+    """
+    for node, environment in enumerate(environments):
+        if environment.software != environments[0].software:
+            versions = {*environment.versions} ^ {*environments[0].versions}
+            listed = ", ".join(sorted(f"{name} {version}" for name, version in versions))
+            text = f"nodes 0 and {node} differ in software: {listed or 'the allocator settings'}"
+            return ProbeEnd(Outcome.FAILED, f"{text}: make them the same", final=True)
+    return None
 
 
 def _decisive(ends: Sequence[ProbeEnd], own: Sequence[int]) -> ProbeEnd:
