@@ -29,6 +29,7 @@ SETUP = Setup(
     threads=1,
 )
 SMALL = ProbeRequest(batch_size=1, timing=None)
+TOO_LARGE = ProbeRequest(batch_size=256, timing=None)
 TIMED = ProbeRequest(
     batch_size=1, timing=TimingRule(warmup_seconds=0.0, max_steps=7, relative_half_width=1e-9)
 )
@@ -107,11 +108,19 @@ def test_a_fit_records_the_ranks_of_all_nodes(nodes: Nodes) -> None:
 def test_lack_of_memory_on_any_node_is_the_verdict(nodes: Nodes) -> None:
     """One rank is named, and those of both nodes end."""
     before = nodes.every
-    end = nodes.prober.probe(ProbeRequest(batch_size=256, timing=None))
+    end = nodes.prober.probe(TOO_LARGE)
     assert end.outcome is Outcome.OUT_OF_MEMORY
     assert end.detail is not None
     assert end.detail.startswith("rank ")
     assert gone_within(before, SOON_SECONDS)
+
+
+def test_an_interrupt_that_comes_too_late_harms_no_further_probe(nodes: Nodes) -> None:
+    """The children have ended by themselves, and their fork servers wait."""
+    assert nodes.prober.probe(TOO_LARGE).outcome is Outcome.OUT_OF_MEMORY
+    for prober in nodes.probers:
+        prober.interrupt()
+    assert nodes.prober.probe(SMALL).outcome is Outcome.FITS
 
 
 @pytest.mark.parametrize("node", [0, 1])

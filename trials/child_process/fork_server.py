@@ -194,11 +194,11 @@ class ForkedChild:
         return line
 
     def interrupt(self) -> None:
-        """Kill the child, or else the fork server: another thread's wait for it ends."""
+        """Kill the child that another thread waits for, or the fork server that is to start it."""
         process, pid = self._process, self.child_pid
         if pid is not None:
             _kill(pid)
-        elif process is not None:
+        elif process is not None and self._owes_child:  # an idle one is left for the next child
             process.kill()
 
     def end_child(self) -> None:
