@@ -177,8 +177,9 @@ def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -
         return refused
     request = cluster.trial_resources(gpu, cell.ranks_per_node)
     if request is None:
+        one = "one" if cell.nodes == 1 else cell.nodes
         return (
-            f"no node of the cluster has a core and the resource {gpu.key!r}: start one with "
+            f"no node of the cluster has a core and the resource {gpu.key!r}: start {one} with "
             f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": {cell.ranks_per_node}}}'"
         )
     is_startable = cluster.starting(cell.node_devices) >= cell.nodes

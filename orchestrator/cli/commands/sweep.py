@@ -197,12 +197,10 @@ def _print_cost_of_absent_gpus(
         for name, cell in skipped.items()
         if not cluster.at_a_time(catalog.gpu(cell.device), cell.ranks_per_node, cell.nodes)
     }
-    startable = {
-        SCALES_TO + cell.node_devices: float(cell.nodes)
-        for name, cell in skipped.items()
-        if name in absent
-    }
-    nodes = tuple(Node({name: count}) for name, count in startable.items())
+    startable: dict[str, int] = {}
+    for cell in (skipped[name] for name in absent):
+        startable[cell.node_devices] = max(cell.nodes, startable.get(cell.node_devices, 0))
+    nodes = tuple(Node({SCALES_TO + gpus: float(most)}) for gpus, most in startable.items())
     extended = ClusterResources((*cluster.nodes, *nodes))
     complete = {*plan.complete}
     pending = tuple(
@@ -214,7 +212,8 @@ def _print_cost_of_absent_gpus(
     plan = plan.model_copy(update={"pending": pending})
     if left := remaining_work(spec, rates, extended, plan, observations):
         names = ", ".join(part.gpu for part in left)
-        print_result(f"\nOn a cluster with one node per GPU ({names}; 'deploy' writes its file):")
+        each = "one node" if max(startable.values()) == 1 else "the nodes of a trial"
+        print_result(f"\nOn a cluster with {each} per GPU ({names}; 'deploy' writes its file):")
         for text in expected(left, Budget(profiles=spec.profile), rates):
             print_result(f"\n{text}")
 
