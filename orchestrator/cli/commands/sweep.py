@@ -212,8 +212,10 @@ def _print_cost_of_absent_gpus(
     plan = plan.model_copy(update={"pending": pending})
     if left := remaining_work(spec, rates, extended, plan, observations):
         names = ", ".join(part.gpu for part in left)
-        each = "one node" if max(startable.values()) == 1 else "the nodes of a trial"
-        print_result(f"\nOn a cluster with {each} per GPU ({names}; 'deploy' writes its file):")
+        nodes_text = "one node" if max(startable.values()) == 1 else "the nodes of a trial"
+        print_result(
+            f"\nOn a cluster with {nodes_text} per GPU ({names}; 'deploy' writes its file):"
+        )
         for text in expected(left, Budget(profiles=spec.profile), rates):
             print_result(f"\n{text}")
 
