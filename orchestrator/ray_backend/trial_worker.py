@@ -34,10 +34,8 @@ def _placement_group(
     request: tuple[tuple[str, float], ...], avoid: tuple[str, ...], nodes: int
 ) -> Any:
     """A part of the group for each node, all on different ones."""
-    parts, strategy = (
-        [dict(request) for _ in range(nodes)],
-        "STRICT_SPREAD" if nodes > 1 else "PACK",
-    )
+    parts = [dict(request) for _ in range(nodes)]
+    strategy = "STRICT_SPREAD" if nodes > 1 else "PACK"
     if not avoid:
         return tune.PlacementGroupFactory(parts, strategy)
     elsewhere = {"ray.io/node-id": f"!in({','.join(avoid)})"}
