@@ -1,14 +1,11 @@
 """Nodes that are far slower than others with the same GPU. Pure."""
 
-import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from fitting.numerics.arrays import FloatArray
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
     Basis,
@@ -17,6 +14,9 @@ from trials.records.observation import (
     Outcome,
     without_superseded,
 )
+
+if TYPE_CHECKING:
+    from fitting.numerics.arrays import FloatArray
 
 SLOW = 4.0  # ratio of step times; throttled clocks and busy neighbours cause less
 # Largest ratio of the tokens of two batches to compare: the fixed cost of a step then weighs alike.
@@ -76,16 +76,13 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     Batches of one model, recipe and routing on one kind of GPU are compared if they have about the
     same number of tokens, whatever the lengths of their examples.
     """
-    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
-    for cell, of_cell in by_cell(observations).items():
-        work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
-        groups[cell.device, cell.parallel, *work] += of_cell
+    if not any(map(_differ, _groups(observations))):
+        return []
+    import numpy as np  # noqa: PLC0415 - few runs have nodes that differ
+
     ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
     compared: dict[_Node, list[Cell]] = defaultdict(list)
-    for of_work in groups.values():
-        group = [*filter(None, map(_timed, of_work))]
-        if len({one.node_id for one in group}) < 2:
-            continue
+    for group in _groups(observations):
         for node, own, others in _compared(group):
             compared[node] += own
             ratios[node].append(others)
@@ -105,6 +102,18 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     ]
 
 
+def _groups(observations: Sequence[Observation]) -> Iterator[list[_Timed]]:
+    """Timed batches of similar work on several nodes."""
+    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    for cell, of_cell in by_cell(observations).items():
+        work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
+        groups[cell.device, cell.parallel, *work] += of_cell
+    for of_work in groups.values():
+        group = [*filter(None, map(_timed, of_work))]
+        if len({one.node_id for one in group}) > 1:
+            yield group
+
+
 def _standing_on(
     nodes: Sequence[_Node], observations: Sequence[Observation]
 ) -> dict[_Node, dict[Cell, tuple[int, ...]]]:
@@ -121,17 +130,33 @@ def _standing_on(
 
 
 def _timed(o: Observation) -> _Timed | None:
-    if o.outcome is not Outcome.FITS or o.basis is not Basis.MEASURED or o.measurement is None:
+    where, seconds = o.environment, o.median_seconds
+    if seconds is None or where is None or where.node_id is None:
         return None
-    where, steps = o.environment, o.micro_batch_seconds
-    if where is None or where.node_id is None or not steps:
+    if o.outcome is not Outcome.FITS or o.basis is not Basis.MEASURED:
         return None
     tokens = o.batch_size * o.cell.seq_len
-    return _Timed(o.cell, where, where.node_id, tokens, tokens / statistics.median(steps))
+    return _Timed(o.cell, where, where.node_id, tokens, tokens / seconds)
 
 
-def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], FloatArray]]:
+def _differ(group: Sequence[_Timed]) -> bool:
+    """Whether any two similar batches differ as much as those of a slow node do."""
+    speeds: dict[int, list[float]] = defaultdict(list)
+    for one in group:
+        speeds[one.tokens].append(one.tokens_per_second)
+    sizes = sorted(speeds)
+    for place, few in enumerate(sizes):
+        alike = sizes[place : bisect_right(sizes, ALIKE * few)]
+        similar = [speed for size in alike for speed in speeds[size]]
+        if max(similar) / min(similar) >= SLOW:
+            return True
+    return False
+
+
+def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], "FloatArray"]]:
     """Cells of each node, and the ratios of other nodes' speeds to its own at similar batches."""
+    import numpy as np  # noqa: PLC0415 - as above
+
     tokens = np.array([one.tokens for one in group], np.float64)
     speed = np.array([one.tokens_per_second for one in group], np.float64)
     last = {one.node_id: one for one in group}

@@ -1,7 +1,6 @@
 """Throughput of a cell, as far as it was timed. Pure."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
 from gpu_catalog.number_text import short
@@ -15,12 +14,11 @@ def fastest(observations: Sequence[Observation]) -> str | None:
     )
     best = max(
         (
-            o.cell.examples_per_second(o.batch_size, statistics.median(steps))
+            o.cell.examples_per_second(o.batch_size, seconds)
             for o in observations
-            if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
+            if o.batch_size < lowest_miss and (seconds := o.median_seconds) is not None
             # A capped GPU's speed is that of the larger one that stood in for it.
-            if o.basis is not Basis.CAPPED
-            if o.measurement is not None and (steps := o.micro_batch_seconds)
+            if o.outcome is Outcome.FITS and o.basis is not Basis.CAPPED
         ),
         default=None,
     )

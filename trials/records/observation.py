@@ -1,6 +1,7 @@
 """Observations: the record of a probe, its result and its machine. No torch here."""
 
 import hashlib
+import statistics
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -40,11 +41,12 @@ class Outcome(StrEnum):
 
         Only verdicts move the search: a host without memory, a hang or a crash gives none.
         """
-        return self in (Outcome.FITS, Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
+        return self in VERDICTS
 
 
 MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
 """Outcomes of a batch too large for the device's memory."""
+VERDICTS = (Outcome.FITS, *MEMORY_MISSES)
 
 
 class Basis(StrEnum):
@@ -312,6 +314,12 @@ class Observation(Record):
         steps = () if self.measurement is None else self.measurement.step_seconds
         micro_batches = self.micro_batches if steps else 1
         return steps if micro_batches == 1 else tuple(s / micro_batches for s in steps)
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Median of ``micro_batch_seconds``; None without timed steps."""
+        steps = self.micro_batch_seconds
+        return statistics.median(steps) if steps else None
 
     @property
     def is_drawn(self) -> bool:
