@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from orchestrator.planning.throughput import median_seconds
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
     Basis,
@@ -130,7 +131,7 @@ def _standing_on(
 
 
 def _timed(o: Observation) -> _Timed | None:
-    where, seconds = o.environment, o.median_seconds
+    where, seconds = o.environment, median_seconds(o)
     if seconds is None or where is None or where.node_id is None:
         return None
     if o.outcome is not Outcome.FITS or o.basis is not Basis.MEASURED:

@@ -1,10 +1,17 @@
 """Throughput of a cell, as far as it was timed. Pure."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from gpu_catalog.number_text import short
 from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome
+
+
+def median_seconds(o: Observation) -> float | None:
+    """Median of a probe's seconds per micro-batch; None without timed steps."""
+    steps = o.micro_batch_seconds
+    return statistics.median(steps) if steps else None
 
 
 def fastest(observations: Sequence[Observation]) -> str | None:
@@ -16,7 +23,7 @@ def fastest(observations: Sequence[Observation]) -> str | None:
         (
             o.cell.examples_per_second(o.batch_size, seconds)
             for o in observations
-            if o.batch_size < lowest_miss and (seconds := o.median_seconds) is not None
+            if o.batch_size < lowest_miss and (seconds := median_seconds(o)) is not None
             # A capped GPU's speed is that of the larger one that stood in for it.
             if o.outcome is Outcome.FITS and o.basis is not Basis.CAPPED
         ),

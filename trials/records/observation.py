@@ -1,7 +1,6 @@
 """Observations: the record of a probe, its result and its machine. No torch here."""
 
 import hashlib
-import statistics
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -110,8 +109,9 @@ class Environment(Record):
     def software(self) -> str:
         """Fingerprint of the stack without device and driver."""
         versions = tuple(version for version in self.versions if version[0] != "driver")
-        anywhere = {"versions": versions, "device_name": "any", "threads": 0}
-        return self.model_copy(update=anywhere).stack
+        return self.model_copy(
+            update={"versions": versions, "device_name": "any", "threads": 0}
+        ).stack
 
 
 class DeviceReading(Record):
@@ -314,12 +314,6 @@ class Observation(Record):
         steps = () if self.measurement is None else self.measurement.step_seconds
         micro_batches = self.micro_batches if steps else 1
         return steps if micro_batches == 1 else tuple(s / micro_batches for s in steps)
-
-    @property
-    def median_seconds(self) -> float | None:
-        """Median of ``micro_batch_seconds``; None without timed steps."""
-        steps = self.micro_batch_seconds
-        return statistics.median(steps) if steps else None
 
     @property
     def is_drawn(self) -> bool:
