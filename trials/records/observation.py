@@ -109,9 +109,8 @@ class Environment(Record):
     def software(self) -> str:
         """Fingerprint of the stack without device and driver."""
         versions = tuple(version for version in self.versions if version[0] != "driver")
-        return self.model_copy(
-            update={"versions": versions, "device_name": "any", "threads": 0}
-        ).stack
+        anywhere = {"versions": versions, "device_name": "any", "threads": 0}
+        return self.model_copy(update=anywhere).stack
 
 
 class DeviceReading(Record):
@@ -253,8 +252,7 @@ class Observation(Record):
         memory_limit_bytes: device memory that the probe could take.
         batch_limit: largest batch size that the search could try.
         seed: seed of the data, the weights and the ladder's order.
-        measurement: present when the steps ran: for FITS and THRASHING; of drawn lengths, the steps
-            until the end.
+        measurement: of the steps that ran: for FITS and THRASHING; until the end of drawn lengths.
         environment: present when the child lived long enough to report it.
         started_at: UTC time in ISO 8601.
         seconds: wall time of the whole probe.
