@@ -81,20 +81,22 @@ def _task(spec: SweepSpec, catalog: Catalog, cell: Cell, threads: int = 1) -> Tr
     """Task of a cell's trial without observations."""
     compiling = 0.0 if cell.recipe.compile is None else COMPILING_SECONDS
     # Its parts are valid, and to check a model again takes as long as to replay a trial.
-    return TrialTask.model_construct(
-        cell=cell,
-        model=spec.model(cell.model),
-        gpu=catalog.gpu(cell.device),
-        target=None if cell.capped_on is None else catalog.gpu(cell.gpu),
-        threads=threads,
-        seed=spec.seed,
-        batch_limit=cell.rank_recipe.batch_limit(spec.max_batch_size),
-        # A simulation is deterministic.
-        boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
-        drawn=_drawn(spec, cell),
-        timing=spec.timing,
-        build_timeout_seconds=spec.build_timeout_seconds + compiling,
-        probe_timeout_seconds=spec.probe_timeout_seconds + compiling,
+    return TrialTask.of_checked(
+        {
+            "cell": cell,
+            "model": spec.model(cell.model),
+            "gpu": catalog.gpu(cell.device),
+            "target": None if cell.capped_on is None else catalog.gpu(cell.gpu),
+            "threads": threads,
+            "seed": spec.seed,
+            "batch_limit": cell.rank_recipe.batch_limit(spec.max_batch_size),
+            # A simulation is deterministic.
+            "boundary_repeats": 0 if cell.simulated else spec.boundary_repeats,
+            "drawn": _drawn(spec, cell),
+            "timing": spec.timing,
+            "build_timeout_seconds": spec.build_timeout_seconds + compiling,
+            "probe_timeout_seconds": spec.probe_timeout_seconds + compiling,
+        }
     )
 
 

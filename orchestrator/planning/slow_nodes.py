@@ -1,14 +1,12 @@
 """Nodes that are far slower than others with the same GPU. Pure."""
 
-import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from fitting.numerics.arrays import FloatArray
+from orchestrator.planning.throughput import median_seconds
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
     Basis,
@@ -17,6 +15,9 @@ from trials.records.observation import (
     without_superseded,
 )
 from trials.trial import nodes_of
+
+if TYPE_CHECKING:
+    from fitting.numerics.arrays import FloatArray
 
 SLOW = 4.0  # ratio of step times; throttled clocks and busy neighbours cause less
 # Largest ratio of the tokens of two batches to compare: the fixed cost of a step then weighs alike.
@@ -73,16 +74,13 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     for each of them, and is compared with batches that the node took no part in.
     """
     timed = _Timings(observations)
-    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
-    for cell, of_cell in by_cell(observations).items():
-        work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
-        groups[cell.device, cell.parallel, *work] += of_cell
+    if not any(map(_differ, _groups(observations, timed))):
+        return []
+    import numpy as np  # noqa: PLC0415 - few runs have nodes that differ
+
     ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
     compared: dict[_Node, list[Cell]] = defaultdict(list)
-    for of_work in groups.values():
-        group = [*filter(None, map(timed, of_work))]
-        if len({node for one in group for node in one.nodes}) < 2:
-            continue
+    for group in _groups(observations, timed):
         for node, own, others in _compared(group):
             compared[node] += own
             ratios[node].append(others)
@@ -100,6 +98,20 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
         )
         for node in slow
     ]
+
+
+def _groups(
+    observations: Sequence[Observation], timed: Callable[[Observation], _Timed | None]
+) -> Iterator[list[_Timed]]:
+    """Timed batches of similar work on several nodes."""
+    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    for cell, of_cell in by_cell(observations).items():
+        work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
+        groups[cell.device, cell.parallel, *work] += of_cell
+    for of_work in groups.values():
+        group = [*filter(None, map(timed, of_work))]
+        if len({node for one in group for node in one.nodes}) > 1:
+            yield group
 
 
 def _standing_on(
@@ -131,18 +143,34 @@ class _Timings:
         self._hosts = {one.node_id: one.host for one in where}
 
     def __call__(self, o: Observation) -> _Timed | None:
-        if o.outcome is not Outcome.FITS or o.basis is not Basis.MEASURED:
+        node_ids, seconds = nodes_of(o), median_seconds(o)
+        if not node_ids or seconds is None:
             return None
-        node_ids, steps = nodes_of(o), o.micro_batch_seconds
-        if not node_ids or not steps:
+        if o.outcome is not Outcome.FITS or o.basis is not Basis.MEASURED:
             return None
         tokens = o.batch_size * o.cell.seq_len
         nodes = (_Node(o.cell.device, self._hosts.get(n, n[:8]), n) for n in sorted(node_ids))
-        return _Timed(o.cell, tuple(nodes), tokens, tokens / statistics.median(steps))
+        return _Timed(o.cell, tuple(nodes), tokens, tokens / seconds)
 
 
-def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], FloatArray]]:
+def _differ(group: Sequence[_Timed]) -> bool:
+    """Whether any two similar batches differ as much as those of a slow node do."""
+    speeds: dict[int, list[float]] = defaultdict(list)
+    for one in group:
+        speeds[one.tokens].append(one.tokens_per_second)
+    sizes = sorted(speeds)
+    for place, few in enumerate(sizes):
+        alike = sizes[place : bisect_right(sizes, ALIKE * few)]
+        similar = [speed for size in alike for speed in speeds[size]]
+        if max(similar) / min(similar) >= SLOW:
+            return True
+    return False
+
+
+def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], "FloatArray"]]:
     """Cells of each node, and the ratios of other nodes' speeds to its own at similar batches."""
+    import numpy as np  # noqa: PLC0415 - as above
+
     tokens = np.array([one.tokens for one in group], np.float64)
     speed = np.array([one.tokens_per_second for one in group], np.float64)
     of_node: dict[_Node, list[int]] = defaultdict(list)
