@@ -18,7 +18,7 @@ SHARED = "all"  # in place of a GPU, for a number that all share
 # GPUs have four times and more. Fractions of the peak differ between the two kinds.
 MOST_OF_HALF_RATE = 3.0
 # Quantities that depend on the kind of memory, which is HBM at these compute capabilities.
-OF_MEMORY = frozenset({"moving_reached"})
+OF_MEMORY = frozenset({"moving_reached", "product_bandwidth"})
 HBM = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
 
 
@@ -67,6 +67,11 @@ def rates_of(gpu: Gpu) -> Mapping[str, float]:
     """
     key = _measured_key(gpu.key, gpu.device_names)
     return _rates(key, group_of(gpu), memory_of(gpu))
+
+
+def group_for(quantity: str, gpu: Gpu) -> str:
+    """Group of GPUs that share a quantity."""
+    return memory_of(gpu) if quantity in OF_MEMORY else group_of(gpu)
 
 
 @cache

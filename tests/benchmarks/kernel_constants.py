@@ -30,7 +30,7 @@ from kernel_fitting import (
 from kernel_moving import halves, held_out_moving, moving_rows
 from kernel_rows import measured_gpus, measured_rows
 
-from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_of, nearest_rate
+from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_for, group_of, nearest_rate
 from orchestrator.markdown_table import table
 from trials.simulation.clock.attention import AttentionRates
 from trials.simulation.clock.products import NAMES, ProductConstants, quantity_of
@@ -38,7 +38,7 @@ from trials.simulation.recording import FloatArray, Rate
 
 TABLE = Path(__file__).resolve().parents[2] / "gpu_catalog" / "data" / FILE
 # Most rows of each class and GPU in a fit: the classes count by their share of a step's time.
-MOST = {"linear": 1200, "few-tokens": 200, "thin": 200, "narrow": 200}
+MOST = {"linear": 3000, "few-tokens": 200, "thin": 200, "narrow": 200}
 # Most rows of each library of attention kernels and GPU: libraries count alike.
 MOST_ATTENTION = 600
 # A class whose shortest rows show the launch, so that a GPU with some has one of its own.
@@ -52,8 +52,8 @@ LIMITS["knee"] = (1.0, 12.0)
 NEVER_FITTED = {"GB200"}
 SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2; tests/benchmarks/kernels"
 REACHED = ("short", "sustained")
-# The bandwidth belongs to each GPU; fp32's rows do not show the speed of the cache.
-NOT_SHARED = {Rate.BF16: "bandwidth", Rate.FP32: "cached"}
+# fp32's rows do not show the speed of the cache.
+NOT_SHARED = {Rate.BF16: {"bandwidth", "launch_us"}, Rate.FP32: {"cached"}}
 Key = tuple[str, str]
 SOURCES = {Rate.BF16: SOURCE, Rate.FP32: "NeuSight 6945927"}
 
@@ -62,7 +62,7 @@ def own_names(key: str, rate: Rate, measured: Collection[Key]) -> tuple[str, ...
     """Numbers of products that belong to a GPU, beside those that all share."""
     if rate is Rate.FP32:
         return REACHED
-    return (*REACHED, NOT_SHARED[rate], *(("launch_us",) if (SHORT, key) in measured else ()))
+    return (*REACHED, "bandwidth", *(("launch_us",) if (SHORT, key) in measured else ()))
 
 
 def fitted_rows(
@@ -77,7 +77,7 @@ def fitted_rows(
         cached: speed of the cache where it is not fitted.
     """
     keys = sorted(samples)
-    labels = [(SHARED, name) for name in NAMES if name != NOT_SHARED[rate]]
+    labels = [(SHARED, name) for name in NAMES if name not in NOT_SHARED[rate]]
     labels += [(key, name) for key in keys for name in own_names(key, rate, measured)]
 
     # The search varies one number at a time, and most belong to one GPU.
@@ -90,7 +90,9 @@ def fitted_rows(
 
     def residuals(point: FloatArray) -> FloatArray:
         values = dict(zip(labels, map(float, np.exp(point)), strict=True))
-        values[SHARED, NOT_SHARED[rate]] = cached
+        launches = [value for (_, name), value in values.items() if name == "launch_us"]
+        values[SHARED, "launch_us"] = float(np.exp(np.log(launches).mean()))
+        values.setdefault((SHARED, "cached"), cached)
         parts = []
         for key in keys:
             own = (values.get((key, n), values.get((SHARED, n))) for n in (*NAMES, *REACHED))
@@ -109,9 +111,10 @@ def constants_of(
     rows: tuple[KernelRate, ...], key: str, rate: Rate
 ) -> tuple[ProductConstants, tuple[float, ...]]:
     """Numbers of products by a table, and FLOP/s that a GPU reaches by it."""
-    group = group_of(measured_gpus()[key])
+    quantities = {name: quantity_of(name, rate) for name in (*NAMES, *REACHED)}
     numbers = {
-        name: nearest_rate(rows, quantity_of(name, rate), key, group) for name in (*NAMES, *REACHED)
+        name: nearest_rate(rows, quantity, key, group_for(quantity, measured_gpus()[key]))
+        for name, quantity in quantities.items()
     }
     peaks = tuple(peak_of(key, rate) * numbers.pop(name) for name in REACHED)
     return ProductConstants(**numbers), peaks

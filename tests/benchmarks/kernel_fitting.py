@@ -8,7 +8,7 @@ import numpy as np
 from kernel_rows import Measured, measured_gpus, stacked
 from scipy.optimize import least_squares
 
-from gpu_catalog.kernel_rates import SHARED, KernelRate, group_of
+from gpu_catalog.kernel_rates import SHARED, KernelRate, group_for
 from trials.simulation.clock.moving import clocks_per_second, l2_bytes
 from trials.simulation.clock.products import (
     ProductConstants,
@@ -134,7 +134,7 @@ def rates_by_label(
     return tuple(
         KernelRate(
             gpu=gpu,
-            group=SHARED if gpu == SHARED else group_of(measured_gpus()[gpu]),
+            group=SHARED if gpu == SHARED else group_for(name, measured_gpus()[gpu]),
             quantity=name,
             value=float(f"{value:.4g}"),
             unit=UNITS.get(name, "1"),

@@ -259,6 +259,6 @@ def _tiles_seconds(
         for split in SPLITS:
             few = np.flatnonzero(tiles * split <= multiprocessors)
             one = (shapes.inner[few] / split + constants.ramp) * per_element
-            adding = PARTIAL_BYTES * split * results[few] / cache
+            adding = PARTIAL_BYTES * split * results[few] / cache + 1e-6 * constants.launch_us
             least[few] = np.minimum(least[few], one + adding)
     return least
