@@ -38,7 +38,7 @@ from trials.simulation.recording import FloatArray, Rate
 
 TABLE = Path(__file__).resolve().parents[2] / "gpu_catalog" / "data" / FILE
 # Most rows of each class and GPU in a fit: the classes count by their share of a step's time.
-MOST = {"linear": 3000, "few-tokens": 200, "thin": 200, "narrow": 200}
+MOST = {"linear": 3000, "few-tokens": 200, "thin": 200, "narrow": 200, "fp32": 1200}
 # Most rows of each library of attention kernels and GPU: libraries count alike.
 MOST_ATTENTION = 600
 # A class whose shortest rows show the launch, so that a GPU with some has one of its own.
@@ -149,7 +149,7 @@ def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate,
             if names is not None:
                 attention[names][key].append(drawn(seen, MOST_ATTENTION))
         elif name == "fp32":
-            fp32[key].append(drawn(seen, MOST["linear"]))
+            fp32[key].append(drawn(seen, MOST[name]))
         elif name in MOST:
             samples[key].append(drawn(seen, MOST[name]))
     rows = fitted_rows(samples, Rate.BF16, measured)

@@ -49,10 +49,11 @@ LIBRARIES = {
 }
 FLASH2_KERNEL = "pytorch_flash"  # which PyTorch runs on Hopper and B200 on request alone
 LEAST_LENGTH = 128  # shorter sequences measure the launch
-# Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, attention
-# in a context 40 to 90 us, and autograd 100 to 170 us.
+# Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, a product
+# 20 to 26 us (from 1 to 44 MB alike), attention in a context 40 to 90 us, and autograd 100 to 170.
 LEAST_SWEPT_SECONDS = 20e-6
 LEAST_SWEPT_BY_CALL = {"attention_forward_causal": 100e-6, "backward": 200e-6}
+LEAST_SWEPT_BY_CALL |= dict.fromkeys(("linear", "linear_grad_input", "linear_grad_weight"), 30e-6)
 LEAST_SWEPT_WIDTH = 64.0  # of a head: the smallest models are those of tests
 # Seconds that a row needs at the GPU's peak rates. NeuSight left out all that took less than 50 us,
 # so its rows of smaller shapes are the slow ones alone, and each of its products took some 50 us
