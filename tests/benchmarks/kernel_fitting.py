@@ -11,13 +11,14 @@ from scipy.optimize import least_squares
 from gpu_catalog.kernel_rates import SHARED, KernelRate, group_for
 from trials.simulation.clock.moving import clocks_per_second, l2_bytes
 from trials.simulation.clock.products import (
+    BoolArray,
     ProductConstants,
     ProductRates,
     ProductShapes,
     Surroundings,
     product_seconds,
 )
-from trials.simulation.recording import BoolArray, FloatArray, IntArray, Rate
+from trials.simulation.recording import FloatArray, IntArray, Rate
 
 UNITS = {"product_cached": "bytes per clock"}
 UNITS |= {f"{products}ramp": "elements" for products in ("product_", "product_fp32_")}
@@ -118,7 +119,8 @@ def least(
         max_nfev=20,
     )
     scatter = float(np.square(residuals(best.x)).mean())
-    return np.exp(best.x), np.sqrt(scatter * np.diag(np.linalg.pinv(best.jac.T @ best.jac)))
+    spread = np.linalg.norm(np.linalg.pinv(best.jac), axis=1)
+    return np.exp(best.x), np.sqrt(scatter) * spread
 
 
 def rates_by_label(

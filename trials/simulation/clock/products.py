@@ -11,13 +11,15 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from trials.simulation.clock.joined import joined_seconds
 from trials.simulation.clock.moving import clocks_per_second, l2_bytes
-from trials.simulation.recording import BoolArray, Column, FloatArray, IntArray, Rate
+from trials.simulation.recording import Column, FloatArray, IntArray, Rate
 
+BoolArray = npt.NDArray[np.bool_]
 # Rows and columns of the tiles of cuBLAS and CUTLASS, from the largest down.
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64))
 # Parts of the inner dimension (split-K), where the parts of all tiles are at most one wave.
