@@ -74,6 +74,12 @@ def group_for(quantity: str, gpu: Gpu) -> str:
     return memory_of(gpu) if quantity in OF_MEMORY else group_of(gpu)
 
 
+def has_own_products(gpu: Gpu) -> bool:
+    """Whether matrix products in 16 bits were measured on this GPU."""
+    key = _measured_key(gpu.key, gpu.device_names)
+    return any(row.gpu == key and row.quantity == "product_sustained" for row in kernel_rates())
+
+
 @cache
 def _measured_key(key: str, device_names: tuple[str, ...]) -> str:
     """Key of the shipped catalog for a GPU with these device names, else its own."""

@@ -1,5 +1,6 @@
 """A traced rank takes the memory and moves the bytes of a real one, to the byte."""
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
 from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real, traced
+from fakes.rank_worker import STEPS
 
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.fields import Method
@@ -17,6 +19,7 @@ from trials.records.model import find_model
 from trials.records.observation import Outcome
 from trials.simulation.tracing.trace import TraceableCell
 from trials.training.finetune import FineTuning
+from trials.training.optimizers import construction
 
 pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
@@ -37,7 +40,7 @@ def cases(ranks: int) -> list[RankCase]:
         Parallel(gpus=ranks, strategy="tp"),
         *([Parallel(gpus=ranks, strategy="tp", degree=2)] if ranks == 4 else []),
     ]
-    pairs = [*product(layouts, RECIPES, (1, 2)), *product(split, ["full"], (1, 2))]
+    pairs = product(layouts + split, RECIPES, (1, 2))
     return [
         (on_layout(tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH), layout), micro_batches)
         for layout, method, micro_batches in pairs
@@ -76,7 +79,7 @@ def test_a_traced_rank_is_the_real_one(ranks: int, tmp_path: Path, *, few: bool)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "method"), [("fsdp2", "full"), ("ddp", "lora"), ("tp", "full")]
+    ("strategy", "method"), [("fsdp2", "full"), ("ddp", "lora"), ("tp", "full"), ("tp", "lora")]
 )
 def test_a_trial_measures_the_peak_that_is_traced(strategy: Strategy, method: Method) -> None:
     """It runs the same step, so that both ranks take the bytes of the trace."""
@@ -130,16 +133,55 @@ def test_collectives_have_the_closed_form_of_tensor_parallelism() -> None:
         assert 0 <= buffers < 256
 
 
-def test_split_layers_have_the_loss_and_gradients_of_whole_ones(tmp_path: Path) -> None:
+def test_collectives_have_the_closed_form_of_split_adapters() -> None:
+    """A layer that is divided sums its result, or the gradient of its input; so does its adapter.
+
+    The adapter's half sums as many elements as its rank. The input of the first layer needs no
+    gradient, but its adapters do.
+    """
+    adapters = recipe("lora")
+    cell = tiny_cell("llama-tiny", adapters, seq_len=LENGTH)
+    config = find_model("llama-tiny").config
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    assert adapters.lora_rank is not None
+    steps = traced(on_layout(cell, Parallel(gpus=2, strategy="tp")), 1)
+    by_columns, by_rows = 5, 2  # q, k, v, gate and up; o and down
+    whole = layers * (by_columns + by_rows) - 3
+    halves = layers * (by_columns + by_rows)
+    summed = BATCH * LENGTH * 4 * (hidden * whole + adapters.lora_rank * halves)
+    assert moved(steps) == {"ALL_GATHER": 0, "REDUCE_SCATTER": 0, "ALL_REDUCE": summed}
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_split_layers_have_the_loss_and_gradients_of_whole_ones(
+    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One process with the same weights and tokens has the same clipped gradients."""
-    cell = tiny_cell("llama-tiny", RECIPES["full"], seq_len=LENGTH)
+    monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
+    cell = tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH)
     (ranks,) = real([(on_layout(cell, Parallel(gpus=2, strategy="tp")), 1)], tmp_path)
     alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
-    loss = alone.step(alone.tokens(BATCH))
+    for _ in range(STEPS):  # until then, half of each adapter is zero, and so is a gradient
+        loss = alone.step(alone.tokens(BATCH))
     norms = [float(p.grad.norm()) for p in alone.trainable if p.grad is not None]
+    assert all(norms)
     for rank in ranks:
         assert rank["loss"] == pytest.approx(loss, rel=1e-5)
         assert rank["norms"] == pytest.approx(norms, rel=1e-3)
+
+
+def test_adapters_of_a_model_with_norms_of_queries_are_split(tmp_path: Path) -> None:
+    """Its plan has more than the two styles, for norms that adapters leave frozen."""
+    config = find_model("llama-tiny").config
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    model = tmp_path / "qwen3.json"
+    model.write_text(json.dumps(config | {"model_type": "qwen3"} | sizes), encoding="utf-8")
+    cell = tiny_cell(str(model), RECIPES["lora"], seq_len=LENGTH)
+    case = on_layout(cell, Parallel(gpus=2, strategy="tp")), 1
+    (ranks,) = real([case], tmp_path)
+    steps = traced(*case)
+    assert [rank["peak"] for rank in ranks] == [peak(steps)] * 2
+    assert all(rank["moved"] == moved(steps) for rank in ranks)
 
 
 def test_the_ranks_of_a_group_train_on_one_batch() -> None:

@@ -32,7 +32,7 @@ def test_a_ray_that_does_not_start_is_one_line_with_its_own_remedy(
         raise Exception(TIMED_OUT)  # noqa: TRY002 - as Ray does
 
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr(cluster, "_check_answers", lambda _: None)
+    monkeypatch.setattr(cluster, "check_answers", lambda _: None)
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(ClusterError) as error, connected_cluster(ask_for_packages=False):
         pass

@@ -3,7 +3,6 @@
 import pytest
 from builders.observations import recipe
 
-from trials.recipes.fields import Method
 from trials.recipes.layout_support import SPLIT_FAMILIES, unmeasured, unsupported
 from trials.recipes.parallel import Parallel, ZeroStrategy
 from trials.recipes.recipe import Recipe
@@ -43,24 +42,22 @@ def test_the_plans_of_the_families_are_of_two_styles(family: str) -> None:
     assert {name.rsplit(".", 1)[0] for name in plan} == {"layers.*.self_attn", "layers.*.mlp"}
 
 
-@pytest.mark.parametrize(
-    ("method", "line"),
-    [
-        ("lora", "method lora is not simulated with tp: PEFT's adapters stay whole"),
-        ("qlora", "method qlora is not simulated with tp: use method full, or ddp"),
-    ],
-)
-def test_adapters_are_refused_by_name(method: Method, line: str) -> None:
+def test_adapters_in_four_bits_are_refused_by_name() -> None:
     """The line says what to use, and a measurement is refused for the same reason."""
-    assert (unsupported(recipe(method), LLAMA, EIGHT) or "").startswith(line)
+    line = "method qlora is not simulated with tp: use lora, or ddp"
+    assert unsupported(recipe("qlora"), LLAMA, EIGHT) == line
     measured = line.replace("not simulated", "not measured")
-    assert (unmeasured(recipe(method), LLAMA, EIGHT) or "").startswith(measured)
+    assert unmeasured(recipe("qlora"), LLAMA, EIGHT) == measured
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"model_type": "qwen3"}, "model_type qwen3 is not simulated with tp, only llama, "),
+        (
+            {"model_type": "qwen3"},
+            "model_type qwen3 is not simulated with tp, only llama, mistral, qwen2, smollm3: use l",
+        ),
+        ({"model_type": "phi3"}, "model_type phi3 is not simulated with tp, only llama, "),
         ({"num_key_value_heads": 4}, "num_key_value_heads 4 of the model cannot be divided among "),
         ({"num_key_value_heads": None}, "tp needs num_key_value_heads, which the model's "),
         (
@@ -78,7 +75,10 @@ def test_models_that_cannot_be_split_are_refused_by_name(
 
 def test_what_is_taken_has_no_reason() -> None:
     """Nor has any other strategy."""
-    assert unsupported(recipe("full"), LLAMA, EIGHT) is None
+    for method in ("full", "lora"):
+        assert unsupported(recipe(method), LLAMA, EIGHT) is None
+        assert unmeasured(recipe(method), LLAMA, EIGHT) is None
+    assert unsupported(recipe("lora"), LLAMA | {"model_type": "qwen3"}, EIGHT) is None
     assert unsupported(recipe("lora"), {}, Parallel(gpus=2, strategy="ddp")) is None
 
 

@@ -1,5 +1,6 @@
 """Sweeps on a Ray of their own that dies, or is ended: nothing is lost, and no folder is left."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -38,20 +39,27 @@ def sweep_until(place: Path, home: Path, results: int) -> subprocess.Popen[bytes
     return sweep
 
 
+def is_trial(process: psutil.Process) -> bool:
+    """Whether this is a worker of Ray that runs a trial."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()[:1] == ["ray::ImplicitFunc.train"]
+    return False
+
+
 def test_a_sweep_whose_gcs_is_killed_goes_on(place: Path, tmp_path: Path) -> None:
     """On another Ray; a driver that waits for the dead one ends, and the same command continues."""
     sweep, log = sweep_until(place, tmp_path, 3), tmp_path / "run.log"
     before = {o.key for o in observations(tmp_path / "run")}
     (gcs,) = [p for p in psutil.Process(sweep.pid).children() if p.name() == GCS]
     gcs.kill()
-    code = sweep.wait(timeout=240)
+    code = sweep.wait(timeout=600)
     text = log.read_text(encoding="utf-8")
     assert "Ray on this machine has ended: its gcs_server died" in text
     if code:
         assert "run the same command again" in text.splitlines()[-1]
         assert code == 1
         subprocess.run(["rm", "-r", *place.iterdir()], check=True)  # its logs, which the line names
-        assert sweep_until(place, tmp_path, 0).wait(timeout=240) == 0, log.read_text()
+        assert sweep_until(place, tmp_path, 0).wait(timeout=600) == 0, log.read_text()
     keys = [o.key for o in observations(tmp_path / "run")]
     assert before <= set(keys)
     assert len(keys) == len(set(keys))
@@ -62,9 +70,13 @@ def test_a_sweep_whose_gcs_is_killed_goes_on(place: Path, tmp_path: Path) -> Non
 
 
 def test_a_sweep_that_is_stopped_leaves_no_folder(place: Path, tmp_path: Path) -> None:
-    """Nor a process."""
+    """Nor a process; until then, its trials have the priority of the command."""
     sweep = sweep_until(place, tmp_path, 1)
-    begun = psutil.Process(sweep.pid).children(recursive=True)
+    driver = psutil.Process(sweep.pid)
+    begun = driver.children(recursive=True)
+    trials = [process for process in begun if is_trial(process)]
+    assert trials
+    assert {process.nice() for process in trials} == {driver.nice()}
     assert list(place.iterdir())
     sweep.terminate()
     assert sweep.wait(timeout=60) == 128 + signal.SIGTERM

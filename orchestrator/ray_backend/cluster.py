@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node, this_machine
 from orchestrator.ray_backend.errors import ClusterError
+from orchestrator.ray_backend.head import check_answers, watched_head
 from orchestrator.ray_backend.own_ray import end_interrupted_start, watched
 from trials.records.optional_packages import importable_extras
 
@@ -27,9 +27,11 @@ OWN_CLUSTER = "local"
 # the output, since trials report their own ends: ``log_to_driver=False`` does not (Ray's issue
 # 28216).
 SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
+# Ray lowers the priority of its workers by 15, so that two busy processes beside them leave a trial
+# 3 % of a core. Trainers run at the usual priority, and what is measured should as well.
+USUAL_PRIORITY = {"RAY_worker_niceness": "0"}
 # A node that is busy or new to this job may take this long to start a worker and look.
 PACKAGES_TIMEOUT_SECONDS = 60.0
-ANSWER_SECONDS = 5.0
 
 
 def cluster_address() -> str | None:
@@ -65,7 +67,7 @@ def connected_cluster(
 
     try:
         _connect(address, folder)
-        with watched(folder) if address is None else contextlib.nullcontext():
+        with watched(folder) if address is None else watched_head(address):
             yield cluster_now(ask_for_packages=ask_for_packages)
     finally:
         ray.shutdown(wait_for_processes=True)
@@ -81,7 +83,7 @@ def _connect(address: str | None, folder: Path | None) -> None:
         if address is None:
             _start_ray(quiet, folder)
         else:
-            _check_answers(address)
+            check_answers(address)
             ray.init(address=address, **quiet)
     except Exception as error:  # noqa: BLE001 - Ray raises bare ones, too
         line = (str(error).strip() or repr(error)).splitlines()[0]
@@ -102,29 +104,11 @@ def _connect(address: str | None, folder: Path | None) -> None:
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
-def _check_answers(address: str) -> None:
-    """Check that something accepts connections at HOST:PORT; Ray itself tries for minutes.
-
-    Args:
-        address: address of a cluster; ``auto`` and ``ray://HOST:PORT`` are left to Ray.
-
-    Raises:
-        ConnectionError: nothing does.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConnectionError(f"nothing answers there ({reason})") from None
-
-
 def _start_ray(quiet: Mapping[str, Any], folder: Path | None) -> None:
     """Start Ray on this machine; once more where it is so busy that Ray's own 30 s were short."""
     import ray  # noqa: PLC0415 - as above
 
+    os.environ |= USUAL_PRIORITY
     for is_last in (False, True):
         try:
             ray.init(

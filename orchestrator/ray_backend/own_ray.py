@@ -72,7 +72,10 @@ def watched(folder: Path | None) -> Iterator[None]:
     def watch() -> None:
         while gcs is not None and not is_left.wait(WATCH_SECONDS):
             if not _runs(gcs) and not is_left.wait(BLOCKED_SECONDS):
-                _end(folder)
+                end_at_once(
+                    f"{_death(GCS)}: run the same command again, which continues where this "
+                    f"stopped{_place_of_logs(folder)}"
+                )
 
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -82,13 +85,9 @@ def watched(folder: Path | None) -> Iterator[None]:
         _vital.clear()
 
 
-def _end(folder: Path | None) -> None:
-    """End the process as an error does; its helper ends Ray."""
-    logger.error(
-        "%s: run the same command again, which continues where this stopped%s",
-        _death(GCS),
-        _place_of_logs(folder),
-    )
+def end_at_once(reason: str) -> None:
+    """End the process as an error does, whatever its other threads wait for."""
+    logger.error(reason)
     Console(stderr=True).show_cursor()  # which a live table hides
     sys.stdout.flush()
     os._exit(1)

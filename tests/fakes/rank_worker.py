@@ -26,7 +26,7 @@ from trials.simulation.tracing.ranks.rank_tracer import COLLECTIVES
 from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
 
-STEADY_STEPS = 4
+STEPS = 5  # the first gives the optimizer its state
 
 
 class RankCounter(LiveTensorCounter):
@@ -72,7 +72,7 @@ def counted(rank: Rank, cell: Cell, batch_size: int, micro_batches: int) -> dict
     counter = RankCounter([*tuning.tensors(), tokens])
     with counter, rank.observed(counter):
         peaks = []
-        for _ in range(1 + STEADY_STEPS):
+        for _ in range(STEPS):
             gc.collect()
             counter.moved = dict.fromkeys(counter.moved, 0)
             counter.peak_bytes = counter.current_bytes

@@ -26,7 +26,9 @@ def is_distributed(types: Sequence[type]) -> bool:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Part of a tensor on this rank: the shard of a distributed one, or the tensor itself."""
+    """Part of a tensor on this rank: what a distributed one wraps, or the tensor itself."""
+    if isinstance(tensor, AsyncCollectiveTensor):
+        return tensor.elem
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 

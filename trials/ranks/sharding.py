@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -13,6 +14,7 @@ from torch.distributed.tensor import Replicate, _sharding_prop
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
@@ -93,25 +95,50 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
 
     The layers, and the dimension that each is divided along, are those of transformers' own plan of
     the model's family (``base_model_tp_plan``). Embedding, norms and head stay whole on each rank.
-    What layers of one block read becomes one distributed tensor, so that their parts of its
-    gradient are added before they are summed among the ranks: once for a block.
+
+    Where all weights are trained, what layers of one block read becomes one distributed tensor, so
+    that their parts of its gradient are added before they are summed among the ranks: once for a
+    block. With adapters each layer sums its own, as PEFT 0.21 does (``LoraModel``).
     """
     base: Any = base_of(model).base_model
     styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-    layers = {name: styles[style]() for name, style in base.config.base_model_tp_plan.items()}
+    layers = {
+        part: styles[style]()
+        for name, style in base.config.base_model_tp_plan.items()
+        if style in styles  # others sum gradients of norms, which are frozen
+        for part in _divided(base.get_submodule(name.replace("*", "0")), name, style)
+    }
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        layers |= _inputs_of_blocks()
+    # Each rank has drawn the same weights, and takes its part of its own.
+    parallelize_module(base, mesh, layers, src_data_rank=None)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type != mesh.device_type:  # what stays whole
+            tensor.data = tensor.data.to(mesh.device_type)
+
+
+def _divided(layer: nn.Module, name: str, style: str) -> list[str]:
+    """Names of the linear layers that are divided for a layer: of its adapter, the half beside it.
+
+    The other half of an adapter reads, or makes, as many elements as the rank of the adapter, and
+    stays whole.
+    """
+    if not isinstance(layer, BaseTunerLayer):
+        return [name]
+    half = "lora_B" if style == "colwise" else "lora_A"
+    return [f"{name}.base_layer", f"{name}.{half}.*"]
+
+
+def _inputs_of_blocks() -> dict[str, ParallelStyle]:
+    """Styles by which the input of attention, and of the block after it, is one tensor."""
     whole = Replicate()
-    inputs = {
+    return {
         "layers.*.self_attn": PrepareModuleInput(
             input_kwarg_layouts={"hidden_states": whole},
             desired_input_kwarg_layouts={"hidden_states": whole},
         ),
         "layers.*.mlp": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
     }
-    # Each rank has drawn the same weights, and takes its part of its own.
-    parallelize_module(base, mesh, inputs | layers, src_data_rank=None)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type != mesh.device_type:  # what stays whole
-            tensor.data = tensor.data.to(mesh.device_type)
 
 
 @contextlib.contextmanager

@@ -1,17 +1,20 @@
 """Recipes and models that several GPUs are simulated and measured for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from trials.recipes.parallel import WEIGHTS_DIVIDED, Parallel
 from trials.recipes.recipe import Recipe
 
-SPLIT_FAMILIES = ("llama", "mistral", "qwen2")
+SPLIT_FAMILIES = ("llama", "mistral", "qwen2", "smollm3")
 """Families whose plan in transformers (``base_model_tp_plan``) divides linear layers alone.
 
-In other plans norms of queries and keys, fused layers or experts need more than the two styles.
+In other plans fused layers or experts need more than the two styles.
 """
+SPLIT_WITH_ADAPTERS = (*SPLIT_FAMILIES, "qwen3")
+"""Families of which only adapters leave nothing else to do: the plan also sums gradients of norms
+of queries and keys, which are frozen then."""
 SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Sizes in a configuration that the GPUs of a group divide."""
 ELSEWHERE = "use fsdp2"
@@ -63,9 +66,6 @@ def unmeasured(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) ->
         f"method qlora is not measured with {parallel.strategy}: use lora, or strategy ddp": (
             recipe.method == "qlora" and parallel.shards > 1 and parallel.degree is None
         ),
-        f"{parallel.nodes} nodes are not measured: use one, or simulate (simulated_on)": (
-            parallel.nodes > 1
-        ),
     }
     reason = next((text for text, applies in problems.items() if applies), None)
     if reason is None and (reason := unsupported(recipe, config, parallel)) is not None:
@@ -81,7 +81,8 @@ def _not_split(recipe: Recipe, config: Mapping[str, Any], degree: int) -> str | 
         config: configuration of the model as transformers has it.
         degree: number of GPUs of a group.
     """
-    return next(chain(_of_recipe(recipe), _of_model(config, degree)), None)
+    families = SPLIT_WITH_ADAPTERS if recipe.method == "lora" else SPLIT_FAMILIES
+    return next(chain(_of_recipe(recipe), _of_model(config, degree, families)), None)
 
 
 def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> str | None:
@@ -119,13 +120,8 @@ def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> str | None:
 
 
 def _of_recipe(recipe: Recipe) -> Iterator[str]:
-    if recipe.method == "lora":
-        yield (
-            "method lora is not simulated with tp: PEFT's adapters stay whole beside parts of a "
-            "layer, whose results have other shapes: use method full, or fsdp2"
-        )
-    elif recipe.method != "full":
-        yield f"method {recipe.method} is not simulated with tp: use method full, or ddp"
+    if recipe.method == "qlora":
+        yield "method qlora is not simulated with tp: use lora, or ddp"
     if recipe.task != "sft":
         yield f"task {recipe.task} is not simulated with tp: {ELSEWHERE}"
     if recipe.liger_kernels:
@@ -134,11 +130,12 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
         yield f"trained_layers is not simulated with tp: leave it out, or {ELSEWHERE}"
 
 
-def _of_model(config: Mapping[str, Any], degree: int) -> Iterator[str]:
+def _of_model(config: Mapping[str, Any], degree: int, families: Sequence[str]) -> Iterator[str]:
     family = config.get("model_type")
-    if family not in SPLIT_FAMILIES:
-        families = ", ".join(SPLIT_FAMILIES)
-        yield f"model_type {family} is not simulated with tp, only {families}: {ELSEWHERE}"
+    if family not in families:
+        remedy = f"use lora, or {ELSEWHERE[4:]}" if family in SPLIT_WITH_ADAPTERS else ELSEWHERE
+        names = ", ".join(families)
+        yield f"model_type {family} is not simulated with tp, only {names}: {remedy}"
         return
     for name in SPLIT_SIZES:
         size = config.get(name)
