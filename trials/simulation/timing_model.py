@@ -5,14 +5,14 @@ GPU is free. Where the host waits for a result, the two synchronise: a loop over
 eight times a layer, so the host determines its time where each expert has little work.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.kernel_rates import has_own_products, rates_of
+from gpu_catalog.kernel_rates import has_own_products
 from gpu_catalog.links.within_nodes import MeasuredLink
 from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
@@ -24,12 +24,7 @@ from trials.simulation.clock.moving import (
     moving_rates,
     moving_seconds,
 )
-from trials.simulation.clock.products import (
-    ProductConstants,
-    ProductShapes,
-    product_seconds,
-    reached_by,
-)
+from trials.simulation.clock.products import matrix_product_seconds
 from trials.simulation.clock.time_error import time_errors
 from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
@@ -54,11 +49,6 @@ PCIE_REACHED = 0.8
 MOST_FRACTION = 1.5
 # Least load of a step that the GPU limits.
 GPU_BOUND = 3.0
-# In the order of ``ProductShapes``.
-PRODUCT_COLUMNS = (
-    *(Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS),
-    *(Column.BYTES, Column.LAUNCHES),
-)
 Fraction = Annotated[float, Field(gt=0, le=MOST_FRACTION)]
 Microseconds = Annotated[float, Field(ge=0)]
 Error = Annotated[float, Field(gt=0)]
@@ -287,7 +277,7 @@ def _device_seconds(
     """GPU seconds per operator, (operators,): the longest of compute, transfer and launch."""
     if gpu.memory_bandwidth_gb_per_second is None:
         raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
-    peaks, clocks = _peaks(gpu), clocks_per_second(gpu)
+    peaks, clocks = peaks_of(gpu), clocks_per_second(gpu)
     reached, speeds = np.ones(len(OperatorClass)), np.ones(len(OperatorClass))
     for forward in (OperatorClass.ATTENTION_FORWARD, OperatorClass.FLASH2_FORWARD):
         reached[forward] = FP32_FORWARD * constants.attention_speed
@@ -310,7 +300,8 @@ def _device_seconds(
     floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
     seconds = np.maximum(np.maximum(computing, transfer), floor)
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
-    seconds[products] = _product_seconds(rate[products], numbers[products], gpu, constants)
+    seconds[products] = matrix_product_seconds(rate[products], numbers[products], gpu, peaks)
+    seconds[products] /= constants.product_speed
     attention = attention_seconds(work, rate, numbers, gpu, peaks) / speeds[work]
     return np.where(np.isnan(attention), seconds, attention)
 
@@ -320,30 +311,12 @@ def _host_link_bytes_per_second(gpu: Gpu) -> float:
     return PCIE_GB_PER_SECOND.get(major, PCIE_SINCE) * 1e9 * PCIE_REACHED
 
 
-def _peaks(gpu: Gpu) -> FloatArray:
+def peaks_of(gpu: Gpu) -> FloatArray:
     """FLOP/s by ``Rate``, nan where the catalog has none; bf16 and fp16 replace each other."""
     bf16 = gpu.bf16_dense_tflops
     fp16 = gpu.fp16_dense_tflops or bf16
     rates = {Rate.BF16: bf16 or fp16, Rate.FP16: fp16, Rate.FP32: gpu.fp32_tflops}
     return np.array([(rates[r] or np.nan) * 1e12 for r in Rate] + [np.nan])
-
-
-def _product_seconds(
-    rate: IntArray, numbers: FloatArray, gpu: Gpu, constants: EfficiencyConstants
-) -> FloatArray:
-    """Seconds of matrix products, (products,), by the rates of published kernels."""
-    reached_rates, peaks = rates_of(gpu), _peaks(gpu) * constants.product_speed
-    bandwidth = (gpu.memory_bandwidth_gb_per_second or np.nan) * 1e9 * constants.product_speed
-    names = [field.name for field in fields(ProductConstants)]
-    seconds = np.zeros(len(rate))
-    for peak in np.unique(rate):
-        own = rate == peak
-        prefix = "product_fp32_" if peak == Rate.FP32 else "product_"
-        shapes = ProductShapes(*(numbers[own, column] for column in PRODUCT_COLUMNS))
-        shared = ProductConstants(**{name: reached_rates[f"{prefix}{name}"] for name in names})
-        reached = reached_by(reached_rates, prefix, peaks[peak], bandwidth)
-        seconds[own] = product_seconds(shapes, shared, gpu.multiprocessors, reached)
-    return seconds
 
 
 def _host_seconds(
