@@ -16,6 +16,7 @@ from fitting.numerics.arrays import FloatArray
 from fitting.numerics.least_squares import Solution, solve_nonlinear, t_quantile
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
+from trials.simulation.clock.time_error import time_errors
 from trials.simulation.timing_model import (
     MOST_FRACTION,
     EfficiencyConstants,
@@ -109,20 +110,20 @@ def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibratio
     errors = _errors(problem, solution.values)
     left_out = _leaving_one_gpu_out(points, start)
     # For normal errors the 90 % interval is 1.645 / 0.798 = 2.06 mean absolute errors.
+    changes: dict[str, object] = {}
     if left_out:
         interval = max(0.02, 2.06 * float(np.mean([gpu.mean_error for gpu in left_out])))
-        above = None
-    else:
-        # Errors in sample do not bound those on another GPU.
-        interval = max(start.error, 2.06 * float(np.mean(errors)))
-        above = start.error_above
+        changes = {"error": interval, "error_above": None}
+    elif (interval := 2.06 * float(np.mean(errors))) > (start.error or time_errors().of_gpu.below):
+        # Errors in sample do not bound those on another GPU: they can only widen an interval.
+        above = start.error_above or start.error or time_errors().of_host.above
+        changes = {"error": interval, "error_above": max(above, interval)}
     gpus = tuple(sorted({point.gpu.key for point in points}))
     source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
     linked = sorted({f"{link.gpus}x{link.gpu}" for link in start.links})
     source += f"; links measured on {', '.join(linked)}" * bool(linked)
-    changes = {"error": interval, "error_above": above, "source": source}
     return Calibration(
-        constants=fitted.model_copy(update=changes),
+        constants=fitted.model_copy(update={**changes, "source": source}),
         fitted=tuple(problem.calibrated(solution)),
         points=len(points),
         gpus=gpus,

@@ -17,10 +17,8 @@ SHARED = "all"  # in place of a GPU, for a number that all share
 # GPUs whose tensor cores add in fp32 at half their rate have twice their fp32 rate in bf16; other
 # GPUs have four times and more. Fractions of the peak differ between the two kinds.
 MOST_OF_HALF_RATE = 3.0
-# Quantities that no sibling shares: the sizes of their caches differ. 0 where none was measured.
-OF_ONE_GPU = frozenset({"product_cache_mb", "product_cached_bandwidth"})
 # Quantities that depend on the kind of memory, which is HBM at these compute capabilities.
-OF_MEMORY = frozenset({"moving_reached"})
+OF_MEMORY = frozenset({"moving_reached", "product_bandwidth"})
 HBM = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
 
 
@@ -71,6 +69,17 @@ def rates_of(gpu: Gpu) -> Mapping[str, float]:
     return _rates(key, group_of(gpu), memory_of(gpu))
 
 
+def group_for(quantity: str, gpu: Gpu) -> str:
+    """Group of GPUs that share a quantity."""
+    return memory_of(gpu) if quantity in OF_MEMORY else group_of(gpu)
+
+
+def has_own_products(gpu: Gpu) -> bool:
+    """Whether matrix products in 16 bits were measured on this GPU."""
+    key = _measured_key(gpu.key, gpu.device_names)
+    return any(row.gpu == key and row.quantity == "product_sustained" for row in kernel_rates())
+
+
 @cache
 def _measured_key(key: str, device_names: tuple[str, ...]) -> str:
     """Key of the shipped catalog for a GPU with these device names, else its own."""
@@ -90,8 +99,6 @@ def _rates(key: str, group: str, memory: str) -> Mapping[str, float]:
 def nearest_rate(rows: tuple[KernelRate, ...], quantity: str, key: str, group: str) -> float:
     """Value of a quantity for a GPU, as ``rates_of`` chooses it among the rows."""
     own = [row for row in rows if row.quantity == quantity]
-    if quantity in OF_ONE_GPU:
-        return sum(row.value for row in own if row.gpu == key)
     kind = group.rpartition(" ")[2]
     for like in (
         [row for row in own if row.gpu == key],

@@ -28,7 +28,8 @@ class Record(BaseModel):
     """
 
     FORMER: ClassVar[Mapping[str, str]] = {}
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Few of the records that a command loads are validated: only these are made ready for it.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     __slots__ = ("_hash",)  # beside the fields: copies and pickles leave it out
 
     def __hash__(self) -> int:
@@ -41,7 +42,7 @@ class Record(BaseModel):
 
     @classmethod
     def of_checked(cls, values: dict[str, Any]) -> Self:
-        """A record of valid values of all its fields.
+        """A record of valid values; other fields have their defaults.
 
         It takes a tenth of the time of validation, and all records of a class share the set of
         their fields, which otherwise takes more memory than the values.
@@ -59,18 +60,18 @@ class Record(BaseModel):
 
 @cache
 def _blank(kind: type[Record]) -> tuple[dict[str, Any], set[str]]:
-    """Attributes without values, and their names.
+    """Attributes with their defaults, and their names.
 
     Up to ``MOST_SHARED`` are apart from their names, which copies share: dictionaries of their own
     would take a quarter more memory for a long log.
     """
-    names = dict.fromkeys(kind.model_fields)
-    if len(names) > MOST_SHARED:
-        return names, set(names)
+    defaults = {name: field.default for name, field in kind.model_fields.items()}
+    if len(defaults) > MOST_SHARED:
+        return defaults, set(defaults)
     record = _new(kind)
-    for name in names:
-        _set(record, name, None)
-    return vars(record), set(names)
+    for name, value in defaults.items():
+        _set(record, name, value)
+    return vars(record), set(defaults)
 
 
 def former_names(**fields: str) -> Callable[[Any], Any]:

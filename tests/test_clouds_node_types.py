@@ -9,6 +9,7 @@ from builders.clusters import CATALOG, deployment_on, ray_config, shipped, spec_
 from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
 from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.autoscaler_pb2 import GangResourceRequest
 
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, instances
@@ -34,21 +35,30 @@ def test_the_single_gpus_of_each_cloud_are_there() -> None:
     }
 
 
-def launched(text: str, trials: Sequence[Mapping[str, float]], spent: Collection[str]) -> list[str]:
+def launched(
+    text: str,
+    trials: Sequence[Mapping[str, float]],
+    spent: Collection[str],
+    nodes: int = 1,
+) -> list[str]:
     """Node types that version 2 of Ray's autoscaler starts for trials, where some types are spent.
 
-    Ray remembers for a while that a provider had no instance of a type.
+    Ray remembers for a while that a provider had no instance of a type. A trial on several nodes
+    is a placement group, whose parts are all on different ones.
     """
     config = AutoscalingConfig(ray_config(text), skip_content_hash=True)
     types = config.get_node_type_configs()
     assert types is not None
     unavailable = dict.fromkeys(spent, 0.0)
+    apart = ResourceRequestUtil.PlacementConstraintType.ANTI_AFFINITY
     requests = [ResourceRequestUtil.make(dict(trial)) for trial in trials]
+    parts = [ResourceRequestUtil.make(dict(t), [(apart, "_PG_1", "")]) for t in trials] * nodes
     request = SchedulingRequest(
         disable_launch_config_check=True,
         node_type_configs=types,
         max_num_nodes=config.get_max_num_nodes(),
-        resource_requests=ResourceRequestUtil.group_by_count(requests),
+        resource_requests=ResourceRequestUtil.group_by_count(requests if nodes == 1 else []),
+        gang_resource_requests=[GangResourceRequest(requests=parts)] if nodes > 1 else [],
         cloud_resource_availabilities=unavailable,
         recoverable_resource_availabilities=unavailable,
     )

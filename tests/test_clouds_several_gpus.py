@@ -93,16 +93,40 @@ def test_whole_instances_are_priced() -> None:
 
 def test_a_layout_that_no_cluster_measures_is_named() -> None:
     """Others of the sweep are deployed; without any, there is no file."""
-    two_nodes = "[{gpus: 8, nodes: 2, strategy: fsdp2}, {gpus: 2, strategy: ddp}]"
-    made = deployed(gangs_on("L4", parallel=two_nodes, alone=False), "gcp")
-    assert made.left_out == (
-        "8xL4 fsdp2, 2 nodes: 2 nodes are not measured: use one, or simulate (simulated_on)",
-    )
+    adapters = "parallel: [{gpus: 8, strategy: fsdp2}, {gpus: 2, strategy: ddp}]"
+    made = deployed(qlora_on("L4", adapters), "gcp")
+    (left_out,) = made.left_out
+    assert left_out.startswith("8xL4 fsdp2: method qlora is not measured with fsdp2")
     types = ray_config(made.text)["available_node_types"]
     assert types.keys() == {"head", "2xl4-spot", "2xl4-on-demand"}
-    alone = gangs_on("L4", parallel="[{gpus: 8, nodes: 2, strategy: fsdp2}]", alone=False)
-    with pytest.raises(DeployError, match=r"^8xL4 fsdp2, 2 nodes: 2 nodes are not measured"):
-        deployed(alone, "gcp")
+    with pytest.raises(DeployError, match=r"^8xL4 fsdp2: method qlora is not measured with fsdp2"):
+        deployed(qlora_on("L4", "parallel: [{gpus: 8, strategy: fsdp2}]"), "gcp")
+
+
+def qlora_on(gpu: str, parallel: str) -> tuple[SweepSpec, str]:
+    """A specification with layouts of several GPUs that train adapters, and its text."""
+    text = gangs_on(gpu, alone=False)[1].replace("method: full", "method: qlora, lora_rank: 16")
+    text = text.replace(f"parallel: {TOGETHER}", parallel)
+    return parse_spec(text, "gangs.yaml"), text
+
+
+def test_a_trial_on_several_nodes_has_them_at_once() -> None:
+    """The autoscaler may start two, which one placement group makes it do, and both are paid."""
+    spec, text = gangs_on("L4", parallel="[{gpus: 8, nodes: 2, strategy: fsdp2}]", alone=False)
+    made = deployed((spec, text), "aws")
+    types = ray_config(made.text)["available_node_types"]
+    assert types["4xl4-spot"]["max_workers"] == 2
+    head = types["head"]["resources"]
+    assert head["scales-to-4xL4"] == 2
+    cluster = ClusterResources((Node(head, None, "head"),))
+    (cell,) = make_plan(spec, spec.merged_catalog(), cluster, []).pending
+    assert cell.devices == "2x4xL4"
+    assert cluster.at_a_time(CATALOG.gpu("L4"), 4, 2) == 1
+    assert launched(made.text, [trial("L4", 4)], (), nodes=2) == ["4xl4-spot"] * 2
+    both = ((spec, text), gangs_on("L4", alone=False))
+    bills = "\n".join(deployed(one, "local", hosts=("a", "b", "c")).bill[-1] for one in both)
+    dollars = [float(usd) for usd in re.findall(r"about \$([0-9.]+)", bills)]
+    assert dollars[0] == pytest.approx(2 * dollars[1], abs=0.02)
 
 
 def test_pods_and_tasks_have_all_the_gpus() -> None:

@@ -49,7 +49,9 @@ def test_status_shows_the_state_of_every_trial(
 def test_status_loads_no_code_of_laws_and_rankings(tmp_path: Path) -> None:
     """Much of the time of status goes into loading code."""
     made_run(tmp_path / "run")
-    heavy = '{"fitting.fit", "orchestrator.ranking.ranking", "trials.simulation.recording"}'
+    heavy = (
+        '{"numpy", "fitting.fit", "orchestrator.ranking.ranking", "trials.simulation.recording"}'
+    )
     program = f"""
 import sys
 from orchestrator.cli.main import main

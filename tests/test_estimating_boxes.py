@@ -94,11 +94,16 @@ def test_what_is_given_is_not_chosen(given: dict[str, object]) -> None:
 
 
 def test_an_assumed_batch_that_three_gpus_cannot_share_is_rounded_up_and_says_so() -> None:
-    """16 examples become 18 of three GPUs; two share the 16 themselves."""
+    """16 examples become 18 of three GPUs; two share the 16 themselves, or train on one batch."""
     request, question, simulation = asked()
     assert question.assumes_batch
-    for gpus, size, why in ((3, 18, ": 16, rounded up for the GPUs to share"), (2, 16, "")):
-        (layout,) = layouts(gpus, "ddp", 1)
+    rounded = ": 16, rounded up for the GPUs to share"
+    for gpus, strategy, size, why in (
+        (3, "ddp", 18, rounded),
+        (2, "ddp", 16, ""),
+        (2, "tp", 16, ""),
+    ):
+        (layout,) = layouts(gpus, strategy, 1)
         shared = on_layout(question, layout, question.batch_limit)
         (row,), _ = best_on([CATALOG.gpu("H100-SXM")], request, shared, simulation)
         sentence = f"optimizer steps of {size} examples, which is assumed{why} (--effective-batch)."

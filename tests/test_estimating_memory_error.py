@@ -74,7 +74,7 @@ def test_runs_of_few_sources_are_pooled_with_those_of_the_nearest_kind() -> None
 
 
 @pytest.mark.parametrize("between", [0.0, 0.05, 0.1])
-@pytest.mark.parametrize("sizes", [(4, 4, 1), (12, 18, 4, 4)])
+@pytest.mark.parametrize("sizes", [(4, 4, 1), (12, 18, 4, 4), (5, 11, 7, 11)])
 def test_nine_of_ten_runs_of_a_further_source_are_within_the_interval(
     between: float, sizes: tuple[int, ...]
 ) -> None:

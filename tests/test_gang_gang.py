@@ -15,15 +15,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builders.gangs import gang_cell, ranks_of
+from builders.gangs import gang_cell, gone_within, ranks_of
 from builders.observations import MIB, cpu, environment, measurement
 
 from trials.child_process.child_prober import ChildProber
+from trials.child_process.rank_verdict import measurement_of_ranks, with_reading
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Measurement, MemoryReading, Outcome
 from trials.records.timing_rule import TimingRule
-from trials.training.gang.gang import RankEnd, measurement_of_ranks
+from trials.training.gang.gang import RankEnd
 from trials.training.gang.rank_process import visible_gpu
 
 SOON_SECONDS = 5.0  # some hundredths of a second where a core is free
@@ -62,24 +63,6 @@ def ranks(prober: ChildProber) -> list[psutil.Process]:
     """Processes of the living ranks, in their order."""
     assert prober.child_pid is not None
     return ranks_of(prober.child_pid)
-
-
-def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
-    """Whether processes end within a time; a zombie has ended."""
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, processes)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether a process has not ended."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def in_a_probe(prober: ChildProber, harm: int, rank: int) -> float:
@@ -245,7 +228,7 @@ def test_the_measurement_of_ranks_is_the_worst_of_each() -> None:
     """Steps are the slowest rank's, memory the largest, energy the sum, readings the slowest's."""
     fast = measured(peak=5, seconds=(1.0, 2.0), joules=3.0)
     slow = measured(peak=4, seconds=(1.5, 1.9), joules=4.0)
-    merged = measurement_of_ranks([fast, slow])
+    merged = measurement_of_ranks([with_reading(n, m) for n, m in enumerate((fast, slow))])
     assert merged.step_seconds == (1.5, 2.0)
     assert merged.memory == MemoryReading(peak_allocated_bytes=5, allocator_retries=1)
     assert merged.energy_joules == 7.0

@@ -63,6 +63,21 @@ def test_rows_are_classified_and_unusable_ones_left_out(tmp_path: Path) -> None:
     }
 
 
+def test_a_collector_finds_what_it_repeats_in_the_cache(tmp_path: Path) -> None:
+    """32 MB of input fit into the L2 cache of an L40S once, not six times; zeros draw no power."""
+    thin, long = "L40S,linear,bf16,16384,32,1024,100,", "L40S,linear,bf16,16384,16384,16384,1e5,"
+    predicted: dict[str, dict[str, float]] = {}
+    for source in ("aiconfigurator/sglang", "aiconfigurator/trtllm", "aiconfigurator/vllm", "x"):
+        (tmp_path / "gemm_a.csv").write_text(f"{PRODUCTS}{thin}{source}\n{long}{source}\n")
+        named = {label: row["total_ratio"] for (label, _), row in rows(tmp_path).items()}
+        predicted[source.rpartition("/")[2]] = named
+    thins = {source: named["product/thin"] for source, named in predicted.items()}
+    assert thins["sglang"] > 1.5 * thins["trtllm"] == 1.5 * thins["vllm"]
+    assert thins["x"] < thins["sglang"]  # a step finds the input there
+    longs = {source: named["product/linear"] for source, named in predicted.items()}
+    assert longs["vllm"] < 0.9 * longs["trtllm"] == 0.9 * longs["sglang"] == 0.9 * longs["x"]
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     """An empty folder, and a row without a time."""
     assert f"{tmp_path}: has none of gemm_" in run(tmp_path).stderr

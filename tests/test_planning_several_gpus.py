@@ -14,6 +14,7 @@ from fitting.largest_batch_prediction import memory_subject
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.links.between_nodes import NodeNetwork
 from orchestrator.planning.cluster_resources import ClusterResources, Node
+from orchestrator.planning.faults import Fault
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import make_plan, trial_task
 from orchestrator.planning.spending import Meter
@@ -24,7 +25,7 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.spec.job import Job
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
-from trials.records.observation import Observation
+from trials.records.observation import Observation, Outcome, RankReading
 
 GANG = "    parallel: [{gpus: 2, strategy: fsdp2}, {gpus: 2, strategy: ddp}]\nworkload:"
 SPEC_TEXT = altered("workload:", GANG)
@@ -262,12 +263,113 @@ def test_impossible_layouts_are_mistakes_with_their_place(layout: str, mistake: 
     ), mistakes_in(text)
 
 
-def test_nodes_are_not_measured_yet() -> None:
-    """The plan says so, and what to do."""
-    text = altered("workload:", "    parallel: [{gpus: 2, strategy: ddp, nodes: 2}]\nworkload:")
+NODES_TEXT = altered("workload:", "    parallel: [{gpus: 4, strategy: ddp, nodes: 2}]\nworkload:")
+
+
+def nodes_of(*cores: float) -> ClusterResources:
+    """A cluster of nodes with so many cores."""
+    return ClusterResources(
+        tuple(Node({"CPU": count}, node_id=f"n{number}") for number, count in enumerate(cores))
+    )
+
+
+def test_several_nodes_have_to_be_there_at_once() -> None:
+    """One large node does not do; the plan says what is missing."""
+    spec = spec_of(NODES_TEXT)
+    (cell,) = spec.all_cells()
+    assert (cell.devices, cell.node_devices) == ("2x2xcpu", "2xcpu")
+    catalog = spec.merged_catalog()
+    assert make_plan(spec, catalog, nodes_of(2, 3), []).pending == (cell,)
+    (skip,) = make_plan(spec, catalog, nodes_of(8, 1), []).skipped
+    assert skip.reason == (
+        "the cluster does not have 2 nodes with 2 CPU each, which 4 ranks on 2 nodes need: start "
+        "more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cores", "trials"), [((2, 2), 1), ((4, 4), 2), ((8, 2), 1), ((2, 2, 2), 1), ((4, 4, 2, 2), 3)]
+)
+def test_as_many_trials_of_two_nodes_fit_as_have_them_for_themselves(
+    cores: tuple[float, ...], trials: int
+) -> None:
+    """A node has room for at most one part of each."""
+    assert nodes_of(*cores).at_a_time(load_catalog().gpu("cpu"), 2, 2) == trials
+
+
+def test_an_autoscaler_has_to_be_able_to_start_as_many_nodes() -> None:
+    """The head declares how many nodes with as many GPUs it can have."""
+    a40 = load_catalog().gpu("A40")
+    head = [ClusterResources((Node({"scales-to-8xA40": count}),)) for count in (1.0, 2.0, 5.0)]
+    assert [cluster.at_a_time(a40, 8, 2) for cluster in head] == [0, 1, 2]
+
+
+def scheduler_of_nodes(*cores: float) -> tuple[Scheduler, Cell, list[Fault]]:
+    """A scheduler for a cell on two nodes of two cores, the cell, and the faults to come."""
+    spec, faults = spec_of(NODES_TEXT), list[Fault]()
+    (cell,) = spec.all_cells()
+    catalog = spec.merged_catalog()
+    scheduler = Scheduler(
+        [cell],
+        lambda cell: trial_task(spec, catalog, cell, []),
+        {"2x2xcpu": {"CPU": 2.0}},
+        nodes_of(*cores),
+        wait_seconds=0.0,
+        nodes_out={},
+        note=faults.append,
+    )
+    return scheduler, cell, faults
+
+
+def test_a_trial_waits_while_it_has_only_one_of_its_nodes() -> None:
+    """With none to come, the wait ends with one line."""
+    scheduler, cell, _ = scheduler_of_nodes(2, 2)
+    assert scheduler.next() is not None
+    scheduler.update(nodes_of(2))
+    assert scheduler.no_node[cell] == (
+        "no 2 nodes with 2xcpu came back within 0 minutes (--wait-for-nodes): start more and run "
+        "the same command again, which continues where this stopped"
+    )
+
+
+def test_a_sick_device_is_that_of_the_rank_that_the_error_names() -> None:
+    """The cell goes on with the node that is well and another one."""
+    scheduler, cell, faults = scheduler_of_nodes(2, 2, 2)
+    assert scheduler.next() is not None
+    scheduler.started(cell)
+    scheduler.located(cell, NodeAddress("n0", "10.0.0.1"), NodeAddress("n1", "10.0.0.2"))
+    error = "rank 3: RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    scheduler.observed(
+        observation(1, cell=cell, outcome=Outcome.FAILED).model_copy(update={"detail": error})
+    )
+    assert scheduler.ended(cell, None) == error
+    assert [(fault.kind, fault.gpu) for fault in faults] == [("device", "2x2xcpu")]
+    placement = scheduler.next()
+    assert placement is not None
+    assert placement.avoid == ("n1",)
+
+
+def test_nodes_of_a_trial_are_paid_for_together() -> None:
+    """A probe costs two instances for its time, and each node its start."""
+    text = altered(
+        "workload:", "    parallel: [{gpus: 4, strategy: ddp, nodes: 2}]\nworkload:", BOX_TEXT
+    )
     spec = spec_of(text)
-    (skip,) = make_plan(spec, spec.merged_catalog(), TWO_CORES, []).skipped
-    assert skip.reason == "2 nodes are not measured: use one, or simulate (simulated_on)"
+    (cell,) = spec.all_cells()
+    offer = NodePrices(spec.merged_catalog()).offer(cell.devices)
+    assert offer is not None
+    assert (offer.instance, offer.usd_per_hour) == ("whole", 14.4)
+    ranks = tuple(
+        RankReading(rank=rank, node_id=f"n{rank // 2 + 1}", peak_allocated_bytes=1)
+        for rank in range(4)
+    )
+    probe = probe_of(cell)
+    assert probe.measurement is not None
+    measured = probe.measurement.model_copy(update={"ranks": ranks})
+    probe = probe.model_copy(update={"measurement": measured, "seconds": 3600.0})
+    (part,) = Meter(spec, NodePrices(spec.merged_catalog()), [probe]).spent
+    assert (part.nodes, part.startup_seconds) == (2, part.start_seconds)
+    assert part.usd == pytest.approx(14.4 * (1 + part.start_seconds / 3600))
 
 
 def test_each_node_of_a_layout_rents_an_instance_whole() -> None:

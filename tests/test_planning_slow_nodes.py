@@ -28,7 +28,7 @@ from orchestrator.scheduling.strategy import ExhaustiveStrategy
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.profile_trial import ProfileTask
 from trials.records.cell import Cell
-from trials.records.observation import Observation, without_superseded
+from trials.records.observation import Observation, RankReading, without_superseded
 from trials.run_trial import run_trial
 from trials.trial import next_probe
 
@@ -140,6 +140,34 @@ def test_batches_are_compared_up_to_one_and_a_half_times_the_tokens(
     quick = of_batch(timed_on(SHORT, "quick", times=1), 40)
     quick = [o.model_copy(update={"batch_size": largest}) for o in quick]
     assert sum(node.compared for node in slow_nodes([*slow, *quick])) == compared * len(quick)
+
+
+def timed_on_both(first: str, second: str, *, times: float) -> list[Observation]:
+    """Observations of a trial with a rank on each of two nodes."""
+    node_ids = (first * 4, second * 4)
+    ranks = tuple(
+        RankReading(rank=rank, node_id=node_id, peak_allocated_bytes=1)
+        for rank, node_id in enumerate(node_ids)
+    )
+    return [
+        o
+        if o.measurement is None
+        else o.model_copy(update={"measurement": o.measurement.model_copy(update={"ranks": ranks})})
+        for o in timed_on(SHORT, first, times=times)
+    ]
+
+
+def test_a_slow_node_of_several_is_the_one_without_which_they_are_quick() -> None:
+    """The first node takes part in quick batches too; those of the slow one are timed again."""
+    slow = timed_on_both("one", "two", times=10)
+    (slow_node,) = slow_nodes([*slow, *timed_on_both("one", "three", times=1)])
+    assert slow_node.node_id == "two" * 4
+    assert {*slow_node.standing} == {SHORT}
+    task = trial_task(SPEC, SPEC.merged_catalog(), SHORT, slow)
+    assert next_probe(task, slow) is None
+    again = next_probe(task.model_copy(update={"slow_nodes": (slow_node.node_id,)}), slow)
+    assert again is not None
+    assert again.purpose == "ladder"
 
 
 DESKS = (

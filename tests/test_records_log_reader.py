@@ -80,6 +80,17 @@ def test_cells_of_the_specification_are_those_of_its_observations() -> None:
     assert reader.observation(LINES[0].replace(b'"capped_on":null,', b"")).cell == cell
 
 
+def test_a_line_has_its_own_cell_whatever_the_line_before() -> None:
+    """Lines of several GPUs alternate; a line without a cell is a mistake, also after others."""
+    reader = LineReader()
+    for line, kind in [(LINES[0], KINDS[0]), (LINES[-1], KINDS[-1])] * 2:
+        assert reader.observation(line) == kind
+    cell = KINDS[-1].cell.model_dump_json().encode()
+    assert cell in LINES[-1]
+    with pytest.raises(ValidationError, match="cell"):
+        reader.observation(LINES[-1].replace(b'"cell":%b,' % cell, b""))
+
+
 def plain(part: object) -> object:
     """Return the fields of a record, or of a line that stands for one, as dictionaries."""
     kind = {"_Line": Observation, "_Measured": Measurement, "_Memory": MemoryReading}
@@ -180,7 +191,7 @@ def test_a_mistake_is_reported_as_for_a_single_line(old: bytes, new: bytes) -> N
 @given(st.sampled_from(LINES), st.data())
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_a_damaged_line_is_treated_like_a_single_line(line: bytes, data: st.DataObject) -> None:
-    """The damage removes bytes, or replaces them by bytes of another line."""
+    """The damage removes bytes, or replaces them by those of another line; the line preceded it."""
     start = data.draw(st.integers(0, len(line) - 1))
     gone = data.draw(st.integers(0, 60))
     other = data.draw(st.sampled_from(LINES))
@@ -188,6 +199,7 @@ def test_a_damaged_line_is_treated_like_a_single_line(line: bytes, data: st.Data
     put = other[place : place + data.draw(st.integers(0, 60))]
     damaged = line[:start] + put + line[start + gone :]
     reader = LineReader()
+    reader.observation(line)
     expected = result_of(damaged, Observation.model_validate_json)
     assert result_of(damaged, reader.observation) == expected
 

@@ -7,6 +7,7 @@ from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from trials.simulation.clock.copies import two_stream_seconds
+from trials.simulation.clock.time_error import time_errors
 from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment, Wait
 from trials.simulation.timing_model import (
     EfficiencyConstants,
@@ -297,3 +298,42 @@ def test_a_copy_takes_the_time_of_the_pcie_link() -> None:
     """16 lanes of generation 4 carry 31.5 GB/s, of which copies are assumed to reach 0.8."""
     copy = operator(OperatorClass.HOST_COPY, bytes=31.5e9 * 0.8, launches=1)
     assert timeline_of(operators(copy), A100, PLAIN).device.sum() == pytest.approx(1.0)
+
+
+def test_the_intervals_held_nine_of_ten_steps_of_sources_left_out() -> None:
+    """Both include the prediction; that of steps that the GPU limits is narrower above."""
+    errors = time_errors()
+    for one in (errors.of_gpu, errors.of_host):
+        assert one.low <= 1 <= one.high
+        assert one.sources >= 4
+        assert one.covered >= 0.9
+    assert errors.of_gpu.high < errors.of_host.high
+
+
+def test_only_steps_like_the_measured_ones_have_the_interval_of_the_gpu() -> None:
+    """Not where the host may limit, for copies to it, for a scan, nor where no products are."""
+    constants = EfficiencyConstants(host_kernel_us=10.0)
+    of_gpu, of_host = (
+        pytest.approx((one.below, one.above))
+        for one in (time_errors().of_gpu, time_errors().of_host)
+    )
+
+    def errors(*rows: tuple[OperatorClass, Rate, dict[str, float]], gpu: Gpu = A100) -> object:
+        return constants.relative_errors(step_time(operators(*rows), gpu, constants))
+
+    assert errors(moving(31e-6)) == of_gpu
+    assert errors(moving(29e-6)) == of_host
+    assert errors(moving(1e-3), operator(OperatorClass.SCAN, flops=1.0)) == of_host
+    assert errors(moving(1e-3), gpu=load_catalog().gpu("T4")) == of_host
+    copying = operators(moving(1e-3), moving(0.0))
+    copying.kinds[1], copying.names[1] = Kind.STREAM, Wait.COPIES_FOR_COMPUTE
+    assert not step_time(copying, A100, constants).is_of_gpu
+    constants = constants.model_copy(update={"error": 0.1})  # as calibrated
+    assert errors(moving(31e-6)) == (0.1, 0.1)
+
+
+def test_a_step_on_a_slower_host_needs_more_work_on_the_gpu() -> None:
+    """The same kernel is the limit beside the assumed host, and not beside one twice as slow."""
+    slow = PLAIN.model_copy(update={"host_factor": 2.0})
+    assert step_time(operators(moving(40e-6)), A100, PLAIN).is_of_gpu
+    assert not step_time(operators(moving(40e-6)), A100, slow).is_of_gpu

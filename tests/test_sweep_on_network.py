@@ -75,7 +75,7 @@ class Law:
 
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
         del fresh
-        reply = self._worker.probe(request)
+        reply = self._worker.probe(request, lambda _: None)
         return ProbeEnd(
             reply.outcome, reply.detail, reply.measurement, self._worker.environment(), 14_000_000
         )

@@ -372,7 +372,7 @@ def test_a_ladder_miss_reopens_the_search_below(threshold: int) -> None:
 def test_an_observation_stands_alone() -> None:
     """It has limits, seed, basis and node."""
     emitted: list[Observation] = []
-    run_trial(task(), LawProber(4500), emitted.append, node_id="node-3")
+    run_trial(task(), LawProber(4500), emitted.append, node_ids=["node-3"])
     for record in emitted:
         assert record.cell == tiny_cell()
         assert (record.memory_limit_bytes, record.batch_limit, record.seed) == (10_000, LIMIT, 7)
@@ -384,5 +384,7 @@ def test_an_observation_stands_alone() -> None:
 def test_a_child_that_died_before_its_first_message_has_no_environment() -> None:
     """The record does not invent one."""
     emitted: list[Observation] = []
-    run_trial(task(), LawProber(4500, lambda _: failed("dead")), emitted.append, node_id="node-3")
+    run_trial(
+        task(), LawProber(4500, lambda _: failed("dead")), emitted.append, node_ids=["node-3"]
+    )
     assert [record.environment for record in emitted] == [None] * ATTEMPTS

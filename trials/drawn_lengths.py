@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
 from trials.recipes.recipe import Recipe
@@ -49,7 +47,7 @@ class DrawnLengths(Record):
     @property
     def vary(self) -> bool:
         """Whether batches differ in length."""
-        return len(set(self._padded(np.array([tokens for tokens, _ in self.histogram])))) > 1
+        return len({self._padded(tokens) for tokens, _ in self.histogram}) > 1
 
     def batches(
         self, batch_size: int, seed: int, count: int = MICRO_BATCHES
@@ -65,6 +63,8 @@ class DrawnLengths(Record):
             seed: seed of the draws.
             count: batches to draw.
         """
+        import numpy as np  # noqa: PLC0415 - plans draw nothing
+
         random = np.random.default_rng(seed)
         tokens, examples = np.array(self.histogram, dtype=np.float64).T
         at_once = sorted_at_once(batch_size, self.examples) if self.grouped else 1
@@ -72,28 +72,25 @@ class DrawnLengths(Record):
         shares = examples / examples.sum()
         drawn = random.choice(tokens, parts * batch_size, p=shares)
         descending = -np.sort(-drawn.reshape(-1, at_once * batch_size), axis=1)
-        batches = self._batches(descending.reshape(-1, batch_size)[:count])
+        batches = descending.reshape(-1, batch_size)[:count]
         # The longest example takes the place of one in the first batch of a part.
         others = descending[0] if self.grouped else random.choice(tokens, batch_size, p=shares)
-        longest = self._batches(np.r_[tokens[-1], others[: batch_size - 1]][None])
-        return (*longest, *batches) if self.grouped else (*batches, *longest)
+        longest = np.r_[tokens[-1], others[: batch_size - 1]][None]
+        rows = np.concatenate([longest, batches] if self.grouped else [batches, longest])
+        return tuple(map(self._batch, rows.max(1).tolist(), rows.min(1).tolist()))
 
     def longest_first(self, batch_size: int, seed: int) -> tuple[DrawnBatch, ...]:
         """The same batches with that of the longest example first, as after a warm-up step."""
         batches = self.batches(batch_size, seed)
         return batches if self.grouped else (batches[-1], *batches[:-1])
 
-    def _batches(self, tokens: np.ndarray) -> list[DrawnBatch]:
-        """Batches of examples (batches, batch_size)."""
-        padded, shortest = self._padded(tokens.max(1)), tokens.min(1).tolist()
-        return [
-            DrawnBatch(most, least < most) for most, least in zip(padded, shortest, strict=True)
-        ]
+    def _batch(self, longest: float, shortest: float) -> DrawnBatch:
+        """Batch by the tokens of its longest and its shortest example."""
+        padded = self._padded(longest)
+        return DrawnBatch(padded, shortest < padded)
 
-    def _padded(self, tokens: np.ndarray) -> list[int]:
-        rounded = np.ceil(tokens / self.multiple) * self.multiple
-        padded: list[int] = np.minimum(rounded, self.most_tokens).astype(int).tolist()
-        return padded
+    def _padded(self, tokens: float) -> int:
+        return min(math.ceil(tokens / self.multiple) * self.multiple, self.most_tokens)
 
 
 def sorted_at_once(batch_size: int, examples: int) -> int:

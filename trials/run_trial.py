@@ -8,20 +8,23 @@ from collections.abc import Callable, Sequence
 from trials.child_process.child_prober import ChildProber, Prober
 from trials.child_process.fork_server import ProbeEnd
 from trials.drawn_lengths import DrawnBatch
-from trials.records.messages import ProbeRequest
+from trials.records.messages import ProbeRequest, RankPlace
 from trials.records.observation import Observation
 from trials.trial import PlannedProbe, TrialTask, most_attempts, probe_after
 
 
-def child_prober(task: TrialTask, timeouts: float = 1.0) -> ChildProber:
-    """Make the prober of a trial.
+def child_prober(
+    task: TrialTask, timeouts: float = 1.0, place: RankPlace | None = None
+) -> ChildProber:
+    """Make the prober of a trial, or of its ranks on one of several nodes.
 
     Args:
         task: input of the trial.
         timeouts: factor on the timeout of a probe.
+        place: place of this node's ranks among those of several nodes; None for one node.
     """
     return ChildProber(
-        task.setup,
+        task.setup.model_copy(update={"place": place}),
         build_timeout_seconds=task.build_timeout_seconds,
         probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
     )
@@ -32,7 +35,7 @@ def run_trial(
     prober: Prober,
     emit: Callable[[Observation], None],
     *,
-    node_id: str | None = None,
+    node_ids: Sequence[str] = (),
     keep_going: Callable[[], bool] = lambda: True,
 ) -> None:
     """Probe until the trial is complete or cannot continue.
@@ -44,7 +47,7 @@ def run_trial(
         task: input of the trial.
         prober: answers the probes.
         emit: called with each observation as its probe ends.
-        node_id: id of the Ray node; absent outside a cluster.
+        node_ids: ids of its Ray nodes, in the order of its ranks; empty outside a cluster.
         keep_going: called before each probe; False ends the trial.
     """
     new: list[Observation] = []
@@ -53,7 +56,7 @@ def run_trial(
     while (planned := probe_after(task, new)) is not None and keep_going():
         if time.monotonic() > until:
             return
-        observation, final = _observe(task, planned, prober, [*task.done, *new], node_id)
+        observation, final = _observe(task, planned, prober, [*task.done, *new], node_ids)
         new.append(observation)
         emit(observation)
         silent = not observation.outcome.is_verdict
@@ -67,7 +70,7 @@ def _observe(
     planned: PlannedProbe,
     prober: Prober,
     observed: Sequence[Observation],
-    node_id: str | None,
+    node_ids: Sequence[str],
 ) -> tuple[Observation, bool]:
     """Make one probe; return its observation and whether further attempts are pointless."""
     drawn: tuple[DrawnBatch, ...] = ()
@@ -86,10 +89,13 @@ def _observe(
     started = time.monotonic()
     end = prober.probe(request, fresh=planned.purpose in {"boundary", "drawn"})
     environment, measured = end.environment, end.measurement
-    if environment is not None and node_id is not None:
-        environment = environment.model_copy(update={"node_id": node_id})
-    if measured is not None and node_id is not None:
-        on_node = (rank.model_copy(update={"node_id": node_id}) for rank in measured.ranks)
+    if environment is not None and node_ids:
+        environment = environment.model_copy(update={"node_id": node_ids[0]})
+    if measured is not None and node_ids:
+        on_node = (
+            reading.model_copy(update={"node_id": node_ids[task.cell.node_of(reading.rank)]})
+            for reading in measured.ranks
+        )
         measured = measured.model_copy(update={"ranks": tuple(on_node)})
     earlier = [
         o.attempt

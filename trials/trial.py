@@ -147,13 +147,20 @@ def next_probe(
     climbed = {
         (o.batch_size, o.repeat)
         for o in observed
-        if o.is_timing and (o.environment is None or o.environment.node_id not in task.slow_nodes)
+        if o.is_timing and not nodes_of(o) & {*task.slow_nodes}
     }
     for step in _visits(task, largest, observed):
         planned = PlannedProbe("ladder", step.batch_size, step.repeat)
         if (step.batch_size, step.repeat) not in climbed and planned not in given_up:
             return planned
     return None
+
+
+def nodes_of(o: Observation) -> set[str]:
+    """Ids of the Ray nodes of a probe, as far as it reports them; empty outside a cluster."""
+    ranks = () if o.measurement is None else o.measurement.ranks
+    first = None if o.environment is None else o.environment.node_id
+    return {node for node in (first, *(rank.node_id for rank in ranks)) if node is not None}
 
 
 def _visits(task: TrialTask, largest: int, observed: Sequence[Observation]) -> list[LadderStep]:

@@ -4,8 +4,6 @@ from bisect import bisect_left, insort
 from collections import Counter
 from functools import cache
 
-import numpy as np
-
 PACKED_AT_ONCE = 1000  # examples that ``datasets.Dataset.map`` hands to TRL's packing at a time
 MOST_PACKED = 50_000  # examples to pack; a sample of more examples gives the rows within 0.1 %
 Histogram = tuple[tuple[int, int], ...]
@@ -20,6 +18,8 @@ def rows_per_example(histogram: Histogram, row_tokens: int) -> float:
         histogram: lengths of the examples.
         row_tokens: tokens of a row; longer examples are truncated to it.
     """
+    import numpy as np  # noqa: PLC0415 - few jobs are packed
+
     tokens, counts = np.array(histogram).T
     examples = int(counts.sum())
     order = np.random.default_rng(0).permutation(examples)[:MOST_PACKED]

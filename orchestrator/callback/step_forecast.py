@@ -94,9 +94,10 @@ def step_forecast(
     peaks = cell.without_limit(batch_size, gpu)
     values, seconds = known_constants(constants), None
     try:
-        step = cell.step_time(batch_size, gpu, values).seconds
-        above = values.error_above or values.error
-        seconds = (step, Interval(low=step / (1 + values.error), high=step * (1 + above)))
+        step = cell.step_time(batch_size, gpu, values)
+        below, above = values.relative_errors(step)
+        interval = Interval(low=step.seconds / (1 + below), high=step.seconds * (1 + above))
+        seconds = (step.seconds, interval)
     except NoSpeedError:
         seconds = None
     peak = peaks.peak_allocated_bytes / GIB

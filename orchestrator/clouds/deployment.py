@@ -4,7 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_catalog.catalog import Catalog, load_catalog
@@ -77,11 +77,17 @@ class DeployedSweep:
         measured = (cell for cell in self.spec.all_cells() if not cell.simulated)
         return list(
             dict.fromkeys(
-                Devices(cell.device, cell.ranks)
+                Devices(cell.device, cell.ranks_per_node)
                 for cell in measured
                 if self._unmeasured(cell) is None
             )
         )
+
+    @property
+    def trial_nodes(self) -> int:
+        """Most nodes of a trial."""
+        cells = (cell for cell in self.spec.all_cells() if not cell.simulated)
+        return max((cell.nodes for cell in cells if self._unmeasured(cell) is None), default=1)
 
     @property
     def unmeasured(self) -> list[str]:
@@ -93,15 +99,17 @@ class DeployedSweep:
         }
         return [f"{gpus}: {reason}" for gpus, reason in reasons.items()]
 
-    def trials(self, devices: Devices) -> int:
-        """Number of cells that these GPUs can run with every extra installed."""
+    def trials(self, devices: Devices) -> list[Cell]:
+        """Cells that nodes with these GPUs can run with every extra installed."""
         gpu = self.catalog.gpu(devices.gpu)
-        return sum(
-            incompatibility(cell.recipe, self.spec.model(cell.model), gpu) is None
-            and self._unmeasured(cell) is None
+        return [
+            cell
             for cell in self.spec.all_cells()
-            if cell.devices == devices.name and not cell.simulated
-        )
+            if cell.node_devices == devices.name
+            and not cell.simulated
+            and incompatibility(cell.recipe, self.spec.model(cell.model), gpu) is None
+            and self._unmeasured(cell) is None
+        ]
 
     def _unmeasured(self, cell: Cell) -> str | None:
         old = too_old(self.catalog.gpu(cell.device))
@@ -132,6 +140,8 @@ def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
             f"{sweep.name}: every cell is simulated: a cluster would have nothing to measure"
         ]
         raise DeployError("\n".join(why))
+    # A trial on several nodes needs them at once.
+    request = replace(request, nodes_each=max(request.nodes_each, sweep.trial_nodes))
     if request.provider == "skypilot":
         return _by_skypilot(request, sweep)
     return (_on_cloud if request.provider in CLOUDS else _without_cloud)(request, sweep)
@@ -321,11 +331,11 @@ def _sweep_bill(sweep: DeployedSweep, prices: Mapping[Devices, float | None]) ->
     effort = MeasurementCost((), spec.workload.overheads.startup_minutes)
     startup, trial = effort.start_seconds(""), trial_seconds(spec, "", effort)
     trials = {one: sweep.trials(one) for one in prices}
-    seconds = {one: startup + count * trial for one, count in trials.items() if count}
+    seconds = {one: startup + len(cells) * trial for one, cells in trials.items() if cells}
     minutes = max(seconds.values(), default=0.0) / 60
-    expected = (
-        f"the sweep: {sum(trials.values())} trials, {minutes:.0f} minutes with a node for each GPU"
-    )
+    count = sum(map(len, trials.values()))
+    nodes = "a node" if sweep.trial_nodes == 1 else "the nodes of a trial"
+    expected = f"the sweep: {count} trials, {minutes:.0f} minutes with {nodes} for each GPU"
     assumed = (
         f"assumed: {startup / 60:.0f} minutes to start a node and {trial / 60:.0f} for a trial; "
         "large models take longer"
@@ -333,7 +343,12 @@ def _sweep_bill(sweep: DeployedSweep, prices: Mapping[Devices, float | None]) ->
     known_prices = {one: usd for one, usd in prices.items() if usd is not None}
     if known_prices.keys() < seconds.keys():
         return (f"{expected}; its cost is unknown ({assumed})",)
-    usd = sum(taken / SECONDS_PER_HOUR * known_prices[one] for one, taken in seconds.items())
+    node_seconds = {
+        one: max(c.nodes for c in cells) * startup + sum(c.nodes for c in cells) * trial
+        for one, cells in trials.items()
+        if cells
+    }
+    usd = sum(node_seconds[one] / SECONDS_PER_HOUR * known_prices[one] for one in seconds)
     return (f"{expected}, about ${usd:.2f} ({assumed})",)
 
 

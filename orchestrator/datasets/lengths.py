@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fitting.points.batch_lengths import Lengths
 from fitting.tables.table_error import TableError
 from gpu_catalog.record import Record, former_names
 from gpu_catalog.safe_text import spreadsheet_cell
@@ -35,6 +34,9 @@ from trials.child_process.token_counter import (
     TokenizerError,
 )
 from trials.recipes.fields import PositiveInt
+
+if TYPE_CHECKING:
+    from fitting.points.batch_lengths import Lengths
 
 CHARACTERS_AT_ONCE = 4_000_000
 PAPER = "arXiv 2408.04693"
@@ -112,13 +114,13 @@ class DataLengths(Record):
         return self.kind in ("pairs", "labelled")
 
     @cached_property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> "Lengths":
         """Lengths for the laws of padding."""
-        return Lengths.of(self.histogram)
+        return _lengths(self.histogram)
 
     def mean_sequence(self, cutoff: int | None) -> float:
         """Mean tokens of a sequence that is truncated to a cutoff."""
-        lengths = Lengths.of(self.sequences or self.histogram)
+        lengths = _lengths(self.sequences or self.histogram)
         return (lengths if cutoff is None else lengths.cut(cutoff)).mean
 
     def unpaired(self) -> "DataLengths":
@@ -142,6 +144,12 @@ class DataLengths(Record):
     def cut_off(self, cutoff: int | None) -> int:
         """Number of examples that are longer than the cutoff."""
         return sum(count for length, count in self.histogram if cutoff and length > cutoff)
+
+
+def _lengths(histogram: Histogram) -> "Lengths":
+    from fitting.points.batch_lengths import Lengths  # noqa: PLC0415 - numpy, for laws only
+
+    return Lengths.of(histogram)
 
 
 @dataclass(frozen=True, slots=True)

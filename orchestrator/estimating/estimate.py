@@ -152,7 +152,7 @@ def _estimated(
     missed: MissedConstraints | None = None
     prices: tuple[Price, ...] = ()
     if step is not None:
-        seconds = _around(step.seconds, constants, question.workload.length_error)
+        seconds = _around(step, constants, question.workload.length_error)
         offers = question.offers_of(gpu, catalog)
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
@@ -310,10 +310,12 @@ def _priced(offer: Offer, rented: FloatArray, question: Question) -> Price:
     )
 
 
-def _around(seconds: float, constants: EfficiencyConstants, length_error: float) -> Interval:
-    above = constants.error_above or constants.error
-    interval = Interval(low=seconds / (1 + constants.error), high=seconds * (1 + above))
-    return _wider(seconds, interval, length_error)
+def _around(
+    step: SimulatedStepTime, constants: EfficiencyConstants, length_error: float
+) -> Interval:
+    below, above = constants.relative_errors(step)
+    interval = Interval(low=step.seconds / (1 + below), high=step.seconds * (1 + above))
+    return _wider(step.seconds, interval, length_error)
 
 
 def _wider(value: float, interval: Interval, error: float) -> Interval:

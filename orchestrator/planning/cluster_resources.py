@@ -95,7 +95,7 @@ class ClusterResources:
 
         Args:
             gpu: GPU of the trial.
-            ranks: GPUs that train together, which a node that can be started has.
+            ranks: GPUs of a node that train together, which a node that can be started has.
         """
         keyed = self._keyed(gpu) or self._startable(gpu, ranks)
         with_cores = [node for node in self.nodes if node.has("CPU")]
@@ -114,14 +114,14 @@ class ClusterResources:
         return [Node({"CPU": cores, gpu.key: float(ranks)} | shown)]
 
     def trial_resources(self, gpu: Gpu, ranks: int = 1) -> dict[str, float] | None:
-        """Resources that a trial on this GPU requests from Ray; None when no node has that GPU.
+        """Resources that a trial requests of each of its nodes; None when no node has that GPU.
 
-        Ray waits forever for a missing node, so one node must have all of them. A trial on a CUDA
+        Ray waits forever for a missing node, so a node must have all of them. A trial on a CUDA
         GPU requests a GPU, because Ray hides GPUs from a worker that requests none.
 
         Args:
             gpu: GPU of the trial.
-            ranks: GPUs that train together, on one node; each rank on a CPU has a core.
+            ranks: GPUs of a node that train together; each rank on a CPU has a core.
         """
         nodes = self.nodes_for(gpu, ranks)
         if not nodes:
@@ -131,15 +131,20 @@ class ClusterResources:
         shown = {"GPU": count} if gpu.kind == "cuda" and all(n.has("GPU") for n in nodes) else {}
         return {"CPU": count if gpu.kind == "cpu" else 1.0} | keyed | shown
 
-    def at_a_time(self, gpu: Gpu, ranks: int = 1) -> int:
+    def at_a_time(self, gpu: Gpu, ranks: int = 1, nodes: int = 1) -> int:
         """Number of concurrent trials on this GPU, with the nodes that can still start.
 
         A node that will start counts for one trial, whatever it will have room for.
+
+        Args:
+            gpu: GPU of the trials.
+            ranks: GPUs of a node that train together.
+            nodes: nodes of a trial.
         """
-        if ranks > 1:
+        if ranks > 1 or nodes > 1:
             request = self.trial_resources(gpu, ranks)
-            running = 0 if request is None else self.holding(request)
-            return max(running, self.starting(devices_name(gpu.key, ranks)))
+            running = 0 if request is None else self.holding(request, nodes=nodes)
+            return max(running, self.starting(devices_name(gpu.key, ranks)) // nodes)
         keyed = sum(node.resources.get(gpu.key, 0) for node in self.nodes if node.has("CPU"))
         to_start = self.starting(gpu.key)
         if gpu.kind == "cpu" and not keyed and not to_start:
@@ -156,9 +161,23 @@ class ClusterResources:
         parts = ((len(there), "there"), (to_start, "to be started"))
         return ", ".join(f"{count} {state}" for count, state in parts if count)
 
-    def holding(self, request: Mapping[str, float], out: Collection[str] = ()) -> int:
-        """Number of concurrent trials with this request that fit on the idle nodes not ``out``."""
-        return sum(node.holding(request) for node in self.nodes if node.node_id not in out)
+    def holding(
+        self, request: Mapping[str, float], out: Collection[str] = (), *, nodes: int = 1
+    ) -> int:
+        """Number of concurrent trials that fit on the idle nodes not ``out``.
+
+        Args:
+            request: resources that a trial requests of each of its nodes.
+            out: ids of nodes.
+            nodes: nodes of a trial, all different.
+        """
+        room = [node.holding(request) for node in self.nodes if node.node_id not in out]
+        most = sum(room) // nodes
+        if nodes == 1:
+            return most
+        # A node has room for at most one part of each trial.
+        fitting = (n for n in range(most, 0, -1) if sum(min(r, n) for r in room) >= nodes * n)
+        return next(fitting, 0)
 
     @property
     def leaving(self) -> set[str]:

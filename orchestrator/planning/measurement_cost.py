@@ -126,7 +126,8 @@ def remaining_work(
     of_cell = by_cell(observations)
     remaining = []
     for device, pending in cells.items():
-        gpu, ranks = rates.catalog.gpu(pending[0].device), pending[0].ranks
+        first = pending[0]
+        gpu, ranks = rates.catalog.gpu(first.device), first.ranks_per_node
         seconds = None
         if cost.is_up(device) or gpu.kind == "cuda":
             seconds = sum(_seconds(spec, c, of_cell[c], cost) for c in pending)
@@ -134,7 +135,7 @@ def remaining_work(
             RemainingWork(
                 gpu=device,
                 trials=len(pending),
-                at_a_time=max(cluster.at_a_time(gpu, ranks), 1),
+                at_a_time=max(cluster.at_a_time(gpu, ranks, first.nodes), 1),
                 nodes=cluster.nodes_text(gpu, ranks),
                 start_seconds=cost.start_seconds(device),
                 probe_seconds=seconds,

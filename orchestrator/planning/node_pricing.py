@@ -104,11 +104,16 @@ class NodePrices:
         nothing unless the user gives a price for it.
 
         Args:
-            devices: ``Cell.devices`` of the trial. An instance with fewer GPUs does not count.
+            devices: ``Cell.devices`` of the trial. An instance with fewer GPUs does not count; of
+                several nodes, the offer has the price of all.
             node_id: Ray's id of the node; None for one that has not started.
         """
-        gpu, count = self.gpu_and_count(devices)
-        offers = [o for o in self.catalog.offers(gpu) if o.gpus_per_instance >= count]
+        gpu, count, nodes = self.gpu_and_counts(devices)
+        offers = [
+            o.model_copy(update={"usd_per_hour": nodes * o.usd_per_hour}) if nodes > 1 else o
+            for o in self.catalog.offers(gpu)
+            if o.gpus_per_instance >= count
+        ]
         with_gpu = (r for r in self.rented.nodes.values() if any(map(r.names, offers)))
         rental = next(with_gpu, None) if node_id is None else self.rented.nodes.get(node_id)
         nearest = None if rental is None else rental.nearest(offers)
@@ -121,11 +126,17 @@ class NodePrices:
         )
         return next(allowed, None)
 
-    def gpu_and_count(self, devices: str) -> tuple[str, int]:
-        """Key and number of the GPUs of ``Cell.devices``."""
-        count, _, gpu = devices.partition("x")
-        is_several = count.isdigit() and any(row.key == gpu for row in self.catalog.gpus)
-        return (gpu, int(count)) if is_several else (devices, 1)
+    def gpu_and_counts(self, devices: str) -> tuple[str, int, int]:
+        """Key and number of the GPUs of each node, and number of nodes, of ``Cell.devices``."""
+        counts = list[int]()
+        gpu = devices
+        while not any(row.key == gpu for row in self.catalog.gpus):
+            count, _, rest = gpu.partition("x")
+            if not count.isdigit():
+                return devices, 1, 1
+            counts, gpu = [*counts, int(count)], rest
+        nodes, per_node = [1, 1, *counts][-2:]
+        return gpu, per_node, nodes
 
     def text(self, priced: Iterable[tuple[str, Offer | None]]) -> str:
         """Offers that GPUs are priced by, in a line; empty where none of them is rented."""
@@ -148,7 +159,7 @@ class NodePrices:
         return self.rented.offers == OfferFilter() and not is_named
 
     def _is_for_rent(self, devices: str) -> bool:
-        gpu, _ = self.gpu_and_count(devices)
+        gpu, _, _ = self.gpu_and_counts(devices)
         return any(not stands_in(gpu, offer.provider) for offer in self.catalog.offers(gpu))
 
 

@@ -81,20 +81,22 @@ def _task(spec: SweepSpec, catalog: Catalog, cell: Cell, threads: int = 1) -> Tr
     """Task of a cell's trial without observations."""
     compiling = 0.0 if cell.recipe.compile is None else COMPILING_SECONDS
     # Its parts are valid, and to check a model again takes as long as to replay a trial.
-    return TrialTask.model_construct(
-        cell=cell,
-        model=spec.model(cell.model),
-        gpu=catalog.gpu(cell.device),
-        target=None if cell.capped_on is None else catalog.gpu(cell.gpu),
-        threads=threads,
-        seed=spec.seed,
-        batch_limit=cell.rank_recipe.batch_limit(spec.max_batch_size),
-        # A simulation is deterministic.
-        boundary_repeats=0 if cell.simulated else spec.boundary_repeats,
-        drawn=_drawn(spec, cell),
-        timing=spec.timing,
-        build_timeout_seconds=spec.build_timeout_seconds + compiling,
-        probe_timeout_seconds=spec.probe_timeout_seconds + compiling,
+    return TrialTask.of_checked(
+        {
+            "cell": cell,
+            "model": spec.model(cell.model),
+            "gpu": catalog.gpu(cell.device),
+            "target": None if cell.capped_on is None else catalog.gpu(cell.gpu),
+            "threads": threads,
+            "seed": spec.seed,
+            "batch_limit": cell.rank_recipe.batch_limit(spec.max_batch_size),
+            # A simulation is deterministic.
+            "boundary_repeats": 0 if cell.simulated else spec.boundary_repeats,
+            "drawn": _drawn(spec, cell),
+            "timing": spec.timing,
+            "build_timeout_seconds": spec.build_timeout_seconds + compiling,
+            "probe_timeout_seconds": spec.probe_timeout_seconds + compiling,
+        }
     )
 
 
@@ -175,14 +177,20 @@ def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -
         refused := unmeasured(cell.recipe, model.text, cell.parallel)
     ):
         return refused
-    request = cluster.trial_resources(gpu, cell.ranks)
+    request = cluster.trial_resources(gpu, cell.ranks_per_node)
     if request is None:
+        one = "one" if cell.nodes == 1 else cell.nodes
         return (
-            f"no node of the cluster has a core and the resource {gpu.key!r}: start one with "
-            f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": {cell.ranks}}}'"
+            f"no node of the cluster has a core and the resource {gpu.key!r}: start {one} with "
+            f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": {cell.ranks_per_node}}}'"
         )
-    is_startable = cluster.starting(cell.devices) > 0
-    if cell.parallel is not None and not is_startable and not cluster.holding(request):
-        wanted = " and ".join(f"{amount:g} {name}" for name, amount in request.items())
+    is_startable = cluster.starting(cell.node_devices) >= cell.nodes
+    if cell.parallel is None or is_startable or cluster.holding(request, nodes=cell.nodes):
+        return None
+    wanted = " and ".join(f"{amount:g} {name}" for name, amount in request.items())
+    if cell.nodes == 1:
         return f"no node of the cluster has {wanted}, which {cell.ranks} ranks need: start one"
-    return None
+    return (
+        f"the cluster does not have {cell.nodes} nodes with {wanted} each, which {cell.ranks} "
+        f"ranks on {cell.nodes} nodes need: start more"
+    )

@@ -45,7 +45,8 @@ def slow_links(observations: Sequence[Observation], catalog: Catalog) -> list[Sl
     slow: dict[tuple[str, int], SlowLink] = {}
     for o in observations:
         times = () if o.measurement is None else o.measurement.collectives
-        if not times or o.environment is None or o.cell.parallel is None:
+        # Links between nodes are the network's.
+        if not times or o.environment is None or o.cell.parallel is None or o.cell.nodes > 1:
             continue
         gpu, gpus = catalog.gpu(o.cell.gpu), o.cell.parallel.gpus
         if gpu.interconnect is None:

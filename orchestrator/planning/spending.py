@@ -10,6 +10,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.spec.job import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.observation import Observation
 from trials.records.profile import Logged
 
 
@@ -19,8 +20,10 @@ class Spending:
 
     Attributes:
         gpu: ``Cell.devices`` of its trials.
-        offer: offer that its nodes are priced by; None where they are free or have no known price.
+        offer: offer that its nodes are priced by, at the price of all nodes of a trial; None where
+            they are free or have no known price.
         start_seconds: assumed seconds to start a node; 0 for a machine that the user owns.
+        nodes_each: nodes of a trial.
         probes: number of probes and profiles.
         lost_seconds: seconds of trials that died, since their last report.
     """
@@ -28,6 +31,7 @@ class Spending:
     gpu: str
     offer: Offer | None
     start_seconds: float
+    nodes_each: int = 1
     probes: int = 0
     probe_seconds: float = 0.0
     lost_seconds: float = 0.0
@@ -46,13 +50,13 @@ class Spending:
 
     @property
     def nodes(self) -> int:
-        """Number of started nodes; at least 1."""
-        return len(set(self._hosts.values())) or 1
+        """Number of started nodes; at least those of a trial."""
+        return len(set(self._hosts.values())) or self.nodes_each
 
     @property
     def startup_seconds(self) -> float:
-        """Seconds to start all nodes."""
-        return self.nodes * self.start_seconds
+        """Seconds to start all nodes, those of a trial at once."""
+        return self.nodes / self.nodes_each * self.start_seconds
 
     @property
     def usd(self) -> float | None:
@@ -102,6 +106,9 @@ class Meter:
         node_id = None if where is None else where.node_id
         spending = self._spending(ended.cell.devices, node_id)
         spending.on(node_id, None if where is None else where.host)
+        if isinstance(ended, Observation) and ended.measurement is not None:
+            for rank in ended.measurement.ranks:
+                spending.on(rank.node_id)
         spending.probes += 1
         spending.probe_seconds += ended.seconds
 
@@ -119,7 +126,8 @@ class Meter:
             offer = self._rates.offer(gpu, node_id)
             start = startup_seconds(self._startup_minutes, offer)
             key = gpu, None if offer is None else offer.identity
-            spending = self._spent.setdefault(key, Spending(gpu, offer, start))
+            _, _, nodes_each = self._rates.gpu_and_counts(gpu)
+            spending = self._spent.setdefault(key, Spending(gpu, offer, start, nodes_each))
             self._of_node[gpu, node_id] = spending
         return spending
 

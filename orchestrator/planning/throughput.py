@@ -8,6 +8,12 @@ from gpu_catalog.number_text import short
 from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome
 
 
+def median_seconds(o: Observation) -> float | None:
+    """Median of a probe's seconds per micro-batch; None without timed steps."""
+    steps = o.micro_batch_seconds
+    return statistics.median(steps) if steps else None
+
+
 def fastest(observations: Sequence[Observation]) -> str | None:
     """Best throughput of a cell's own probes below its smallest batch that missed, as text."""
     lowest_miss = min(
@@ -15,12 +21,11 @@ def fastest(observations: Sequence[Observation]) -> str | None:
     )
     best = max(
         (
-            o.cell.examples_per_second(o.batch_size, statistics.median(steps))
+            o.cell.examples_per_second(o.batch_size, seconds)
             for o in observations
-            if o.outcome is Outcome.FITS and o.batch_size < lowest_miss
+            if o.batch_size < lowest_miss and (seconds := median_seconds(o)) is not None
             # A capped GPU's speed is that of the larger one that stood in for it.
-            if o.basis is not Basis.CAPPED
-            if o.measurement is not None and (steps := o.micro_batch_seconds)
+            if o.outcome is Outcome.FITS and o.basis is not Basis.CAPPED
         ),
         default=None,
     )

@@ -27,8 +27,17 @@ def excluded_reason(priced: PricedCell, inputs: RankingInputs) -> str:
         return priced.reason
     cell = priced.cell
     if not priced.offers_of_gpu and cell.capped_on is None:
-        several = f" with {cell.ranks} GPUs" if cell.ranks > 1 else ""
-        return f"the catalog has no offer for {cell.gpu}{several}: give its price by --prices FILE"
+        several = f" with {cell.ranks_per_node} GPUs" if cell.ranks_per_node > 1 else ""
+        if cell.parallel is None or cell.nodes == 1:
+            return (
+                f"the catalog has no offer for {cell.gpu}{several}: give its price by --prices FILE"
+            )
+        network = cell.parallel.network
+        between = "an unknown network" if network is None else network.text
+        return (
+            f"the catalog has no offer for {cell.gpu}{several} on {between} between nodes: name "
+            "the network of yours in the layout (node_network_gbps, rdma)"
+        )
     observations = inputs.step_times.observations(cell)
     return _reason_by_largest(inputs.batch, cell, observations) or _progress(observations)
 

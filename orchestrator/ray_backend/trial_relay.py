@@ -90,6 +90,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
             "kind": type(placement.task).__name__,
             "task": placement.task.model_dump_json(),
             "resources": dict(placement.resources),
+            "nodes": cell.nodes,
             "avoid": list(placement.avoid),
         }
 
@@ -129,10 +130,10 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         self._pass_on(lambda: self._listener.started(self._tasks[cell.key]))
 
     def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_info: Any) -> None:
-        """Pass on the node or the observation that a trial reported."""
-        if "node_id" in result:
-            node = NodeAddress(result["node_id"], result["address"])
-            self._scheduler.located(self._cell(trial), node)
+        """Pass on the nodes or the observation that a trial reported."""
+        if "nodes" in result:
+            nodes = (NodeAddress(*node) for node in result["nodes"])
+            self._scheduler.located(self._cell(trial), *nodes)
         if "observation" in result:
             observed = logged(result["observation"].encode())
             # The listener first: it writes the observation to the disk.
@@ -196,7 +197,7 @@ def cause_of_death(trial: Any) -> str:
             return f"its Ray worker died: {how}" if how else "its Ray worker died"
         if line.endswith(NODE_LEAVES):
             return NODE_LEAVES
-    last = lines[-1] if lines else UNKNOWN_DEATH
+    last = lines[-1].rpartition("NodeLostError: ")[2] if lines else UNKNOWN_DEATH
     return in_words(last, CONNECTION_WORDS) or last
 
 

@@ -118,8 +118,8 @@ class TrialExecutor:
         out = {*reasons, *self._journal.faults.nodes_out(), *cluster.leaving}
         sizes: dict[Cell, list[int]] = defaultdict(list)
         for cell, sizes_on_node in (item for node in slow for item in node.standing.items()):
-            resources = cluster.trial_resources(self.session.catalog.gpu(cell.device), cell.ranks)
-            if resources is not None and cluster.holding(resources, out):
+            resources = self._request(cluster, cell)
+            if resources is not None and cluster.holding(resources, out, nodes=cell.nodes):
                 sizes[cell] += sizes_on_node
         if not sizes:
             return False
@@ -136,7 +136,7 @@ class TrialExecutor:
         largest = {
             cell: batch_size
             for cell, batch_size in self.session.largest_to_profile(plan).items()
-            if self._cluster.trial_resources(self.session.catalog.gpu(cell.device), cell.ranks)
+            if self._request(self._cluster, cell)
         }
         if not largest:
             return
@@ -182,6 +182,10 @@ class TrialExecutor:
 
         return self._execute(list(wanted), task, observations, batch)
 
+    def _request(self, cluster: ClusterResources, cell: Cell) -> Mapping[str, float] | None:
+        """Resources that a trial requests of each of its nodes; None without such a GPU."""
+        return cluster.trial_resources(self.session.catalog.gpu(cell.device), cell.ranks_per_node)
+
     def _trial(
         self, cell: Cell, observations: Sequence[Observation], cluster: ClusterResources
     ) -> TrialTask:
@@ -202,9 +206,7 @@ class TrialExecutor:
         """
         session, journal, meter = self.session, self._journal, self.session.meter()
         resources = {
-            cell.devices: batch.cluster.trial_resources(
-                session.catalog.gpu(cell.device), cell.ranks
-            )
+            cell.devices: self._request(batch.cluster, cell)
             for cell in {c.devices: c for c in cells}.values()
         }
         with session.progress(cells, complete=batch.complete) as progress:

@@ -1,7 +1,7 @@
 """Nodes of the cluster as the scheduler trusts them: up, excluded, avoided by single cells."""
 
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.scheduling.node_queue import GpuQueue, NodeAddress
@@ -22,7 +22,7 @@ class NodeHealth:
 
     def __init__(self, cluster: ClusterResources, excluded: Mapping[str, str]) -> None:
         self.excluded = dict(excluded)
-        self._room: dict[frozenset[tuple[str, float]], int] = {}
+        self._room: dict[tuple[int, frozenset[tuple[str, float]]], int] = {}
         self.cluster = cluster
         # By cell: nodes that its trial failed on, with the errors.
         self._failures: dict[Cell, dict[str, str]] = defaultdict(dict)
@@ -83,14 +83,14 @@ class NodeHealth:
         """Number of trials of a GPU to place now.
 
         Args:
-            gpu: key of the GPU.
+            gpu: ``Cell.node_devices`` of the trials.
             queue: its queue.
             died: cells whose trials have died before.
         """
         elsewhere = [cell for cell in queue.waiting if self.has_failed(cell)]
         if any(cell in died and cell not in elsewhere for cell in queue.waiting):
             return 0  # Tune would give a free worker to a later trial first
-        up, can_start = self._trusted(queue), self.cluster.starting(gpu)
+        up, can_start = self._trusted(queue), self.cluster.starting(gpu) // queue.node_count
         # A trial that waits for another node leaves the one where it failed to the others.
         spare = 1 if not can_start or (elsewhere and up > 0) else 0
         return max(up, can_start) + spare - len(queue.placed)
@@ -98,25 +98,28 @@ class NodeHealth:
     def _trusted(self, queue: GpuQueue) -> int:
         """Trials of a queue that fit on the nodes that are up, neither excluded nor leaving."""
         # Counted once until the nodes change: it is asked for before every placement.
-        request = frozenset(queue.resources.items())
+        request = queue.node_count, frozenset(queue.resources.items())
         if request not in self._room:
-            out = {*self.excluded, *self._leaving}
-            self._room[request] = self._cluster.holding(queue.resources, out)
+            self._room[request] = self._holding(queue, {*self.excluded, *self._leaving})
         return self._room[request]
+
+    def _holding(self, queue: GpuQueue, out: Collection[str]) -> int:
+        return self._cluster.holding(queue.resources, out, nodes=queue.node_count)
 
     def has_another(self, cell: Cell, queue: GpuQueue) -> bool:
         """Whether a cell can run on a node that it does not avoid, or on one still to start."""
         # A cluster that starts nodes starts another one after it has removed this one as unused.
-        is_up = self.cluster.holding(queue.resources, self.avoided_by(cell)) > 0
-        return is_up or self.cluster.starting(cell.devices) > 0
+        is_up = self._holding(queue, self.avoided_by(cell)) > 0
+        return is_up or self.cluster.starting(cell.node_devices) >= cell.nodes
 
     def usable(self, queue: GpuQueue) -> list[Node]:
-        """Nodes that a placed trial of the queue may begin on."""
+        """Nodes that a placed trial of the queue may begin on; none where they are too few."""
         avoided = {self.avoided_by(cell) for cell in queue.placed}
+        enough = [out for out in avoided if self._holding(queue, out)]
         return [
             node
             for node in self.cluster.nodes
-            if node.holding(queue.resources) and any(node.node_id not in out for out in avoided)
+            if node.holding(queue.resources) and any(node.node_id not in out for out in enough)
         ]
 
     def absent(self, queue: GpuQueue) -> set[str]:

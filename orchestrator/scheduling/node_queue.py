@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from orchestrator.planning.cluster_resources import ClusterResources
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask
 from trials.records.cell import Cell
+from trials.records.failure_classification import blamed_node
 from trials.trial import TrialTask
 
 # Beyond what a build and a probe may take: the start of a worker, and the end of a child process.
@@ -17,7 +18,12 @@ Task = TrialTask | ProfileTask
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A trial to place."""
+    """A trial to place.
+
+    Attributes:
+        resources: request of it to Ray, on each of its nodes.
+        avoid: ids of nodes that it is not to be placed on.
+    """
 
     task: Task
     resources: Mapping[str, float]
@@ -41,16 +47,28 @@ class RunningTrial:
         last_report_at: time of its start or last report; seconds, monotonic; 0 before its start.
         is_running: whether a worker has started it.
         made_progress: whether it has reported a result.
-        node: its node, once it has reported that.
-        blamed: last error that points at the device, unless a verdict came after it.
+        nodes: its nodes in the order of its ranks, once it has reported them; the first one at
+            first.
+        blamed: last error that points at a device, unless a verdict came after it.
     """
 
     task: Task
     last_report_at: float = 0.0
     is_running: bool = False
     made_progress: bool = False
-    node: NodeAddress | None = None
+    nodes: tuple[NodeAddress, ...] = ()
     blamed: str | None = None
+
+    @property
+    def node(self) -> NodeAddress | None:
+        """Its first node; None until it has reported that."""
+        return self.nodes[0] if self.nodes else None
+
+    @property
+    def blamed_node(self) -> NodeAddress | None:
+        """Node whose device the last error points at; None where it does not say which."""
+        number = None if self.blamed is None else blamed_node(self.task.cell, self.blamed)
+        return None if number is None else next(iter(self.nodes[number:]), None)
 
     def died_early(self, error: str) -> bool:
         """Whether its node had not finished starting: Ray's folder there may lack a file yet."""
@@ -77,13 +95,14 @@ class GpuQueue:
     no longer.
 
     Attributes:
-        resources: request of a trial to Ray.
+        resources: request of a trial to Ray, on each of its nodes.
         cells: waiting, in order.
         placed: trials that were placed and have not ended.
         waiting: those of them that no worker has started.
         nodes: ids of all nodes that ever had this GPU.
         expected_nodes: ids of the nodes that are up, or may return.
         is_closed: whether the wait for a node was given up.
+        node_count: nodes of a trial.
     """
 
     resources: Mapping[str, float]
@@ -93,6 +112,7 @@ class GpuQueue:
     nodes: set[str] = field(default_factory=set)
     expected_nodes: set[str] = field(default_factory=set)
     is_closed: bool = False
+    node_count: int = 1
 
     @property
     def unfinished(self) -> list[Cell]:

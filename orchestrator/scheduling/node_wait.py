@@ -19,7 +19,7 @@ class NodeWait:
     """The wait of one GPU's trials for a node.
 
     Attributes:
-        gpu: ``Cell.devices`` of the trials.
+        gpu: ``Cell.node_devices`` of the trials.
         limit_seconds: longest wait for a node that starts, or returns.
         waits_since: time since which no trial runs though some are placed; seconds, monotonic.
         free_since: time since which a usable node is up and nobody uses it.
@@ -50,34 +50,45 @@ class NodeWait:
         if usable and now - free_since < WORKER_SECONDS:
             return None
         if usable:
-            return self._no_worker(usable, now - free_since)
+            return self._no_worker(queue, usable, now - free_since)
         return self._no_node(queue, nodes)
 
     def _patience_seconds(
         self, queue: GpuQueue, nodes: NodeHealth, usable: Sequence[Node]
     ) -> float:
         """Time to wait for a node: short where none can be expected."""
-        is_expected = usable or nodes.cluster.starting(self.gpu) or nodes.absent(queue)
+        is_expected = usable or self._can_start(queue, nodes) or nodes.absent(queue)
         return self.limit_seconds if is_expected else min(GONE_SECONDS, self.limit_seconds)
 
-    def _no_worker(self, usable: Sequence[Node], free_seconds: float) -> str:
+    def _can_start(self, queue: GpuQueue, nodes: NodeHealth) -> bool:
+        return nodes.cluster.starting(self.gpu) >= queue.node_count
+
+    def _no_worker(self, queue: GpuQueue, usable: Sequence[Node], free_seconds: float) -> str:
         names = ", ".join(str(node.node_id)[:8] for node in usable)
+        these, have, them = ("node", "has", "it")
+        if queue.node_count > 1:
+            these, have, them = ("nodes", "have", "them")
         return (
-            f"the node with {self.gpu} ({names}) has been up and free for {free_seconds / 60:.0f} "
-            "minutes and started no worker: Ray's logs on it say why (raylet.out, worker-*.err)"
+            f"the {these} with {self.gpu} ({names}) {have} been up and free for "
+            f"{free_seconds / 60:.0f} minutes and started no worker: Ray's logs on {them} say why "
+            "(raylet.out, worker-*.err)"
         )
 
     def _no_node(self, queue: GpuQueue, nodes: NodeHealth) -> str:
         within = f"within {self.limit_seconds / 60:g} minutes (--wait-for-nodes)"
-        if nodes.cluster.holding(queue.resources, nodes.cluster.leaving):
+        count = queue.node_count
+        none, are, one = (f"no node with {self.gpu}", "is", "one")
+        if count > 1:
+            none, are, one = (f"no {count} nodes with {self.gpu}", "are", "more")
+        if nodes.cluster.holding(queue.resources, nodes.cluster.leaving, nodes=count):
             reasons = "; ".join(nodes.excluded.values()) or nodes.failures(queue)
-            return f"no node with {self.gpu} is left that can be trusted: {reasons}"
-        if nodes.cluster.starting(self.gpu):
+            return f"{none} {are} left that can be trusted: {reasons}"
+        if self._can_start(queue, nodes):
             why = refusals(self.gpu, nodes.cluster.failed_launches)
             why = why or "'ray status' on the head says why"
-            return f"no node with {self.gpu} came {within}: {why}"
-        came = f"came back {within}" if nodes.absent(queue) else "is up"
+            return f"{none} came {within}: {why}"
+        came = f"came back {within}" if nodes.absent(queue) else f"{are} up"
         return (
-            f"no node with {self.gpu} {came}: start one and run the same command again, which "
-            "continues where this stopped"
+            f"{none} {came}: start {one} and run the same command again, which continues where "
+            "this stopped"
         )

@@ -29,7 +29,7 @@ class Scheduler:
     Args:
         cells: in order.
         task: next trial of a cell, by the results until now; None when nothing is left of it.
-        resources: request of a trial to Ray, by ``Cell.devices``.
+        resources: request of a trial to Ray, on each of its nodes, by ``Cell.devices``.
         cluster: nodes at the start.
         wait_seconds: time to wait for a node to start, to return, or to start a worker.
         nodes_out: ids of nodes to place nothing on, with the reasons.
@@ -63,12 +63,15 @@ class Scheduler:
         self._clock = clock
         self._nodes = NodeHealth(cluster, nodes_out)
         self._queues: dict[str, GpuQueue] = {}
+        self._waits: dict[str, NodeWait] = {}
         for cell in cells:
-            queue = self._queues.setdefault(cell.devices, GpuQueue(resources[cell.devices]))
-            queue.cells.append(cell)
+            if cell.devices not in self._queues:
+                queue = GpuQueue(resources[cell.devices], node_count=cell.nodes)
+                self._queues[cell.devices] = queue
+                self._waits[cell.devices] = NodeWait(cell.node_devices, wait_seconds)
+            self._queues[cell.devices].cells.append(cell)
         for queue in self._queues.values():
             queue.update_nodes(cluster, self._nodes.excluded)
-        self._waits = {gpu: NodeWait(gpu, wait_seconds) for gpu in self._queues}
         self._deaths: dict[Cell, int] = defaultdict(int)  # in a row, without progress
         self._early: dict[Cell, int] = defaultdict(int)  # of nodes that had not finished starting
 
@@ -89,7 +92,7 @@ class Scheduler:
         if self._is_spent():
             return None
         for gpu, queue in self._queues.items():
-            room = self._nodes.room(gpu, queue, died=self._deaths)
+            room = self._nodes.room(self._waits[gpu].gpu, queue, died=self._deaths)
             while queue.cells and room > 0 and not queue.is_closed:
                 cell = queue.cells.popleft()
                 task = self._task(cell)
@@ -109,10 +112,10 @@ class Scheduler:
                 self.died.pop(waiting, None)
         queue.start(cell, self._clock())
 
-    def located(self, cell: Cell, node: NodeAddress) -> None:
-        """Record the node that a trial runs on."""
+    def located(self, cell: Cell, *nodes: NodeAddress) -> None:
+        """Record the nodes that a trial runs on, in the order of its ranks."""
         trial = self._queues[cell.devices].placed[cell]
-        trial.node, trial.last_report_at = node, self._clock()
+        trial.nodes, trial.last_report_at = nodes, self._clock()
 
     def observed(self, result: Logged) -> None:
         """Record a result of a running trial."""
@@ -121,14 +124,14 @@ class Scheduler:
         trial.last_report_at, trial.made_progress = self._clock(), True
         if result.detail is not None and blames_device(result.outcome, result.detail):
             trial.blamed = result.detail
-            if trial.node is not None:
-                reason = self._nodes.blame(trial.node, cell, result.detail)
+            if (node := trial.blamed_node) is not None:
+                reason = self._nodes.blame(node, cell, result.detail)
                 if reason is not None:
-                    self._note(_fault("node out", cell.devices, reason, node=trial.node))
+                    self._note(_fault("node out", cell.devices, reason, node=node))
         elif result.outcome.is_verdict:
             trial.blamed = None
-            if trial.node is not None:
-                self._nodes.acquit(trial.node)
+            for node in trial.nodes:
+                self._nodes.acquit(node)
 
     def ended(self, cell: Cell, error: str | None) -> str | None:
         """Record the end of a trial, and queue it again where that can help.
@@ -209,15 +212,16 @@ class Scheduler:
     def _is_busy(self, queue: GpuQueue) -> bool:
         """Whether other jobs, or trials of this sweep on other GPUs, use a node of the queue."""
         trials = (trial for other in self._queues.values() for trial in other.placed.values())
-        ours = {t.node.node_id for t in trials if t.is_running and t.node is not None}
+        ours = {node.node_id for t in trials if t.is_running for node in t.nodes}
         nodes = self._nodes.usable(queue)
         return any(node.is_taken(queue.resources) or node.node_id in ours for node in nodes)
 
     def _reason_to_move(self, cell: Cell, trial: RunningTrial, queue: GpuQueue) -> str | None:
         """Error for which a trial that ended by itself is to run on another node."""
-        if trial.blamed is None or trial.node is None or self._task(cell) is None:
+        node = trial.blamed_node
+        if trial.blamed is None or node is None or self._task(cell) is None:
             return None
-        self._nodes.keep_away(cell, trial.node, trial.blamed)
+        self._nodes.keep_away(cell, node, trial.blamed)
         return trial.blamed if self._nodes.has_another(cell, queue) else None
 
 

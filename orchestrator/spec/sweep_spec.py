@@ -92,8 +92,9 @@ class CellBlock(Record):
         seq_lens: tokens per example.
         simulated_on: catalog keys of GPUs on which the block is simulated instead of measured.
         parallel: layouts of several GPUs that train together; by default one GPU. Such a block is
-            not measured under the memory caps of ``as_if``. A simulated layout of several nodes
-            without a network has a cell for each network of the GPU's instances.
+            not measured under the memory caps of ``as_if``. A layout of several nodes is simulated
+            on each network of the GPU's instances unless it names one; measured, it is priced by
+            instances with the network that it names.
     """
 
     models: ModelAxis

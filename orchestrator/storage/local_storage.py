@@ -139,8 +139,11 @@ def lines_of(file: Path, start: int = 0, end: int | None = None) -> Iterator[byt
             if start > 0:
                 lines.seek(start - 1)
                 at += len(lines.readline()) - 1
+            if end is None:
+                yield from lines
+                return
             for line in lines:
-                if end is not None and at >= end:
+                if at >= end:
                     return
                 yield line
                 at += len(line)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from old_stacks.stacks import OldStack
-from published_recipes import Row, Run, drawn_lengths, model_of, stated
+from published_recipes import ALPACA_LONGEST, Row, Run, alpaca, drawn_lengths, model_of, stated
 from scipy import stats
 
 from fitting.points.batch_lengths import Lengths
@@ -22,7 +22,11 @@ STACKS: dict[str, OldStack] = {
 
 
 def _lit_gpt(row: Row) -> Run:
-    """LoRA run of Lit-GPT 8641822: its longest example of Alpaca is in the first micro-batch."""
+    """LoRA run of Lit-GPT 8641822: its longest example of Alpaca is in the first micro-batch.
+
+    Later micro-batches are random, padded to their longest example. Lengths by tokenizers other
+    than Llama 2's are scaled by the longest example, which the source states.
+    """
     fields = stated(row) | {"lora_dropout": 0.05, "optimizer": "adamw_foreach"}
     stack: OldStack = "litgpt"
     if row["precision"] == "bf16-mixed":
@@ -31,8 +35,10 @@ def _lit_gpt(row: Row) -> Run:
         fields["optimizer"] = "paged_adamw_32bit"
         fields["double_quantisation"] = row["quantisation"] == "nf4-dq"
         stack = "litgpt-4bit"
-    model = model_of(row, tie_word_embeddings=False)
-    return Run(Recipe(**fields), model, int(row["seq_len"]), row["framework"], stack=stack)
+    model, longest = model_of(row, tie_word_embeddings=False), int(row["seq_len"])
+    padded = alpaca(ALPACA_LONGEST).padded(int(row["batch_size"]), multiple=1)
+    tokens = padded * longest / ALPACA_LONGEST
+    return Run(Recipe(**fields), model, longest, row["framework"], stack=stack, mean_tokens=tokens)
 
 
 def _fms(row: Row) -> Run:
@@ -69,8 +75,8 @@ def _swift(row: Row) -> Run:
     density = stats.gamma.pdf(tokens, shape, scale=NEWS_MEAN / shape)
     lengths = Lengths(tokens.astype(np.float64), density / density.sum())
     drawn = drawn_lengths(lengths, NEWS_EXAMPLES, grouped=False).batches
-    stack = STACKS[row["loss"]]
-    return Run(Recipe(**fields), model_of(row), longest, row["framework"], drawn, stack)
+    stack, tokens = STACKS[row["loss"]], lengths.padded(int(row["batch_size"]), multiple=1)
+    return Run(Recipe(**fields), model_of(row), longest, row["framework"], drawn, stack, tokens)
 
 
 def _axolotl(row: Row) -> Run:
@@ -101,12 +107,22 @@ def _trl(row: Row) -> Run:
     return Run(Recipe(**fields), model_of(row), int(row["seq_len"]), row["framework"])
 
 
+def _torchtune(row: Row) -> Run:
+    """LoRA run of torchtune 0.3 on packed rows, all in bf16, by its configuration, not compiled.
+
+    torchtune's loss holds the logits of all tokens, in chunks; ``chunked`` never holds all.
+    """
+    fields = stated(row) | {"optimizer": row["optimizer"], "loss": row["loss"]}
+    return Run(Recipe(**fields), model_of(row), int(row["seq_len"]), row["framework"])
+
+
 FRAMEWORKS: dict[str, Callable[[Row], Run]] = {
     "Lit-GPT": _lit_gpt,
     "fms-hf-tuning, packed": _fms,
     "ms-swift": _swift,
     "axolotl": _axolotl,
     "TRL's notebook": _trl,
+    "torchtune, packed and compiled": _torchtune,
 }
 
 

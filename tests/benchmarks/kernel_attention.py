@@ -82,7 +82,7 @@ def _generation(names: Names, samples: Fitted) -> tuple[KernelRate, ...]:
     limits = [(0.0, np.inf)] * count + [(0.0, 2.0)] * len(samples)
     values, errors = least(residuals, np.array(start), np.array(limits))
     labels = [(SHARED, name) for name in names[:-1]] + [(key, names[-1]) for key in samples]
-    return rates_by_label(samples, labels, "", values, errors, SOURCE_ATTENTION)
+    return rates_by_label(samples, labels, values, errors, SOURCE_ATTENTION)
 
 
 def _fractions(name: str, rates: AttentionRates, samples: Fitted) -> tuple[KernelRate, ...]:
@@ -108,7 +108,7 @@ def _fractions(name: str, rates: AttentionRates, samples: Fitted) -> tuple[Kerne
     limits = [(0.0, np.inf)] + [(0.0, 2.0)] * len(samples)
     values, errors = least(residuals, np.array(start), np.array(limits))
     labels = [(key, name) for key in samples]
-    return rates_by_label(samples, labels, "", values[1:], errors[1:], SOURCE_SWEEP)
+    return rates_by_label(samples, labels, values[1:], errors[1:], SOURCE_SWEEP)
 
 
 def swept_errors(

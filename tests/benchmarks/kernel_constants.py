@@ -11,7 +11,8 @@ import csv
 import io
 import sys
 from collections import defaultdict
-from dataclasses import fields, replace
+from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,113 +30,94 @@ from kernel_fitting import (
 from kernel_moving import halves, held_out_moving, moving_rows
 from kernel_rows import measured_gpus, measured_rows
 
-from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_of, nearest_rate
+from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_for, group_of, nearest_rate
 from orchestrator.markdown_table import table
 from trials.simulation.clock.attention import AttentionRates
-from trials.simulation.clock.products import (
-    ProductConstants,
-)
+from trials.simulation.clock.products import NAMES, ProductConstants, quantity_of
 from trials.simulation.recording import FloatArray, Rate
 
 TABLE = Path(__file__).resolve().parents[2] / "gpu_catalog" / "data" / FILE
 # Most rows of each class and GPU in a fit: the classes count by their share of a step's time.
-MOST = {"linear": 1200, "few-tokens": 200, "thin": 200, "narrow": 200}
+MOST = {"linear": 3000, "few-tokens": 200, "thin": 200, "narrow": 200, "fp32": 1200}
 # Most rows of each library of attention kernels and GPU: libraries count alike.
 MOST_ATTENTION = 600
-# Matrices of these classes stay in the L2 cache of these GPUs when a benchmark repeats a product.
-CACHED = {"thin", "narrow"}
-LARGE_CACHES = {"L40S", "RTX-PRO-6000"}
-START = ProductConstants(3.5, 0.70, 109.0, 0.30, 0.986, 0.933, 0.884)
+# A class whose shortest rows show the launch, so that a GPU with some has one of its own.
+SHORT = "product/thin"
+START = ProductConstants(2.3, 0.78, 10.0, 130.0, 0.24, 0.972, 0.925, 0.78, 3.5)
 # What a kernel can be: some collectors add a time of their own to each, and unused tiles have no
 # rate that rows could determine.
 LIMITS = {"launch_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
+LIMITS["knee"] = (1.0, 12.0)
 # No fit sees this GPU, so that its error is one of a new GPU, by its siblings' rates.
 NEVER_FITTED = {"GB200"}
-CACHE_SIZES_MB = (24.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 160.0)
-CACHED_BANDWIDTHS = np.geomspace(0.8, 4.0, 30)  # of the memory's; a grid, since sizes are a step
-LAUNCHES_US = np.arange(0.5, 3.6, 0.1)
-# GPUs with a launch of their own, by which none of their classes gets worse. On RTX-PRO-6000 thin
-# products would be 27 % off instead of 37 %, but linear ones 6.0 % instead of 5.8 %.
-OWN_LAUNCHES = {"L40S"}
-ROUNDS = 2  # of a search for the cache and one for the launch, after which neither changes
 SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2; tests/benchmarks/kernels"
-PREFIXES = {Rate.BF16: "product", Rate.FP32: "product_fp32"}
+REACHED = ("short", "sustained")
+# fp32's rows do not show the speed of the cache.
+NOT_SHARED = {Rate.BF16: {"bandwidth", "launch_us"}, Rate.FP32: {"cached"}}
+Key = tuple[str, str]
 SOURCES = {Rate.BF16: SOURCE, Rate.FP32: "NeuSight 6945927"}
 
 
-def fitted_rows(samples: Fitted, rate: Rate) -> tuple[KernelRate, ...]:
-    """Shared numbers of a precision, and two fractions of each GPU, by least squares."""
-    keys, prefix = sorted(samples), PREFIXES[rate]
-    names = [field.name for field in fields(START)]
+def own_names(key: str, rate: Rate, measured: Collection[Key]) -> tuple[str, ...]:
+    """Numbers of products that belong to a GPU, beside those that all share."""
+    if rate is Rate.FP32:
+        return REACHED
+    return (*REACHED, "bandwidth", *(("launch_us",) if (SHORT, key) in measured else ()))
+
+
+def fitted_rows(
+    samples: Fitted, rate: Rate, measured: Collection[Key], cached: float = START.cached
+) -> tuple[KernelRate, ...]:
+    """Shared numbers of a precision, and those of each GPU, by least squares.
+
+    Args:
+        samples: rows by GPU.
+        rate: the precision.
+        measured: classes and GPUs that have rows.
+        cached: speed of the cache where it is not fitted.
+    """
+    keys = sorted(samples)
+    labels = [(SHARED, name) for name in NAMES if name not in NOT_SHARED[rate]]
+    labels += [(key, name) for key in keys for name in own_names(key, rate, measured)]
+
+    # The search varies one number at a time, and most belong to one GPU.
+    @lru_cache(maxsize=len(labels) * len(keys))
+    def errors_of(key: str, values: tuple[float, ...]) -> FloatArray:
+        numbers = dict(zip((*NAMES, *REACHED), values, strict=True))
+        peaks = tuple(peak_of(key, rate) * numbers.pop(name) for name in REACHED)
+        constants = ProductConstants(**numbers)
+        return np.concatenate([one.errors(key, constants, peaks) for one in samples[key]])
 
     def residuals(point: FloatArray) -> FloatArray:
-        constants = ProductConstants(*map(float, np.exp(point[: len(names)])))
+        values = dict(zip(labels, map(float, np.exp(point)), strict=True))
+        launches = [value for (_, name), value in values.items() if name == "launch_us"]
+        values[SHARED, "launch_us"] = float(np.exp(np.log(launches).mean()))
+        values.setdefault((SHARED, "cached"), cached)
         parts = []
-        for place, key in enumerate(keys):
-            own = np.exp(point[len(names) + 2 * place :][:2]) * peak_of(key, rate)
-            parts += [one.errors(key, constants, tuple(own)) for one in samples[key]]
+        for key in keys:
+            own = (values.get((key, n), values.get((SHARED, n))) for n in (*NAMES, *REACHED))
+            parts.append(errors_of(key, tuple(own)))
         return np.concatenate(parts)
 
-    start = [getattr(START, name) for name in names] + [0.78, 0.76] * len(keys)
-    limits = [LIMITS.get(name, (0.0, np.inf)) for name in names] + [(0.0, 2.0)] * 2 * len(keys)
-    values, errors = least(residuals, np.array(start), np.array(limits))
-    labels = [(SHARED, name) for name in names]
-    labels += [(key, name) for key in keys for name in ("short", "sustained")]
-    return rates_by_label(samples, labels, f"{prefix}_", values, errors, SOURCES[rate])
+    first = {field: getattr(START, field) for field in NAMES} | dict.fromkeys(REACHED, 0.77)
+    start = np.array([first[name] for _, name in labels])
+    limits = np.array([LIMITS.get(name, (0.0, np.inf)) for _, name in labels])
+    values, errors = least(residuals, start, limits)
+    quantities = [(key, quantity_of(name, rate)) for key, name in labels]
+    return rates_by_label(samples, quantities, values, errors, SOURCES[rate])
 
 
 def constants_of(
     rows: tuple[KernelRate, ...], key: str, rate: Rate
 ) -> tuple[ProductConstants, tuple[float, ...]]:
-    """Shared numbers of a table, and FLOP/s that a GPU reaches by it."""
-    group, prefix = group_of(measured_gpus()[key]), PREFIXES[rate]
-    names = [field.name for field in fields(START)]
+    """Numbers of products by a table, and FLOP/s that a GPU reaches by it."""
+    quantities = {name: quantity_of(name, rate) for name in (*NAMES, *REACHED)}
     numbers = {
-        name: nearest_rate(rows, f"{prefix}_{name}", key, group)
-        for name in (*names, "short", "sustained")
+        name: nearest_rate(rows, quantity, key, group_for(quantity, measured_gpus()[key]))
+        for name, quantity in quantities.items()
     }
-    constants = ProductConstants(**{name: numbers.pop(name) for name in names})
-    return constants, tuple(peak_of(key, rate) * number for number in numbers.values())
-
-
-def cache_rows(
-    rows: tuple[KernelRate, ...], key: str, products: list[Products]
-) -> tuple[KernelRate, ...]:
-    """Size and speed of a GPU's L2 cache, from products that only move data: the least error.
-
-    From the cache these take so little time that the launch decides, and the shortest are done in
-    less than the launch that all GPUs share: some GPUs get one of their own.
-    """
-    constants, peaks = constants_of(rows, key, Rate.BF16)
-
-    def error(launch_us: float, size: float, speed: float) -> float:
-        own = replace(constants, launch_us=launch_us)
-        errors = [one.errors(key, own, peaks, (size, speed)) for one in products]
-        return float(np.abs(np.concatenate(errors)).mean())
-
-    launch_us, size, speed = constants.launch_us, 0.0, 1.0
-    caches = [(size, float(speed)) for size in CACHE_SIZES_MB for speed in CACHED_BANDWIDTHS]
-    launches = LAUNCHES_US if key in OWN_LAUNCHES else [launch_us]
-    for _ in range(ROUNDS):
-        size, speed = min(caches, key=lambda cache: error(launch_us, *cache))
-        launch_us = min(map(float, launches), key=lambda us: error(us, size, speed))
-    # Half a step of the grid stands for the standard error.
-    steps = {"cache_mb": 16.0, "cached_bandwidth": 0.03 * speed, "launch_us": 0.05}
-    numbers = [("cache_mb", size, "MB"), ("cached_bandwidth", speed, "1")]
-    numbers += [("launch_us", launch_us, "us")] * (key in OWN_LAUNCHES)
-    return tuple(
-        KernelRate(
-            gpu=key,
-            group=group_of(measured_gpus()[key]),
-            quantity=f"product_{name}",
-            value=float(f"{value:.4g}"),
-            unit=unit,
-            standard_error=float(f"{steps[name]:.2g}"),
-            rows=sum(len(one.seconds) for one in products),
-            source=SOURCE,
-        )
-        for name, value, unit in numbers
-    )
+    peaks = tuple(peak_of(key, rate) * numbers.pop(name) for name in REACHED)
+    return ProductConstants(**numbers), peaks
 
 
 def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Products) -> FloatArray:
@@ -150,10 +132,7 @@ def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Produ
         return np.abs(np.expm1(errors))
     rate = Rate.FP32 if label == "product/fp32" else Rate.BF16
     constants, reached = constants_of(rows, key, rate)
-    own = {row.quantity: row.value for row in rows if row.gpu == key}
-    size = own.get("product_cache_mb", 0.0) if rate is Rate.BF16 else 0.0
-    cache = (size, own.get("product_cached_bandwidth", 1.0))
-    return np.abs(np.expm1(judged.errors(key, constants, reached, cache)))
+    return np.abs(np.expm1(judged.errors(key, constants, reached)))
 
 
 def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate, ...]:
@@ -170,13 +149,12 @@ def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate,
             if names is not None:
                 attention[names][key].append(drawn(seen, MOST_ATTENTION))
         elif name == "fp32":
-            fp32[key].append(drawn(seen, MOST["linear"]))
-        elif name in MOST and (name not in CACHED or key not in LARGE_CACHES):
+            fp32[key].append(drawn(seen, MOST[name]))
+        elif name in MOST:
             samples[key].append(drawn(seen, MOST[name]))
-    rows = fitted_rows(samples, Rate.BF16) + fitted_rows(fp32, Rate.FP32)
-    for key in sorted(LARGE_CACHES):
-        moving = [measured[f"product/{name}", key] for name in sorted(CACHED)]
-        rows += cache_rows(rows, key, [one.where(in_fit(one)) for one in moving])
+    rows = fitted_rows(samples, Rate.BF16, measured)
+    cached = nearest_rate(rows, quantity_of("cached", Rate.BF16), SHARED, SHARED)
+    rows += fitted_rows(fp32, Rate.FP32, measured, cached)
     return rows + attention_rows(attention)
 
 

@@ -5,19 +5,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from kernel_rows import Measured, measured_gpus
+from kernel_rows import Measured, measured_gpus, stacked
 from scipy.optimize import least_squares
 
-from gpu_catalog.kernel_rates import SHARED, KernelRate, group_of
+from gpu_catalog.kernel_rates import SHARED, KernelRate, group_for
+from trials.simulation.clock.moving import clocks_per_second, l2_bytes
 from trials.simulation.clock.products import (
+    BoolArray,
     ProductConstants,
     ProductRates,
     ProductShapes,
+    Surroundings,
     product_seconds,
 )
-from trials.simulation.recording import FloatArray, Rate
+from trials.simulation.recording import FloatArray, IntArray, Rate
 
-UNITS = {"launch_us": "us", "ramp": "elements"}
+UNITS = {"product_cached": "bytes per clock"}
+UNITS |= {f"{products}ramp": "elements" for products in ("product_", "product_fp32_")}
+UNITS |= {f"{products}launch_us": "us" for products in ("product_", "product_fp32_")}
 UNITS |= {
     f"{kernels}{name}": unit
     for kernels in ("attention_", "attention_asynchronous_")
@@ -32,35 +37,33 @@ SCALE = 0.08  # of errors beyond which a row counts less
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Measured products of one class on one GPU; ``seconds`` is (rows,)."""
+    """Measured products of one class on one GPU; all arrays are (rows,)."""
 
     shapes: ProductShapes
     seconds: FloatArray
+    surroundings: Surroundings
 
-    def where(self, at: np.ndarray) -> "Products":
+    def where(self, at: BoolArray | IntArray) -> "Products":
         """Chosen rows."""
         columns = {f.name: getattr(self.shapes, f.name)[at] for f in fields(self.shapes)}
-        return Products(replace(self.shapes, **columns), self.seconds[at])
+        return Products(
+            replace(self.shapes, **columns), self.seconds[at], self.surroundings.where(at)
+        )
 
-    def errors(
-        self,
-        gpu: str,
-        constants: ProductConstants,
-        peaks: tuple[float, ...],
-        cache: tuple[float, float] = (0.0, 1.0),
-    ) -> FloatArray:
+    def errors(self, gpu: str, constants: ProductConstants, peaks: tuple[float, ...]) -> FloatArray:
         """(rows,) logarithms of predicted over measured seconds.
 
         Args:
             gpu: key of the GPU.
-            constants: numbers that all GPUs share.
+            constants: numbers of products.
             peaks: FLOP/s that it reaches in short and in sustained work.
-            cache: megabytes of its L2 cache, and its speed relative to the memory's.
         """
         facts = measured_gpus()[gpu]
         bandwidth = (facts.memory_bandwidth_gb_per_second or 0.0) * 1e9
-        rates = ProductRates(*peaks, bandwidth, 1e6 * cache[0], bandwidth * cache[1])
-        predicted = product_seconds(self.shapes, constants, facts.multiprocessors, rates)
+        rates = ProductRates(*peaks, bandwidth, clocks_per_second(facts), l2_bytes(facts))
+        predicted = product_seconds(
+            self.shapes, constants, facts.multiprocessors, rates, self.surroundings
+        )
         return np.log(predicted / self.seconds)
 
 
@@ -75,10 +78,10 @@ def products_of(rows: list[Measured]) -> Products:
     """Columns of measured products."""
     moved, _, height, inner, width, count, one = np.array([row.works[0][2] for row in rows]).T
     shapes = ProductShapes(height, inner, width, count, moved, one)
-    return Products(shapes, np.array([row.seconds for row in rows]))
+    return Products(shapes, np.array([row.seconds for row in rows]), stacked(rows))
 
 
-def in_fit(products: Products) -> np.ndarray:
+def in_fit(products: Products) -> BoolArray:
     """(rows,) whether a row is in the half of the shapes that the fit sees."""
     shapes = products.shapes
     sizes = zip(shapes.rows, shapes.columns, shapes.inner, strict=True)
@@ -116,13 +119,13 @@ def least(
         max_nfev=20,
     )
     scatter = float(np.square(residuals(best.x)).mean())
-    return np.exp(best.x), np.sqrt(scatter * np.diag(np.linalg.pinv(best.jac.T @ best.jac)))
+    spread = np.linalg.norm(np.linalg.pinv(best.jac), axis=1)
+    return np.exp(best.x), np.sqrt(scatter) * spread
 
 
-def rates_by_label(  # noqa: PLR0917 - what a row of the table says
+def rates_by_label(
     samples: Fitted,
     labels: list[tuple[str, str]],
-    prefix: str,
     values: FloatArray,
     errors: FloatArray,
     source: str,
@@ -133,8 +136,8 @@ def rates_by_label(  # noqa: PLR0917 - what a row of the table says
     return tuple(
         KernelRate(
             gpu=gpu,
-            group=SHARED if gpu == SHARED else group_of(measured_gpus()[gpu]),
-            quantity=f"{prefix}{name}",
+            group=SHARED if gpu == SHARED else group_for(name, measured_gpus()[gpu]),
+            quantity=name,
             value=float(f"{value:.4g}"),
             unit=UNITS.get(name, "1"),
             standard_error=float(f"{value * error:.2g}"),

@@ -1,6 +1,7 @@
 """Rows of published kernel measurements, as operators of the clock (``kernel_times.py``)."""
 
 import csv
+import dataclasses
 import datetime as dt
 import gzip
 import io
@@ -23,6 +24,7 @@ from trials.simulation.clock.attention import (
     FLASH2,
     FORWARD_PRODUCTS,
 )
+from trials.simulation.clock.products import STEP, Surroundings
 from trials.simulation.recording import (
     Column,
     FloatArray,
@@ -47,10 +49,11 @@ LIBRARIES = {
 }
 FLASH2_KERNEL = "pytorch_flash"  # which PyTorch runs on Hopper and B200 on request alone
 LEAST_LENGTH = 128  # shorter sequences measure the launch
-# Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, attention
-# in a context 40 to 90 us, and autograd 100 to 170 us.
+# Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, a product
+# 20 to 26 us (from 1 to 44 MB alike), attention in a context 40 to 90 us, and autograd 100 to 170.
 LEAST_SWEPT_SECONDS = 20e-6
 LEAST_SWEPT_BY_CALL = {"attention_forward_causal": 100e-6, "backward": 200e-6}
+LEAST_SWEPT_BY_CALL |= dict.fromkeys(("linear", "linear_grad_input", "linear_grad_weight"), 30e-6)
 LEAST_SWEPT_WIDTH = 64.0  # of a head: the smallest models are those of tests
 # Seconds that a row needs at the GPU's peak rates. NeuSight left out all that took less than 50 us,
 # so its rows of smaller shapes are the slow ones alone, and each of its products took some 50 us
@@ -65,6 +68,14 @@ HOST_SECONDS = 6.8e-6
 ELEMENTWISE = {"add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "relu"}
 ELEMENTWISE |= {"gelu", "tanh"}
 FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
+# Matrices that collectors of products go through, by their scripts. vLLM's weights are allocated
+# but never set: its products of more than 10 ms take 0.78 (L40S) to 0.91 of TensorRT-LLM's time.
+COLLECTORS = {
+    "aiconfigurator/sglang": Surroundings(inputs=6, weights=6, results=1),
+    "aiconfigurator/trtllm": Surroundings(inputs=1, weights=5, results=1),
+    "aiconfigurator/vllm": Surroundings(inputs=1, weights=6, results=1, has_values=False),
+    SWEEP: Surroundings(inputs=1, weights=1, results=1),
+}
 # Kernels of ``kernel_sweep``, by their class in the report. A transposed copy is part of no step,
 # and AdamW by lists of tensors is many kernels.
 SWEPT = {
@@ -99,12 +110,14 @@ class Measured:
         gpu: key of the GPU.
         works: operators of it, as a trace records them.
         seconds: measured duration on the GPU.
+        surroundings: work that its collector measures a product amid.
     """
 
     label: str
     gpu: str
     works: tuple[Work, ...]
     seconds: float
+    surroundings: Surroundings
 
 
 @cache
@@ -154,7 +167,13 @@ def measured_rows(folder: Path) -> Iterator[Measured]:
                 raise UserError(f"{path}: line {number}: cannot be read: {error!r}") from None
             of_host = row["source"].startswith(SWEEP) and seconds < _least_swept_seconds(row)
             if measured is not None and not of_host:
-                yield Measured(measured[0], gpu, measured[1], seconds)
+                yield Measured(measured[0], gpu, measured[1], seconds, _surroundings(row))
+
+
+def stacked(rows: list[Measured]) -> Surroundings:
+    """Surroundings of rows, each of its arrays (rows,)."""
+    columns = zip(*(dataclasses.astuple(row.surroundings) for row in rows), strict=True)
+    return Surroundings(*map(np.array, columns))
 
 
 def operators_of(rows: list[Measured]) -> tuple[Operators, FloatArray]:
@@ -179,6 +198,11 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 Read = tuple[str, tuple[Work, ...]] | None
+
+
+def _surroundings(row: dict[str, str]) -> Surroundings:
+    collectors = (own for name, own in COLLECTORS.items() if row["source"].startswith(name))
+    return next(collectors, STEP)
 
 
 def _least_swept_seconds(row: dict[str, str]) -> float:

@@ -23,19 +23,31 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from kernel_rows import Measured, measured_gpus, measured_rows, operators_of
+from kernel_rows import Measured, measured_gpus, measured_rows, operators_of, stacked
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.markdown_table import table
+from trials.simulation.clock.products import matrix_product_seconds
 from trials.simulation.recording import FloatArray
-from trials.simulation.timing_model import EfficiencyConstants, timeline_of
+from trials.simulation.timing_model import EfficiencyConstants, peaks_of, timeline_of
 
 
 def predicted_seconds(rows: list[Measured], gpu: Gpu) -> FloatArray:
     """(rows,) seconds that the clock's kernels take on one GPU."""
     operators, places = operators_of(rows)
-    device = timeline_of(operators, gpu, EfficiencyConstants()).device
+    device = timeline_of(operators, gpu, EfficiencyConstants()).device.copy()
+    # A step finds other matrices in the L2 cache than the collector that repeats a product.
+    alone = [at for at, row in enumerate(rows) if row.label.startswith("product/")]
+    if alone:
+        own = np.isin(places, alone)
+        device[own] = matrix_product_seconds(
+            operators.names[own] % 4,
+            operators.numbers[own],
+            gpu,
+            peaks_of(gpu),
+            surroundings=stacked([rows[at] for at in alone]),
+        )
     return np.bincount(places, weights=device, minlength=len(rows)).astype(np.float64)
 
 

@@ -48,7 +48,7 @@ from trials.trial import TrialTask
 def nothing_on_node(config: dict[str, dict[str, str]]) -> None:
     """Stand in for a trial: report the node, as a trial does, report one probe, and end."""
     node_id = ray.get_runtime_context().get_node_id()
-    tune.report({"node_id": node_id, "address": ray.util.get_node_ip_address()})
+    tune.report({"nodes": [(node_id, ray.util.get_node_ip_address())]})
     task = TrialTask.model_validate_json(config["trial"]["task"])
     where = environment(node_id=node_id)
     probe = observation(1, cell=task.cell, environment=where)

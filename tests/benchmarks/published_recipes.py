@@ -71,6 +71,7 @@ class Run:
         group: name of its row in the table.
         drawn: draws lengths of batches; None where the figure does not depend on them.
         stack: old libraries under which it is traced; absent for the installed ones.
+        mean_tokens: mean padded length of its batches; absent where the row states it.
     """
 
     recipe: Recipe
@@ -79,6 +80,7 @@ class Run:
     group: str
     drawn: Drawn | None = None
     stack: OldStack | None = None
+    mean_tokens: float | None = None
 
 
 class NotExpressedError(ValueError):
@@ -110,7 +112,8 @@ def stated(row: Row) -> dict[str, Any]:
     return fields
 
 
-def _alpaca(longest: int) -> Lengths:
+def alpaca(longest: int) -> Lengths:
+    """Lengths of Alpaca, cut."""
     tokens = np.arange(ALPACA[0][0], ALPACA_LONGEST + 1, dtype=np.float64)
     return Lengths(tokens, np.interp(tokens, *np.array(ALPACA).T)).cut(longest)
 
@@ -220,7 +223,7 @@ def _torchtune(row: Row) -> Run:
     """
     fields = stated(row) | {"optimizer": "adamw_foreach"}
     longest = int(row["seq_len"])
-    drawn = random_batches(_alpaca(longest))
+    drawn = random_batches(alpaca(longest))
     return Run(Recipe(**fields), model_of(row), longest, "torchtune", drawn)
 
 

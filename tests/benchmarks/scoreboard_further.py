@@ -43,15 +43,16 @@ class Scored:
 
 
 def scored_runs() -> list[Scored]:
-    """All runs, the worst predicted memory first and those out of memory last."""
+    """All runs with figures, the worst predicted memory first and those out of memory last."""
     recipes, predicted, measured = (
-        _by_run(f"{name}.csv") for name in ("recipes", "predicted", "measured")
+        rows_by_run(f"{name}.csv") for name in ("recipes", "predicted", "measured")
     )
-    runs = [Scored(recipes[run], predicted[run], measured[run]) for run in recipes]
+    runs = [Scored(recipes[run], predicted[run], measured[run]) for run in measured]
     return sorted(runs, key=lambda one: -abs(one.error("gib") or 0.0))
 
 
-def _by_run(name: str) -> dict[str, Row]:
+def rows_by_run(name: str) -> dict[str, Row]:
+    """Rows of a file of the folder by the name of the run."""
     with (FOLDER / name).open(encoding="utf-8", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file)}
 

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakes.ray_cluster import Cluster, kill_sessions
+from fakes.ray_cluster import Cluster, StartedNode
 
 STAND_IN = Path(__file__).parent / "stand_in"
 # Ray looks every three seconds and gives up after five times; here a sweep lasts no longer.
@@ -97,24 +97,16 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkNode:
+class NetworkNode(StartedNode):
     """A node of the cluster in a network namespace of its own.
 
     Attributes:
-        node_id: Ray's id of the node.
         address: address of the node.
         cable: outer end of its cable.
-        session: session of its processes.
     """
 
-    node_id: str
     address: str
     cable: str
-    session: int
-
-    def kill(self) -> None:
-        """Kill all processes of the node at once, as when the machine is gone."""
-        kill_sessions({self.session})
 
     def cut(self) -> None:
         """Disconnect the node; it keeps running."""
@@ -143,11 +135,12 @@ class NetworkCluster(Cluster):
         """Start a head on the bridge that connects the nodes."""
         super().start_head(f"--node-ip-address={self.address}", *arguments)
 
-    def start_network_node(self, carried: str, **settings: str) -> NetworkNode:
+    def start_network_node(self, carried: str, amount: int = 1, **settings: str) -> NetworkNode:
         """Start a node with this resource in a namespace of its own.
 
         Args:
             carried: a catalog key.
+            amount: as many of it, and of cores.
             settings: environment variables.
         """
         made = self._network.namespace()
@@ -155,12 +148,13 @@ class NetworkCluster(Cluster):
         process = self._start(
             f"--address={self.address}:{self.gcs}",
             f"--node-ip-address={made.address}",
-            f'--resources={{"{carried}": 1}}',
+            f'--resources={{"{carried}": {amount}}}',
+            f"--num-cpus={amount}",
             within=made.within,
             RAY_OVERRIDE_NODE_ID_FOR_TESTING=node_id,
             **settings,
         )
-        return NetworkNode(node_id, made.address, made.cable, process.pid)
+        return NetworkNode(node_id, process.pid, made.address, made.cable)
 
     def give_notice(self, node: NetworkNode) -> None:
         """Give the two-minute notice of a cloud to a node, which is not taken away."""

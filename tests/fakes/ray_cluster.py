@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,34 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class StartedNode:
+    """A node of the cluster.
+
+    Attributes:
+        node_id: Ray's id of the node.
+        session: session of its processes.
+    """
+
+    node_id: str
+    session: int
+
+    @property
+    def gang(self) -> list[psutil.Process]:
+        """Fork server of ranks on the node, their parent, and the ranks in their order."""
+        return sorted(filter(self._has, psutil.process_iter()), key=lambda process: process.pid)
+
+    def _has(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            is_here = os.getsid(process.pid) == self.session
+            return is_here and "gang_worker" in " ".join(process.cmdline())
+        return False
+
+    def kill(self) -> None:
+        """Kill all processes of the node at once, as when the machine is gone."""
+        kill_sessions({self.session})
 
 
 class Cluster:
@@ -120,10 +149,15 @@ class Cluster:
         self.env = before
         return keys
 
-    def start_node(self, *carried: str) -> None:
-        """Start a node that has one of each of these resources."""
-        resources = json.dumps(dict.fromkeys(carried, 1))
-        self._start(f"--address={self.address}:{self.gcs}", f"--resources={resources}")
+    def start_node(self, *carried: str, amount: int = 1) -> StartedNode:
+        """Start a node that has so many of each of these resources, and as many cores."""
+        node_id, resources = secrets.token_hex(28), json.dumps(dict.fromkeys(carried, amount))
+        process = self._start(
+            *(f"--address={self.address}:{self.gcs}", f"--num-cpus={amount}"),
+            f"--resources={resources}",
+            RAY_OVERRIDE_NODE_ID_FOR_TESTING=node_id,
+        )
+        return StartedNode(node_id, process.pid)
 
     def _start(
         self, *arguments: str, within: Sequence[str] = (), **settings: str

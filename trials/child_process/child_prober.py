@@ -52,6 +52,7 @@ class ChildProber(ForkedChild):
         worker: Sequence[str] | None = None,
     ) -> None:
         is_gang = setup.cell.parallel is not None
+        assert setup.cell.nodes == 1 or setup.place is not None
         if is_gang:
             timeouts = {
                 "build_timeout_seconds": build_timeout_seconds,
@@ -119,4 +120,5 @@ def _checked(request: ProbeRequest, reply: ProbeReply) -> ProbeEnd:
         return failed(f"the child answered batch {reply.batch_size}, not {request.batch_size}")
     if reply.outcome in (Outcome.FITS, Outcome.THRASHING) and reply.measurement is None:
         return failed(f"the child reported {reply.outcome} without a measurement")
-    return ProbeEnd(reply.outcome, reply.detail, reply.measurement, profile=reply.profile)
+    end = ProbeEnd(reply.outcome, reply.detail, reply.measurement, profile=reply.profile)
+    return replace(end, waiting=reply.waiting)

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Self
 
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gpu_catalog.record import Record
 from trials.child_process.environment import child_environment
 from trials.records.failure_classification import ending, host_oom_kills
-from trials.records.messages import START, ChildStarted, Ended, Refused, Setup
+from trials.records.messages import START, ChildStarted, Ended, RankProgress, Refused, Setup
 from trials.records.observation import Environment, Measurement, Outcome
 from trials.records.profile import Profile
 
@@ -38,6 +38,7 @@ class ProbeEnd:
         memory_limit_bytes: device memory that the probe was allowed; present as above.
         final: whether another attempt is pointless.
         profile: present when it was requested and the steps ran.
+        waiting: ranks of this node that had not answered at its end; for several nodes alone.
     """
 
     outcome: Outcome
@@ -47,6 +48,7 @@ class ProbeEnd:
     memory_limit_bytes: int | None = None
     final: bool = False
     profile: Profile | None = None
+    waiting: tuple[RankProgress, ...] = ()
 
 
 class ChildGoneError(RuntimeError):
@@ -111,15 +113,8 @@ class ForkedChild:
 
     def _start_fork_server(self, variables: dict[str, str]) -> None:
         self._printed = _PrintedText()
-        threads = dict.fromkeys(THREAD_VARIABLES, str(self._setup.threads))
         try:
-            self._process = subprocess.Popen(
-                [*self._worker, str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._printed.file,
-                env=child_environment() | threads | variables,
-            )
+            self._process = _fork_server(self._worker, self._setup, variables, self._printed)
         except OSError:
             self._printed.file.close()
             raise
@@ -194,8 +189,17 @@ class ForkedChild:
             raise ChildGoneError(end)
         with contextlib.suppress(ValidationError):
             refused = Refused.model_validate_json(line)
-            raise ChildGoneError(ProbeEnd(refused.outcome, refused.detail, final=refused.final))
+            end = ProbeEnd(refused.outcome, refused.detail, final=refused.final)
+            raise ChildGoneError(replace(end, waiting=refused.waiting))
         return line
+
+    def interrupt(self) -> None:
+        """Kill the child that another thread waits for, or the fork server that is to start it."""
+        process, pid = self._process, self.child_pid
+        if pid is not None:
+            _kill(pid)
+        elif process is not None and self._owes_child:  # an idle one is left for the next child
+            process.kill()
 
     def end_child(self) -> None:
         """Kill the child, and the fork server too if it cannot continue without it."""
@@ -277,6 +281,22 @@ class ForkedChild:
     def _ending(self, code: int) -> ProbeEnd:
         killed = host_oom_kills() > self._oom_kills_before
         return ProbeEnd(*ending(code, self._printed.lines(), killed_for_memory=killed))
+
+
+def _fork_server(
+    worker: Sequence[str], setup: Setup, variables: dict[str, str], printed: _PrintedText
+) -> subprocess.Popen[bytes]:
+    """Start a fork server, with the socket at which ranks of several nodes meet."""
+    threads = dict.fromkeys(THREAD_VARIABLES, str(setup.threads))
+    listening = None if setup.place is None else setup.place.listening
+    return subprocess.Popen(
+        [*worker, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=printed.file,
+        env=child_environment() | threads | variables,
+        pass_fds=() if listening is None else (listening,),
+    )
 
 
 def _kill(pid: int) -> None:

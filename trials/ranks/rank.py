@@ -1,7 +1,7 @@
 """One process of several that train a model together: its place, and what it agrees on with others.
 
-Each process is one rank with a device of its own. They meet at a store on their machine, and
-exchange tensors by NCCL on GPUs and by gloo on CPUs.
+Each process is one rank with a device of its own. They meet at a store on the first one's machine,
+and exchange tensors by NCCL on GPUs and by gloo on CPUs.
 """
 
 import contextlib
@@ -42,8 +42,10 @@ class Rank:
         number: number of this rank, from 0.
         parallel: layout of all ranks.
         device: type of the rank's device, ``cpu`` or ``cuda``; no context is made on it.
-        port: port of this machine at which the ranks meet.
+        port: port at which the ranks meet.
         listening: descriptor of the socket that listens there; the first rank alone uses it.
+        host: address of the first rank's machine.
+        interface: network interface of this machine that reaches the others.
 
     Attributes:
         number: as given.
@@ -51,16 +53,24 @@ class Rank:
         device: the device of its tensors.
     """
 
-    def __init__(
-        self, number: int, parallel: Parallel, *, device: str, port: int, listening: int
+    def __init__(  # noqa: PLR0913 - its place among all ranks
+        self,
+        number: int,
+        parallel: Parallel,
+        *,
+        device: str,
+        port: int,
+        listening: int | None,
+        host: str = HOST,
+        interface: str = LOOPBACK,
     ) -> None:
         self.number = number
         self.parallel = parallel
         self.device = torch.device(device)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         is_first = number == 0
         store = TCPStore(
-            HOST,
+            host,
             port,
             parallel.gpus,
             is_master=is_first,

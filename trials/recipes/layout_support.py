@@ -66,9 +66,6 @@ def unmeasured(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) ->
         f"method qlora is not measured with {parallel.strategy}: use lora, or strategy ddp": (
             recipe.method == "qlora" and parallel.shards > 1 and parallel.degree is None
         ),
-        f"{parallel.nodes} nodes are not measured: use one, or simulate (simulated_on)": (
-            parallel.nodes > 1
-        ),
     }
     reason = next((text for text, applies in problems.items() if applies), None)
     if reason is None and (reason := unsupported(recipe, config, parallel)) is not None:

@@ -15,8 +15,13 @@ from trials.recipes.recipe import Recipe
 Weights = Literal["random", "pretrained"]
 
 
-def devices_name(key: str, count: int) -> str:
-    """Name of so many GPUs of one kind, for example ``8xH100-SXM``; the key of a single one."""
+def devices_name(key: str, count: int, nodes: int = 1) -> str:
+    """Name of so many GPUs of one kind on each of so many nodes.
+
+    It is the key of a single GPU, ``8xH100-SXM`` on one node, and ``2x8xH100-SXM`` on two.
+    """
+    if nodes > 1:
+        return f"{nodes}x{count}x{key}"
     return key if count == 1 else f"{count}x{key}"
 
 
@@ -109,6 +114,10 @@ class Cell(Record):
         """Nodes that these GPUs are on."""
         return 1 if self.parallel is None else self.parallel.nodes
 
+    def node_of(self, rank: int) -> int:
+        """Number of the node that a rank is on."""
+        return 0 if self.parallel is None else rank // self.parallel.gpus_per_node
+
     @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
@@ -129,8 +138,18 @@ class Cell(Record):
 
     @property
     def devices(self) -> str:
-        """Number and key of the GPUs that run the cell, for example ``8xH100-SXM``."""
-        return devices_name(self.device, self.ranks)
+        """Number and key of the GPUs that run the cell, by ``devices_name``."""
+        return devices_name(self.device, self.ranks_per_node, self.nodes)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """GPUs on each node that train together."""
+        return self.ranks // self.nodes
+
+    @property
+    def node_devices(self) -> str:
+        """Number and key of the GPUs of each node."""
+        return devices_name(self.device, self.ranks_per_node)
 
     @property
     def gpus(self) -> str:

@@ -7,11 +7,13 @@ processes killed for lack of memory.
 
 import contextlib
 import errno
+import re
 import signal
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from trials.records.cell import Cell
 from trials.records.observation import Outcome
 
 # By name, so that this module imports no torch: torch.OutOfMemoryError (torch.cuda.OutOfMemoryError
@@ -120,6 +122,21 @@ def blames_device(outcome: Outcome, detail: str | None) -> bool:
     """Whether the message of a failed probe points to a faulty device."""
     words = (detail or "").lower()
     return outcome is Outcome.FAILED and any(part in words for part in SICK_WORDS)
+
+
+def blamed_node(cell: Cell, detail: str) -> int | None:
+    """Number of the node that the message of a failed probe is about; None where it names none.
+
+    Args:
+        cell: of the probe; of one on several nodes, messages begin with their rank or node.
+        detail: the message.
+    """
+    if cell.nodes == 1:
+        return 0
+    named = re.match(r"(rank|node) (\d+): ", detail)
+    if named is None:
+        return None
+    return cell.node_of(int(named[2])) if named[1] == "rank" else int(named[2])
 
 
 def ending(code: int, printed: Sequence[str], *, killed_for_memory: bool) -> tuple[Outcome, str]:

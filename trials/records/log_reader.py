@@ -82,7 +82,7 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 # Fields in the order of the record, which is the order in which a record is written.
 class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
-    cell: Raw
+    cell: Raw = NULL
     purpose: Purpose
     batch_size: Annotated[int, Meta(ge=0, le=10**9)]
     lengths: tuple[_Count, ...] = ()
@@ -149,13 +149,16 @@ class LineReader:
     ) -> None:
         self._brief = frozenset(brief)
         self._steps = steps
-        self._line = msgspec.json.Decoder(_Line)
+        self._line = msgspec.json.Decoder(_Line).decode
         # Many lines have the same numbers. A ranking keeps batch sizes: those of a line would hold
         # the memory of lines around it.
         self._numbers: dict[object, Any] = {}
         self._cells = _Texts(TypeAdapter(Cell), cells)
         self._places: _Texts[Environment | None] = _Texts(TypeAdapter(Environment | None))
         self._models: _Texts[Built | None] = _Texts(TypeAdapter(Built | None))
+        self._start = b"\n"  # of lines of the latest cell, up to its end
+        self._cell: Cell | None = None
+        self._is_brief = False
 
     def observation(self, line: bytes) -> Observation:
         """Parse one line; lines share objects for equal cells, environments and built models.
@@ -191,19 +194,28 @@ class LineReader:
             return None if is_profile(line) else Observation.model_validate_json(line)
 
     def _taken_apart(self, line: bytes) -> Observation:
-        parts: Any = self._line.decode(line)  # whose fields become those of a record
+        # Most lines follow another one of their cell, which is nearly half of their text.
+        follows = line.startswith(self._start)
+        rest = b"{" + line[len(self._start) :] if follows else line
+        parts: Any = self._line(rest)  # whose fields become those of a record
+        if parts.cell is not NULL or not follows:
+            self._turn_to(bytes(parts.cell))
+        parts.cell = self._cell
         share = self._numbers.setdefault
-        cell = parts.cell = self._cells[bytes(parts.cell)]
         parts.batch_size = share(parts.batch_size, parts.batch_size)
         parts.memory_limit_bytes = share(parts.memory_limit_bytes, parts.memory_limit_bytes)
         parts.batch_limit = share(parts.batch_limit, parts.batch_limit)
         parts.environment = self._places[bytes(parts.environment)]
-        is_brief = cell in self._brief
         if parts.measurement is not None:
-            self._complete(parts.measurement, is_brief=is_brief)
-        return parts if is_brief else _record(parts)
+            self._complete(parts.measurement)
+        return parts if self._is_brief else _record(parts)
 
-    def _complete(self, measured: Any, *, is_brief: bool) -> None:
+    def _turn_to(self, text: bytes) -> None:
+        """Take the cell of this text for that of the lines that follow."""
+        cell = self._cells[text]
+        self._start, self._cell, self._is_brief = b'{"cell":%b,' % text, cell, cell in self._brief
+
+    def _complete(self, measured: Any) -> None:
         """Parse, or leave out, what msgspec has left of a measurement."""
         share, memory = self._numbers.setdefault, measured.memory
         of_model = measured.model_memory_bytes
@@ -212,7 +224,7 @@ class LineReader:
             memory.overhead_bytes = share(memory.overhead_bytes, memory.overhead_bytes)
         if not self._steps and measured.step_seconds:
             measured.step_seconds = (statistics.median(measured.step_seconds),)
-        if is_brief:
+        if self._is_brief:
             measured.warmup_seconds = ()
             measured.energy_joules = measured.before = measured.after = measured.built = None
         else:

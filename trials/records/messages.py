@@ -11,6 +11,38 @@ from trials.records.timing_rule import TimingRule
 START = "start\n"  # request to the fork server for a child
 
 
+class RankPlace(Record):
+    """Place of the ranks of one node among those of several.
+
+    Attributes:
+        node: number of the node, from 0.
+        interface: its network interface that reaches the other nodes.
+        host: address of the first node, at which all ranks meet.
+        port: port of it.
+        listening: descriptor of the socket that listens there; absent on the other nodes.
+    """
+
+    node: int
+    interface: str
+    host: str
+    port: int
+    listening: int | None = None
+
+
+class RankProgress(Record):
+    """Progress of one of several ranks.
+
+    Attributes:
+        rank: its number.
+        begun: collectives that it has begun.
+        silent_seconds: time since its last report of them.
+    """
+
+    rank: int
+    begun: int
+    silent_seconds: float
+
+
 class Setup(Record):
     """First message to a fork server: the model that its children build, and their device.
 
@@ -25,6 +57,7 @@ class Setup(Record):
         build_timeout_seconds: longest time to build the model on several ranks, whose parent ends
             them all, and says which one hangs; absent for one process.
         probe_timeout_seconds: longest time of a probe on several ranks; absent as above.
+        place: place of this node's ranks among those of several nodes; absent for one node.
     """
 
     cell: Cell
@@ -35,6 +68,7 @@ class Setup(Record):
     threads: int
     build_timeout_seconds: float | None = None
     probe_timeout_seconds: float | None = None
+    place: RankPlace | None = None
 
 
 class ChildStarted(Record):
@@ -92,13 +126,18 @@ class StepsRun(Record):
 
 
 class ProbeReply(Record):
-    """End of the probe of this batch size."""
+    """End of the probe of this batch size.
+
+    Attributes:
+        waiting: ranks that had not answered at a lost connection or a timeout of several nodes.
+    """
 
     batch_size: int
     outcome: Outcome
     detail: str | None = None
     measurement: Measurement | None = None
     profile: Profile | None = None
+    waiting: tuple[RankProgress, ...] = ()
 
 
 class Refused(Record):
@@ -108,8 +147,10 @@ class Refused(Record):
         outcome: outcome of the probe that the child was started for.
         detail: one line on the cause.
         final: whether another attempt is pointless.
+        waiting: as in ``ProbeReply``.
     """
 
     outcome: Outcome
     detail: str
     final: bool = False
+    waiting: tuple[RankProgress, ...] = ()

@@ -40,11 +40,12 @@ class Outcome(StrEnum):
 
         Only verdicts move the search: a host without memory, a hang or a crash gives none.
         """
-        return self in (Outcome.FITS, Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
+        return self in VERDICTS
 
 
 MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
 """Outcomes of a batch too large for the device's memory."""
+VERDICTS = (Outcome.FITS, *MEMORY_MISSES)
 
 
 class Basis(StrEnum):
@@ -251,8 +252,7 @@ class Observation(Record):
         memory_limit_bytes: device memory that the probe could take.
         batch_limit: largest batch size that the search could try.
         seed: seed of the data, the weights and the ladder's order.
-        measurement: present when the steps ran: for FITS and THRASHING; of drawn lengths, the steps
-            until the end.
+        measurement: of the steps that ran: for FITS and THRASHING; until the end of drawn lengths.
         environment: present when the child lived long enough to report it.
         started_at: UTC time in ISO 8601.
         seconds: wall time of the whole probe.

@@ -272,6 +272,7 @@ def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) ->
         busy_seconds=step.busy_seconds + further * (step.busy_seconds - before.busy_seconds),
         exposed_seconds=step.exposed_seconds
         + further * (step.exposed_seconds - before.exposed_seconds),
+        is_of_gpu=step.is_of_gpu,
     )
 
 

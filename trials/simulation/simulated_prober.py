@@ -5,16 +5,17 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gpu_catalog.gpu import Gpu
 from trials.child_process.fork_server import ProbeEnd
 from trials.recipes.recipe import Recipe
 from trials.records.messages import ProbeRequest
-from trials.records.observation import Environment, Measurement, MemoryReading, Outcome, Shorter
+from trials.records.observation import Environment, Measurement, MemoryReading, Outcome
 from trials.search import LikelyLargest
 from trials.simulation.recording import StructureError
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, MemoryUse, SimulatedCell
-from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
+from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_cache import TraceError
 from trials.simulation.trace_request import simulation_code, versions
 from trials.simulation.varying_lengths import VaryingLengths
@@ -96,11 +97,17 @@ class SimulatedProber:
 
     def _end(self, request: ProbeRequest, use: MemoryUse) -> ProbeEnd:
         timed = request.timing is not None
-        seconds: tuple[float, ...] = ()
-        shorter: Shorter = ()
+        times: dict[str, Any] = {}
         if timed and use.outcome is Outcome.FITS:
-            seconds = (self._seconds(self._cell, request.batch_size),)
+            step = self._step(self._cell, request.batch_size)
+            below, above = self._constants.relative_errors(step)
             shorter = tuple(self._shorter_seconds(request.batch_size))
+            times = {
+                "step_seconds": (step.seconds,),
+                "relative_error": below,
+                "relative_error_above": above,
+                "shorter_step_seconds": shorter,
+            }
         measurement = Measurement(
             memory_steps=STEPS,
             memory=MemoryReading(
@@ -110,10 +117,7 @@ class SimulatedProber:
                 overhead_bytes=CONTEXT_BYTES,
             ),
             model_memory_bytes=int(self._cell.held.sizes.sum()),
-            step_seconds=seconds,
-            relative_error=self._constants.error if seconds else None,
-            relative_error_above=self._constants.error_above if seconds else None,
-            shorter_step_seconds=shorter,
+            **times,
         )
         missed = use.outcome is Outcome.OUT_OF_MEMORY
         return ProbeEnd(
@@ -126,11 +130,11 @@ class SimulatedProber:
 
     def _shorter_seconds(self, batch_size: int) -> Iterator[tuple[int, float]]:
         for tokens, cell in sorted(self._shorter.items()):
-            yield tokens, self._seconds(cell, batch_size)
+            yield tokens, self._step(cell, batch_size).seconds
 
-    def _seconds(self, cell: SimulatedCell, batch_size: int) -> float:
+    def _step(self, cell: SimulatedCell, batch_size: int) -> SimulatedStepTime:
         timed = cell if self._varying is None else self._varying.timed(cell, batch_size)
-        return timed.step_time(batch_size, self._gpu, self._constants).seconds
+        return timed.step_time(batch_size, self._gpu, self._constants)
 
     def _detail(self, use: MemoryUse) -> str:
         limit = f"{self._limit / GIB:.2f} GiB that {self._gpu.key} has for PyTorch"

@@ -5,14 +5,14 @@ GPU is free. Where the host waits for a result, the two synchronise: a loop over
 eight times a layer, so the host determines its time where each expert has little work.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.kernel_rates import rates_of
+from gpu_catalog.kernel_rates import has_own_products
 from gpu_catalog.links.within_nodes import MeasuredLink
 from gpu_catalog.record import Record
 from trials.recipes.parallel import Parallel
@@ -24,12 +24,8 @@ from trials.simulation.clock.moving import (
     moving_rates,
     moving_seconds,
 )
-from trials.simulation.clock.products import (
-    ProductConstants,
-    ProductShapes,
-    product_seconds,
-    reached_by,
-)
+from trials.simulation.clock.products import matrix_product_seconds
+from trials.simulation.clock.time_error import time_errors
 from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
 from trials.simulation.recording import (
@@ -51,13 +47,11 @@ PCIE_GB_PER_SECOND = {"7": 15.75, "8": 31.5}
 PCIE_SINCE = 63.0
 PCIE_REACHED = 0.8
 MOST_FRACTION = 1.5
-# In the order of ``ProductShapes``.
-PRODUCT_COLUMNS = (
-    *(Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS),
-    *(Column.BYTES, Column.LAUNCHES),
-)
+# Least load of a step that the GPU limits.
+GPU_BOUND = 3.0
 Fraction = Annotated[float, Field(gt=0, le=MOST_FRACTION)]
 Microseconds = Annotated[float, Field(ge=0)]
+Error = Annotated[float, Field(gt=0)]
 
 
 class EfficiencyConstants(Record):
@@ -86,11 +80,9 @@ class EfficiencyConstants(Record):
         overlapped: whether the host continues while the GPU works. False for code that waits for
             every operator, as instrumented code does.
         links: measured speeds of collectives, which come before the catalog's.
-        error: lower half of the relative 90 % interval of a step time. The default is the
-            prototype's largest error on published runs.
-        error_above: upper half of it; None for the same as ``error``. The default allows three
-            times the simulated time: hosts differ, and code that waits in every block, like the
-            code behind the paper's points, takes 1.4 to 3.5 times the simulated time.
+        error: lower half of the relative 90 % interval of a step time; None for the intervals of
+            measured steps (``TimeErrors``).
+        error_above: upper half of it; None for the same as ``error``.
         source: origin of the constants.
     """
 
@@ -108,9 +100,16 @@ class EfficiencyConstants(Record):
     host_factor: Annotated[float, Field(gt=0)] = 1.0
     overlapped: bool = True
     links: tuple[MeasuredLink, ...] = ()
-    error: Annotated[float, Field(gt=0)] = 0.30
-    error_above: Annotated[float, Field(gt=0)] | None = 2.0
+    error: Error | None = None
+    error_above: Error | None = None
     source: str = "starting values, not confirmed on your GPUs ('calibrate' fits them)"
+
+    def relative_errors(self, step: "SimulatedStepTime") -> tuple[float, float]:
+        """Lower and upper half of the relative 90 % interval of a step."""
+        if self.error is not None:
+            return self.error, self.error_above or self.error
+        errors = time_errors().of_gpu if step.is_of_gpu else time_errors().of_host
+        return errors.below, errors.above
 
 
 class NoSpeedError(ValueError):
@@ -125,11 +124,13 @@ class SimulatedStepTime:
         seconds: from start to end.
         busy_seconds: (operator classes,) seconds the GPU works, by ``OperatorClass``.
         exposed_seconds: part of the duration that collectives add to the rest.
+        is_of_gpu: whether one GPU limits it, by operators like those of measured steps.
     """
 
     seconds: float
     busy_seconds: FloatArray
     exposed_seconds: float = 0.0
+    is_of_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,11 @@ class HostDeviceTimeline:
     def has_ranks(self) -> bool:
         """Whether streams are those of a rank among several GPUs."""
         return self.streams is not None and int(self.streams.max()) >= FIRST
+
+    @property
+    def load(self) -> float:
+        """Seconds of the GPU for each of the host."""
+        return float(self.device.sum() / self.host.sum())
 
     def seconds(self, host_factor: float = 1.0) -> float:
         """Seconds from start to end, with all host times multiplied by ``host_factor``."""
@@ -198,7 +204,10 @@ def step_time(
     busy = np.bincount(timeline.work, weights=timeline.device, minlength=len(OperatorClass))
     seconds = timeline.seconds()
     exposed = seconds - timeline.without_collectives().seconds() if timeline.has_ranks else 0.0
-    return SimulatedStepTime(seconds, busy.astype(np.float64), exposed)
+    is_of_gpu = timeline.load >= GPU_BOUND and timeline.streams is None and has_own_products(gpu)
+    return SimulatedStepTime(
+        seconds, busy.astype(np.float64), exposed, is_of_gpu and not busy[OperatorClass.SCAN]
+    )
 
 
 def timeline_of(
@@ -268,7 +277,7 @@ def _device_seconds(
     """GPU seconds per operator, (operators,): the longest of compute, transfer and launch."""
     if gpu.memory_bandwidth_gb_per_second is None:
         raise NoSpeedError(f"the catalog has no memory bandwidth for {gpu.key}")
-    peaks, clocks = _peaks(gpu), clocks_per_second(gpu)
+    peaks, clocks = peaks_of(gpu), clocks_per_second(gpu)
     reached, speeds = np.ones(len(OperatorClass)), np.ones(len(OperatorClass))
     for forward in (OperatorClass.ATTENTION_FORWARD, OperatorClass.FLASH2_FORWARD):
         reached[forward] = FP32_FORWARD * constants.attention_speed
@@ -291,7 +300,8 @@ def _device_seconds(
     floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
     seconds = np.maximum(np.maximum(computing, transfer), floor)
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
-    seconds[products] = _product_seconds(rate[products], numbers[products], gpu, constants)
+    seconds[products] = matrix_product_seconds(rate[products], numbers[products], gpu, peaks)
+    seconds[products] /= constants.product_speed
     attention = attention_seconds(work, rate, numbers, gpu, peaks) / speeds[work]
     return np.where(np.isnan(attention), seconds, attention)
 
@@ -301,30 +311,12 @@ def _host_link_bytes_per_second(gpu: Gpu) -> float:
     return PCIE_GB_PER_SECOND.get(major, PCIE_SINCE) * 1e9 * PCIE_REACHED
 
 
-def _peaks(gpu: Gpu) -> FloatArray:
+def peaks_of(gpu: Gpu) -> FloatArray:
     """FLOP/s by ``Rate``, nan where the catalog has none; bf16 and fp16 replace each other."""
     bf16 = gpu.bf16_dense_tflops
     fp16 = gpu.fp16_dense_tflops or bf16
     rates = {Rate.BF16: bf16 or fp16, Rate.FP16: fp16, Rate.FP32: gpu.fp32_tflops}
     return np.array([(rates[r] or np.nan) * 1e12 for r in Rate] + [np.nan])
-
-
-def _product_seconds(
-    rate: IntArray, numbers: FloatArray, gpu: Gpu, constants: EfficiencyConstants
-) -> FloatArray:
-    """Seconds of matrix products, (products,), by the rates of published kernels."""
-    reached_rates, peaks = rates_of(gpu), _peaks(gpu) * constants.product_speed
-    bandwidth = (gpu.memory_bandwidth_gb_per_second or np.nan) * 1e9 * constants.product_speed
-    names = [field.name for field in fields(ProductConstants)]
-    seconds = np.zeros(len(rate))
-    for peak in np.unique(rate):
-        own = rate == peak
-        prefix = "product_fp32_" if peak == Rate.FP32 else "product_"
-        shapes = ProductShapes(*(numbers[own, column] for column in PRODUCT_COLUMNS))
-        shared = ProductConstants(**{name: reached_rates[f"{prefix}{name}"] for name in names})
-        reached = reached_by(reached_rates, prefix, peaks[peak], bandwidth)
-        seconds[own] = product_seconds(shapes, shared, gpu.multiprocessors, reached)
-    return seconds
 
 
 def _host_seconds(

@@ -195,9 +195,12 @@ def _print_cost_of_absent_gpus(
     absent = {
         name
         for name, cell in skipped.items()
-        if not cluster.at_a_time(catalog.gpu(cell.device), cell.ranks)
+        if not cluster.at_a_time(catalog.gpu(cell.device), cell.ranks_per_node, cell.nodes)
     }
-    nodes = tuple(Node({SCALES_TO + name: 1.0}) for name in absent)
+    startable: dict[str, int] = {}
+    for cell in (skipped[name] for name in absent):
+        startable[cell.node_devices] = max(cell.nodes, startable.get(cell.node_devices, 0))
+    nodes = tuple(Node({SCALES_TO + gpus: float(most)}) for gpus, most in startable.items())
     extended = ClusterResources((*cluster.nodes, *nodes))
     complete = {*plan.complete}
     pending = tuple(
@@ -209,7 +212,10 @@ def _print_cost_of_absent_gpus(
     plan = plan.model_copy(update={"pending": pending})
     if left := remaining_work(spec, rates, extended, plan, observations):
         names = ", ".join(part.gpu for part in left)
-        print_result(f"\nOn a cluster with one node per GPU ({names}; 'deploy' writes its file):")
+        nodes_text = "one node" if max(startable.values()) == 1 else "the nodes of a trial"
+        print_result(
+            f"\nOn a cluster with {nodes_text} per GPU ({names}; 'deploy' writes its file):"
+        )
         for text in expected(left, Budget(profiles=spec.profile), rates):
             print_result(f"\n{text}")
 
@@ -226,7 +232,7 @@ def print_plan(
     nodes = {
         devices: f"nodes: {text}"
         for devices, cell in {c.devices: c for c in measured_now}.items()
-        if (text := cluster.nodes_text(catalog.gpu(cell.device), cell.ranks))
+        if (text := cluster.nodes_text(catalog.gpu(cell.device), cell.ranks_per_node))
     }
     rows = [
         *(

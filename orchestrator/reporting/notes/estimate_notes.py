@@ -174,7 +174,10 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
 
 def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     """Optimizer steps of an epoch, which decide whether a batch trains well."""
-    sizes = {row.batch_size * row.micro_batches * row.gpus for row in estimates}
+    # The GPUs of a group of tp train on one batch.
+    sizes = {
+        row.batch_size * row.micro_batches * (row.gpus // (row.degree or 1)) for row in estimates
+    }
     steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in sizes)
     unit = "packed rows" if question.recipe.packing else "examples"
     if len(steps) == 1:

@@ -18,6 +18,7 @@ import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
+from trials.simulation.clock.joined import joined_seconds
 from trials.simulation.recording import Column, FloatArray, IntArray, OperatorClass
 
 PREFIX = "moving_"
@@ -127,6 +128,15 @@ def clocks_per_second(gpu: Gpu) -> float:
     return gpu.fp32_tflops * 1e12 / (2 * lanes)
 
 
+def l2_bytes(gpu: Gpu) -> float:
+    """Bytes of a GPU's L2 cache; 0 without its number of multiprocessors."""
+    return _l2_bytes_of_one(gpu.compute_capability) * (gpu.multiprocessors or 0)
+
+
+def _l2_bytes_of_one(capability: str | None) -> float:
+    return 1e6 * L2_MB.get(capability or "", L2_MB_ELSE)
+
+
 def moving_seconds(
     work: IntArray, numbers: FloatArray, rates: MovingRates, constants: MovingConstants
 ) -> FloatArray:
@@ -145,13 +155,13 @@ def moving_seconds(
     for pattern in BY_ELEMENT:
         own = work == pattern
         rate = getattr(constants, pattern.name.lower()) * rates.clocks
-        seconds[own] = _both(seconds[own], elements[own] / rate, constants.knee)
+        seconds[own] = joined_seconds(seconds[own], elements[own] / rate, constants.knee)
     for pattern in SOFTMAXES:
         own = work == pattern
         block_us = getattr(constants, f"{pattern.name.lower()}_us")
         at_once = (rates.multiprocessors or np.nan) * rates.threads / threads[own]
         waiting = 1e-6 * block_us * numbers[own, Column.ROWS] / at_once
-        seconds[own] = _both(seconds[own], waiting, constants.knee)
+        seconds[own] = joined_seconds(seconds[own], waiting, constants.knee)
     picked = work == OperatorClass.PICKED_LOSS
     seconds[picked] += 1e-9 * constants.picked_ns * numbers[picked, Column.ROWS]
     return seconds
@@ -179,17 +189,8 @@ def _read_again(
     for pattern, further in FURTHER_PASSES.items():
         passes[work == pattern] = further
     row = numbers[:, Column.INNER]
-    cache_bytes = 1e6 * L2_MB.get(rates.capability or "", L2_MB_ELSE)
+    cache_bytes = _l2_bytes_of_one(rates.capability)
     share = row * np.floor(rates.threads / threads) / cache_bytes
     missed = np.minimum(share / constants.evicted, 1.0)
     again: FloatArray = passes * numbers[:, Column.ROWS] * row * missed
     return again
-
-
-def _both(moving: FloatArray, working: FloatArray, knee: float) -> FloatArray:
-    """Seconds of two kinds of work that overlap, but not wholly."""
-    worked = np.nan_to_num(working)
-    longer, shorter = np.maximum(moving, worked), np.minimum(moving, worked)
-    share = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
-    seconds: FloatArray = longer * (1.0 + share**knee) ** (1.0 / knee)
-    return seconds

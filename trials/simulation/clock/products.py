@@ -1,51 +1,74 @@
 """Durations of matrix products: tiles of the result, in waves over the multiprocessors.
 
 A library cuts the result into tiles and gives each to a multiprocessor. The duration is that of the
-waves of tiles, or of reading and writing the matrices, whichever is longer, and a fixed share. A
-last wave that is not full takes less than a full one, since the clock rises and tiles of several
-waves overlap. The library picks the best of several tiles; here the model does.
+waves of tiles, or of reading and writing the matrices, whichever is longer, or somewhat more where
+both are alike, and a fixed share. A last wave that is not full takes less than a full one, since
+the clock rises and tiles of several waves overlap. The library picks the best of several tiles;
+here the model does. Matrices move at the speed of the L2 cache if they are still there.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
-from trials.simulation.recording import FloatArray
+from gpu_catalog.gpu import Gpu
+from gpu_catalog.kernel_rates import rates_of
+from trials.simulation.clock.joined import joined_seconds
+from trials.simulation.clock.moving import clocks_per_second, l2_bytes
+from trials.simulation.recording import Column, FloatArray, IntArray, Rate
 
+BoolArray = npt.NDArray[np.bool_]
 # Rows and columns of the tiles of cuBLAS and CUTLASS, from the largest down.
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64))
-SPLITS = (1, 2, 4)  # parts of the inner dimension (split-K), where a product has few tiles
-FEW_WAVES = 0.5  # of a wave, up to which the inner dimension is split
+# Parts of the inner dimension (split-K), where the parts of all tiles are at most one wave.
+SPLITS = (2, 4, 8, 16, 32)
+PARTIAL_BYTES = 8  # of an element of each part's result in fp32, written and read
+NEVER = 1e9  # matrices, of which no cache holds as many
 # Seconds of a product between which its rate falls from the short one to the sustained one.
 SUSTAINED_FROM, SUSTAINED_AT = 0.3e-3, 3e-3
 
 
+# In the order of ``ProductShapes``.
+PRODUCT_COLUMNS = (
+    *(Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS),
+    *(Column.BYTES, Column.LAUNCHES),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ProductConstants:
-    """Numbers that all GPUs share, for 16 bits and for fp32 without tensor cores.
+    """Numbers of products, for 16 bits and for fp32 without tensor cores.
 
     Attributes:
         launch_us: fixed share of each product's duration, in microseconds.
         bandwidth: fraction of the memory bandwidth at which matrices are read and written.
+        cached: bytes per clock of a multiprocessor at which they are in the L2 cache.
         ramp: inner dimension that a tile's start and end cost.
         rest: share of the empty part of the last wave that it takes all the same.
         middle, small, least: rate of tiles of 128 x 128, 64 x 128 and 64 x 64, relative to the
             largest.
+        knee: exponent that joins the times of tiles and of matrices.
     """
 
     launch_us: float
     bandwidth: float
+    cached: float
     ramp: float
     rest: float
     middle: float
     small: float
     least: float
+    knee: float
 
     @property
     def rates(self) -> tuple[float, ...]:
         """Relative rate of each of ``TILES``."""
         return (1.0, 1.0, self.middle, self.small, self.small, self.least)
+
+
+NAMES = tuple(field.name for field in fields(ProductConstants))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +90,91 @@ class ProductShapes:
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Work that a product runs amid: benchmarks and steps differ in it.
+
+    Attributes:
+        inputs, weights, results: matrices of each kind that the work goes through before it comes
+            back to the first, one number or (operators,); ``NEVER`` for those that it does not use
+            again.
+        has_values: whether the matrices have values. Products of zeros draw so little power that
+            their rate does not fall.
+    """
+
+    inputs: float | FloatArray = 1.0
+    weights: float | FloatArray = NEVER
+    results: float | FloatArray = NEVER
+    has_values: bool | BoolArray = True
+
+    def where(self, at: BoolArray) -> Self:
+        """Those of chosen operators."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return type(self)(*(v[at] if isinstance(v, np.ndarray) else v for v in values))
+
+
+# The operator before has just written the input. A weight is read once, and a result is new memory.
+STEP = Surroundings()
+
+
+@dataclass(frozen=True, slots=True)
 class ProductRates:
     """Rates of a GPU.
 
     Attributes:
         short, sustained: FLOP/s in short and in sustained work.
         bandwidth: peak bytes per second of the memory.
-        cache_bytes: most bytes of activations that the L2 cache holds; 0 for a cache too small
-            to matter.
-        cached_bandwidth: bytes per second at which these are read and written.
+        clocks: clocks per second of all multiprocessors; nan where unknown.
+        cache_bytes: of the L2 cache.
     """
 
     short: float
     sustained: float
     bandwidth: float
+    clocks: float = np.nan
     cache_bytes: float = 0.0
-    cached_bandwidth: float = np.inf
 
 
-def reached_by(
-    numbers: Mapping[str, float], prefix: str, peak: float, bandwidth: float
-) -> ProductRates:
-    """Rates of a GPU by its numbers in ``gpu_catalog.kernel_rates``, peak FLOP/s and bandwidth."""
-    cached = numbers.get(f"{prefix}cached_bandwidth")
-    return ProductRates(
-        short=peak * numbers[f"{prefix}short"],
-        sustained=peak * numbers[f"{prefix}sustained"],
-        bandwidth=bandwidth,
-        cache_bytes=1e6 * numbers.get(f"{prefix}cache_mb", 0.0),
-        cached_bandwidth=bandwidth * cached if cached else np.inf,
-    )
+def quantity_of(name: str, rate: int) -> str:
+    """Name in ``gpu_catalog.kernel_rates`` of a number; both precisions share the cache's speed."""
+    is_fp32 = rate == Rate.FP32 and name != "cached"
+    return f"{'product_fp32_' if is_fp32 else 'product_'}{name}"
+
+
+def matrix_product_seconds(
+    rate: IntArray,
+    numbers: FloatArray,
+    gpu: Gpu,
+    peaks: FloatArray,
+    surroundings: Surroundings = STEP,
+) -> FloatArray:
+    """(operators,) seconds of matrix products on a GPU, by ``gpu_catalog.kernel_rates``.
+
+    Args:
+        rate: (operators,) ``Rate`` of each.
+        numbers: (operators, columns) numbers, by ``Column``.
+        gpu: the GPU.
+        peaks: its FLOP/s, by ``Rate``.
+        surroundings: work that the products run amid.
+    """
+    reached = rates_of(gpu)
+    bandwidth = (gpu.memory_bandwidth_gb_per_second or np.nan) * 1e9
+    clocks = clocks_per_second(gpu)
+    seconds = np.zeros(len(rate))
+    for peak in np.unique(rate):
+        own = rate == peak
+        shapes = ProductShapes(*(numbers[own, column] for column in PRODUCT_COLUMNS))
+        named = {name: reached[quantity_of(name, peak)] for name in NAMES}
+        rates = ProductRates(
+            short=peaks[peak] * reached[quantity_of("short", peak)],
+            sustained=peaks[peak] * reached[quantity_of("sustained", peak)],
+            bandwidth=bandwidth,
+            clocks=clocks,
+            cache_bytes=l2_bytes(gpu),
+        )
+        seconds[own] = product_seconds(
+            shapes, ProductConstants(**named), gpu.multiprocessors, rates, surroundings.where(own)
+        )
+    return seconds
 
 
 def product_seconds(
@@ -104,60 +182,85 @@ def product_seconds(
     constants: ProductConstants,
     multiprocessors: int | None,
     rates: ProductRates,
+    surroundings: Surroundings = STEP,
 ) -> FloatArray:
     """(operators,) seconds of products.
 
     Args:
         shapes: the products.
-        constants: numbers that all GPUs share.
+        constants: numbers of products.
         multiprocessors: of the GPU; without them no product has tiles.
         rates: of the GPU.
+        surroundings: work that the products run amid.
     """
-    moving = _moving_seconds(shapes, constants, rates)
+    memory = rates.bandwidth * constants.bandwidth
+    cache = np.fmax(memory, constants.cached * rates.clocks)
+    missed = shapes.moved - _cached_bytes(shapes, rates.cache_bytes, surroundings)
+    moving = missed / memory + (shapes.moved - missed) / cache
     if multiprocessors is None:
-        flops = 2.0 * shapes.rows * shapes.inner * shapes.columns * shapes.count
+        first = 2.0 * shapes.rows * shapes.inner * shapes.columns * shapes.count / rates.short
     else:
-        flops = _padded_flops(shapes, constants, multiprocessors)
-    first = flops / rates.short
+        rate = rates.short / multiprocessors
+        first = _tiles_seconds(shapes, constants, multiprocessors, rate, cache)
     # The rate falls with the logarithm of the duration: power and heat limit long work alone.
     span = np.log(SUSTAINED_AT / SUSTAINED_FROM)
     long = np.clip(np.log(np.maximum(first, SUSTAINED_FROM) / SUSTAINED_FROM) / span, 0.0, 1.0)
+    long = np.where(surroundings.has_values, long, 0.0)
     computing = first * (rates.short / rates.sustained) ** long
     launching = constants.launch_us * 1e-6 * np.maximum(shapes.launches, 1.0)
-    seconds: FloatArray = np.maximum(moving, computing) + launching
+    seconds: FloatArray = joined_seconds(moving, computing, constants.knee) + launching
     return seconds
 
 
-def _moving_seconds(
-    shapes: ProductShapes, constants: ProductConstants, rates: ProductRates
-) -> FloatArray:
-    """(operators,) seconds of reading and writing the matrices.
+def _cached_bytes(shapes: ProductShapes, cache_bytes: float, amid: Surroundings) -> FloatArray:
+    """(operators,) bytes of the matrices that are still in the L2 cache.
 
-    The matrix (inner, columns) comes from memory: it is a weight, which a step reads once. The
-    other two are activations: a neighbour of the product reads or writes them, so that they are in
-    the L2 cache if they fit.
+    A matrix is, if all that the work moves between two uses of it fits (the distance of a cache
+    that drops what was used longest ago).
     """
-    weights = shapes.inner * shapes.columns
-    elements = weights + shapes.rows * (shapes.inner + shapes.columns)
-    activations = shapes.moved * (1.0 - weights / np.maximum(elements, 1.0))
-    cached = np.where(activations <= rates.cache_bytes, activations, 0.0)
-    from_memory = (shapes.moved - cached) / (rates.bandwidth * constants.bandwidth)
-    seconds: FloatArray = from_memory + cached / rates.cached_bandwidth
-    return seconds
+    elements = (
+        shapes.rows * shapes.inner,
+        shapes.inner * shapes.columns,
+        shapes.rows * shapes.columns,
+    )
+    width = shapes.moved / np.maximum(sum(elements), 1.0)
+    sizes = [width * one for one in elements]
+    turns = (amid.inputs, amid.weights, amid.results)
+    cached = np.zeros(len(shapes.rows))
+    for size, turn in zip(sizes, turns, strict=True):
+        pairs = zip(sizes, turns, strict=True)
+        between = sum(other * np.minimum(times, turn) for other, times in pairs)
+        cached += np.where(between <= cache_bytes, size, 0.0)
+    return cached
 
 
-def _padded_flops(
-    shapes: ProductShapes, constants: ProductConstants, multiprocessors: int
+def _tiles_seconds(
+    shapes: ProductShapes,
+    constants: ProductConstants,
+    multiprocessors: int,
+    rate: float,
+    cache: float,
 ) -> FloatArray:
-    """(operators,) FLOPs at the largest tile's rate: those of all tiles and waves, the least."""
+    """(operators,) seconds of all tiles in waves, by the best tile.
+
+    Args:
+        shapes: the products.
+        constants: numbers of products.
+        multiprocessors: of the GPU.
+        rate: FLOP/s of a multiprocessor in the largest tile.
+        cache: bytes per second at which parts of the inner dimension are added up.
+    """
     least = np.full(len(shapes.rows), np.inf)
-    for (height, width), rate in zip(TILES, constants.rates, strict=True):
+    results = shapes.rows * shapes.columns * shapes.count
+    for (height, width), relative in zip(TILES, constants.rates, strict=True):
         tiles = np.ceil(shapes.rows / height) * np.ceil(shapes.columns / width) * shapes.count
+        waves = tiles / multiprocessors
+        whole = np.maximum(waves + constants.rest * (np.ceil(waves) - waves), 1.0)
+        per_element = 2.0 * height * width / (rate * relative)
+        least = np.minimum(least, whole * (shapes.inner + constants.ramp) * per_element)
         for split in SPLITS:
-            waves = tiles * split / multiprocessors
-            whole = np.maximum(waves + constants.rest * (np.ceil(waves) - waves), 1.0)
-            work = whole * (shapes.inner / split + constants.ramp)
-            flops = work * 2.0 * height * width * multiprocessors / rate
-            allowed = (split == 1) | (tiles / multiprocessors <= FEW_WAVES)
-            least = np.where(allowed, np.minimum(least, flops), least)
+            few = np.flatnonzero(tiles * split <= multiprocessors)
+            one = (shapes.inner[few] / split + constants.ramp) * per_element
+            adding = PARTIAL_BYTES * split * results[few] / cache + 1e-6 * constants.launch_us
+            least[few] = np.minimum(least[few], one + adding)
     return least

@@ -1,47 +1,43 @@
 """Parent of the ranks of a gang, which answers a trial as one child does.
 
-It forks a process for each rank and passes each request on to all of them. The verdict is that all
-fit: the first rank that runs out of memory, crashes or hangs ends all others. The parent touches no
-device. The ranks die with it, whatever ends it.
+It forks a process for each rank of its node and passes each request on to all of them. The verdict
+is that all fit: the first rank that runs out of memory, crashes or hangs ends all others. The
+parent touches no device. The ranks die with it, whatever ends it. Ranks on several nodes have a
+parent on each, and ``trials.child_process.nodes_prober`` passes requests on to these.
 """
 
+import contextlib
 import mmap
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
-from trials.records.failure_classification import host_oom_kills
-from trials.records.messages import ProbeReply, ProbeRequest, Ready, Refused, Setup
-from trials.records.observation import (
-    DeviceReading,
-    Measurement,
-    MemoryReading,
-    Outcome,
-    RankReading,
+from trials.child_process.rank_verdict import (
+    GRACE_SECONDS,
+    hanging_line,
+    is_echo,
+    measurement_of_ranks,
+    with_reading,
 )
+from trials.ranks.rank import HOST, LOOPBACK
+from trials.records.failure_classification import host_oom_kills
+from trials.records.messages import (
+    ProbeReply,
+    ProbeRequest,
+    RankPlace,
+    RankProgress,
+    Ready,
+    Refused,
+    Setup,
+)
+from trials.records.observation import Outcome
 from trials.training.gang.rank_process import COUNT, RankProcess
 from trials.training.worker import MessagePipe
 
-# A rank whose neighbour died reports a lost connection, perhaps before that death is seen.
-GRACE_SECONDS = 0.5
-# A rank whose report of its collectives is this much older than another's does not run at all.
-SILENT_SECONDS = 1.0
-# In lower case; each is part of an error that another rank's end causes.
-ECHOES = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection was likely closed",
-    "broken pipe",
-    "timed out waiting",
-    "remote process exited",
-    "communicator was aborted",
-    "gloo/transport",
-    "ncclremoteerror",
-)
 R = TypeVar("R", Ready, ProbeReply)
 
 
@@ -51,18 +47,19 @@ class RankEnd:
 
     Attributes:
         is_final: whether another attempt is pointless.
+        waiting: ranks that had not answered, where another node may know more.
     """
 
     rank: int | None
     outcome: Outcome
     detail: str
     is_final: bool = False
+    waiting: tuple[RankProgress, ...] = ()
 
     @property
     def is_echo(self) -> bool:
         """Whether another rank's end explains this one."""
-        words = self.detail.lower()
-        return self.outcome is Outcome.FAILED and any(echo in words for echo in ECHOES)
+        return is_echo(self.outcome, self.detail)
 
     @property
     def line(self) -> str:
@@ -79,7 +76,7 @@ class GangEndError(RuntimeError):
 
 
 class Gang:
-    """The processes of all ranks. A context manager that kills them on exit."""
+    """The processes of all ranks of a node. A context manager that kills them on exit."""
 
     def __init__(self, setup: Setup) -> None:
         assert setup.cell.parallel is not None
@@ -89,16 +86,13 @@ class Gang:
         self._probe_timeout_seconds = setup.probe_timeout_seconds
         self._oom_kills_before = host_oom_kills()
         self._ended: RankEnd | None = None  # since the last probe
-        gpus = setup.cell.parallel.gpus
-        self._counts = mmap.mmap(-1, COUNT.size * gpus)
+        ranks = setup.cell.parallel.gpus_per_node
+        self._counts = mmap.mmap(-1, COUNT.size * ranks)
         self._ranks: list[RankProcess] = []
-        with socket.create_server(("127.0.0.1", 0)) as meeting:
-            port, listening = meeting.getsockname()[1], meeting.fileno()
-            for number in range(gpus):
-                rank = RankProcess(
-                    setup, number, port=port, listening=listening, counts=self._counts
-                )
-                self._ranks.append(rank)
+        with contextlib.ExitStack() as stack:
+            place = setup.place or _only_node(stack.enter_context(socket.create_server((HOST, 0))))
+            for local in range(ranks):
+                self._ranks.append(RankProcess(setup, local, place, self._counts))
 
     def __enter__(self) -> Self:
         return self
@@ -150,10 +144,18 @@ class Gang:
         try:
             replies = self._answers(ProbeReply, self._probe_timeout_seconds, activity)
         except GangEndError as gone:
+            end = gone.end
             return ProbeReply(
-                batch_size=request.batch_size, outcome=gone.end.outcome, detail=gone.end.line
+                batch_size=request.batch_size,
+                outcome=end.outcome,
+                detail=end.line,
+                waiting=end.waiting,
             )
-        measured = [reply.measurement for reply in replies if reply.measurement is not None]
+        measured = [
+            with_reading(rank.number, reply.measurement)
+            for rank, reply in zip(self._ranks, replies, strict=True)
+            if reply.measurement is not None
+        ]
         return replies[0].model_copy(update={"measurement": measurement_of_ranks(measured)})
 
     def _answers(self, kind: type[R], timeout_seconds: float, activity: str) -> list[R]:
@@ -174,9 +176,10 @@ class Gang:
                 left = deadline - time.monotonic()
                 events = selector.select(max(0.0, left)) if left > 0 else []
                 if not events:
-                    raise GangEndError(
-                        ends[0] if ends else self._hanging(answers, timeout_seconds, activity)
-                    )
+                    waiting = self._progress(answers)
+                    text = f"no answer within {timeout_seconds:g} s, {activity}"
+                    end = RankEnd(None, Outcome.TIMED_OUT, hanging_line(text, waiting))
+                    raise GangEndError(replace(ends[0] if ends else end, waiting=waiting))
                 for key, _ in events:
                     rank = key.data
                     answer = self._answer(rank, kind)
@@ -191,7 +194,7 @@ class Gang:
                     else:
                         raise GangEndError(answer)
         if ends:
-            raise GangEndError(ends[0])
+            raise GangEndError(replace(ends[0], waiting=self._progress(answers)))
         return [answers[rank.number] for rank in self._ranks]
 
     def _answer(self, rank: RankProcess, kind: type[R]) -> R | RankEnd | None:
@@ -211,83 +214,28 @@ class Gang:
             return RankEnd(rank.number, answer.outcome, answer.detail or "no reason was given")
         return answer
 
-    def _hanging(self, answers: dict[int, R], timeout_seconds: float, activity: str) -> RankEnd:
-        """End of a probe that took too long, and the rank that the others wait for.
-
-        A rank that hangs has begun fewer collectives than those that wait for it in one. One that
-        was stopped inside a collective has begun as many, and reports no more.
-        """
-        counts = {
-            rank.number: COUNT.unpack_from(self._counts, COUNT.size * rank.number)
+    def _progress(self, answers: Container[int]) -> tuple[RankProgress, ...]:
+        """Progress of the ranks without an answer."""
+        now = time.monotonic()
+        counts = (
+            (rank.number, *COUNT.unpack_from(self._counts, COUNT.size * rank.local))
             for rank in self._ranks
             if rank.number not in answers
-        }
-        fewest = min(begun for begun, _ in counts.values())
-        oldest = max(reported for _, reported in counts.values()) - SILENT_SECONDS
-        behind = [number for number, (_, reported) in counts.items() if reported < oldest]
-        behind = behind or [number for number, (begun, _) in counts.items() if begun == fewest]
-        text = f"no answer within {timeout_seconds:g} s, {activity}"
-        if len(behind) == len(self._ranks):
-            return RankEnd(None, Outcome.TIMED_OUT, f"{text}: no rank is behind the others")
-        whose = ", ".join(map(str, behind))
-        word = "rank" if len(behind) == 1 else "ranks"
-        return RankEnd(None, Outcome.TIMED_OUT, f"{text}: {word} {whose} hung, the others waited")
+        )
+        return tuple(
+            RankProgress(rank=number, begun=begun, silent_seconds=now - reported)
+            for number, begun, reported in counts
+        )
 
 
-def measurement_of_ranks(measured: Sequence[Measurement]) -> Measurement:
-    """Measurement of a probe by those of its ranks, in their order.
-
-    A step takes as long as on the slowest rank; memory is that of the rank with the largest peak.
-    Energy is the sum of all.
-    """
-    steps = _slowest([m.step_seconds for m in measured])
-    slowest = max(measured, key=lambda m: sum(m.step_seconds))
-    energies = [m.energy_joules for m in measured]
-    return slowest.model_copy(
-        update={
-            "memory": _largest([m.memory for m in measured if m.memory is not None]),
-            "model_memory_bytes": max(m.model_memory_bytes or 0 for m in measured),
-            "warmup_seconds": _slowest([m.warmup_seconds for m in measured]),
-            "step_seconds": steps,
-            "energy_joules": None
-            if None in energies
-            else sum(joules for joules in energies if joules is not None),
-            "ranks": tuple(
-                _reading(number, m, m.before, m.after) for number, m in enumerate(measured)
-            ),
-        }
-    )
-
-
-def _slowest(of_ranks: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(max(step) for step in zip(*of_ranks, strict=True))
-
-
-def _largest(readings: Sequence[MemoryReading]) -> MemoryReading:
-    """Largest of each number; absent where a rank lacks it."""
-    return MemoryReading.model_validate(
-        {
-            name: None if None in values else max(values)
-            for name in MemoryReading.model_fields
-            for values in [[getattr(reading, name) for reading in readings]]
-        }
-    )
-
-
-def _reading(
-    number: int,
-    measured: Measurement,
-    before: DeviceReading | None,
-    after: DeviceReading | None,
-) -> RankReading:
-    assert measured.memory is not None
-    return RankReading(
-        rank=number,
-        peak_allocated_bytes=measured.memory.peak_allocated_bytes,
-        peak_reserved_bytes=measured.memory.peak_reserved_bytes,
-        step_seconds=measured.step_seconds,
-        before=before,
-        after=after,
+def _only_node(meeting: socket.socket) -> RankPlace:
+    """Place of ranks that are all on this node, and meet at a socket of their parent."""
+    return RankPlace(
+        node=0,
+        interface=LOOPBACK,
+        host=HOST,
+        port=meeting.getsockname()[1],
+        listening=meeting.fileno(),
     )
 
 
@@ -300,7 +248,11 @@ def serve_gang(setup: Setup, pipe: MessagePipe) -> None:
         except GangEndError as gone:
             end = gone.end
             gang.close()
-            pipe.send(Refused(outcome=end.outcome, detail=end.line, final=end.is_final))
+            pipe.send(
+                Refused(
+                    outcome=end.outcome, detail=end.line, final=end.is_final, waiting=end.waiting
+                )
+            )
             return
         while line := gang.receive(pipe):
             reply = gang.probe(ProbeRequest.model_validate_json(line))

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from trials.child_process.parent_death import die_with_parent
 from trials.ranks.rank import Rank
 from trials.records.failure_classification import ending
-from trials.records.messages import Setup
+from trials.records.messages import RankPlace, Setup
 from trials.records.observation import Outcome
 from trials.training.worker import MessagePipe, Worker, serve
 
@@ -31,16 +31,19 @@ class RankProcess:
 
     Args:
         setup: model and device of all ranks.
-        number: number of the rank, from 0.
-        port: port at which the ranks meet.
-        listening: descriptor of the socket that listens there.
-        counts: shared memory for each rank's COUNT.
+        local: number of the rank among those of this node, from 0.
+        place: place of these among the ranks of all nodes.
+        counts: shared memory for the COUNT of each rank of this node.
+
+    Attributes:
+        number: number of the rank among those of all nodes.
+        local: as given.
     """
 
-    def __init__(
-        self, setup: Setup, number: int, *, port: int, listening: int, counts: mmap
-    ) -> None:
-        self.number = number
+    def __init__(self, setup: Setup, local: int, place: RankPlace, counts: mmap) -> None:
+        assert setup.cell.parallel is not None
+        self.local = local
+        self.number = place.node * setup.cell.parallel.gpus_per_node + local
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
         self._received = b""
         requests, replies = os.pipe(), os.pipe()
@@ -52,7 +55,8 @@ class RankProcess:
             os.close(replies[0])
             os.dup2(self._printed.fileno(), 2)
             pipe = MessagePipe(requests[0], replies[1])
-            make = partial(_worker, number=number, port=port, listening=listening, counts=counts)
+            note = partial(COUNT.pack_into, counts, COUNT.size * local)
+            make = partial(_worker, rank=self, place=place, note=note)
             serve(setup, pipe, make)
             os._exit(0)  # no exit handlers, as in any child of a fork server
         os.close(requests[0])
@@ -113,25 +117,35 @@ class RankProcess:
         self._printed.close()
 
 
-def _worker(setup: Setup, *, number: int, port: int, listening: int, counts: mmap) -> Worker:
-    """Model of one rank, on the device of that number."""
+def _worker(
+    setup: Setup, *, rank: RankProcess, place: RankPlace, note: Callable[[int, float], None]
+) -> Worker:
+    """Model of one rank, on the device of its number among those of this node."""
     cell = setup.cell
     assert cell.parallel is not None
     if setup.gpu.kind == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(
-            number, os.environ.get("CUDA_VISIBLE_DEVICES")
+            rank.local, os.environ.get("CUDA_VISIBLE_DEVICES")
         )
-    rank = Rank(number, cell.parallel, device=setup.gpu.kind, port=port, listening=listening)
-    _count(rank.collectives, partial(COUNT.pack_into, counts, COUNT.size * number))
+    one = Rank(
+        rank.number,
+        cell.parallel,
+        device=setup.gpu.kind,
+        port=place.port,
+        listening=place.listening,
+        host=place.host,
+        interface=place.interface,
+    )
+    _count(one.collectives, note)
     of_rank = cell.model_copy(update={"parallel": None, "recipe": cell.rank_recipe})
-    return Worker(setup.model_copy(update={"cell": of_rank}), rank)
+    return Worker(setup.model_copy(update={"cell": of_rank}), one)
 
 
 def visible_gpu(number: int, visible: str | None) -> str:
     """GPU of a rank, as CUDA_VISIBLE_DEVICES names it: the rank sees no other.
 
     Args:
-        number: number of the rank.
+        number: number of the rank on its node.
         visible: GPUs that the trial may use, by the same variable; None for all of the machine.
     """
     return str(number) if not visible else visible.split(",")[number].strip()

@@ -1,0 +1,96 @@
+"""Small sweeps on a real Ray cluster whose trials train on ranks of two nodes."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from fakes.ray_cluster import Cluster, StartedNode
+from fakes.ray_sweeps import observations
+from trials.records.observation import Observation
+
+SPEC = """\
+name: nodes
+gpus: [desk]
+cells:
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [32]
+    parallel: [{gpus: GPUS, nodes: 2, strategy: fsdp2}]
+workload: {examples: 100, epochs: 1}
+seed: 3
+max_batch_size: 8
+boundary_repeats: 0
+timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
+catalog:
+  gpus:
+    - {key: desk, kind: cpu, usable_memory_bytes: MEMORY, source: test, recorded: 2026-11-20}
+  offers:
+    - {gpu: desk, provider: rented, region: here, instance: single, usd_per_hour: 0.10,
+       source: test, recorded: 2026-11-20}
+    - {gpu: desk, provider: rented, region: here, instance: pair, usd_per_hour: 0.30,
+       gpus_per_instance: 2, source: test, recorded: 2026-11-20}
+"""
+PATIENCE_SECONDS = 300.0  # for what takes seconds on an idle machine
+
+
+class GangSweep:
+    """A sweep in the background whose trials have ranks on two nodes of a cluster.
+
+    Args:
+        cluster: the cluster.
+        gpus: ranks of a trial.
+        name: name of its run; another sweep with that name continues it.
+    """
+
+    def __init__(self, cluster: Cluster, gpus: int, name: str = "run") -> None:
+        self.out = cluster.home / name
+        self._log = cluster.home / f"{name}.log"
+        self._processes = 2 + gpus // 2  # of a node: fork server, parent of its ranks, and these
+        spec = cluster.home / f"{name}.yaml"
+        # On two and on four ranks, about four examples fit.
+        text = SPEC.replace("GPUS", str(gpus)).replace(
+            "MEMORY", {2: "10500000", 4: "7700000"}[gpus]
+        )
+        spec.write_text(text, encoding="utf-8")
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out)],
+                env=cluster.env | {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"},
+                cwd=cluster.home,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def said(self) -> str:
+        """The whole output."""
+        return self._log.read_text(encoding="utf-8")
+
+    def measured(self) -> list[Observation]:
+        """Observations by now whose steps ran."""
+        found = observations(self.out) if (self.out / "observations.jsonl").exists() else []
+        return [o for o in found if o.measurement is not None]
+
+    def ranks(self, nodes: Sequence[StartedNode], besides: int) -> list[list[psutil.Process]]:
+        """Ranks on each node, once there are some, and more measurements than so many."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.said
+            gangs = [node.gang for node in nodes] if len(self.measured()) > besides else []
+            if [len(gang) for gang in gangs if gang] == [self._processes] * 2:
+                return [gang[2:] for gang in gangs]
+            time.sleep(0.02)
+        raise AssertionError(self.said)
+
+    def second_node(self, nodes: Sequence[StartedNode]) -> StartedNode:
+        """The second node of the trial that has reported last."""
+        node_id = place(self.measured()[-1])[-1]
+        return next(node for node in nodes if node.node_id == node_id)
+
+
+def place(o: Observation) -> tuple[str | None, ...]:
+    """Nodes of the ranks of a measurement, in their order."""
+    assert o.measurement is not None
+    return tuple(rank.node_id for rank in o.measurement.ranks)
