@@ -1,5 +1,6 @@
 """A Ray that cannot be started or joined."""
 
+import contextlib
 import socket
 from typing import Any
 
@@ -70,6 +71,7 @@ def test_other_addresses_are_left_to_ray(address: str, monkeypatch: pytest.Monke
         monkeypatch.setenv("RAY_ADDRESS", address)
         monkeypatch.setattr(ray, "init", lambda **settings: joined.append(settings["address"]))
         monkeypatch.setattr(cluster, "cluster_now", lambda **_: None)
+        monkeypatch.setattr(cluster, "watched_head", contextlib.nullcontext)
         with connected_cluster(ask_for_packages=False):
             assert joined == [address]
 
