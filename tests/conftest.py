@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from orchestrator.run_folder.run_folder import RunFolder
 
-ON_RAY = ("test_sweep_on_", "test_sweep_gang_on_ray", "test_ray_backend_")
+ON_RAY = ("test_sweep_on_", "test_sweep_gang_on_", "test_ray_backend_")
 LONGEST = (
     *("test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
     *("test_trainer_reference_", "test_tracing_"),
