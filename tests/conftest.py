@@ -24,6 +24,7 @@ LONGEST = (
     *(
         "test_storage_s3",
         "test_child_process_",
+        "test_ranks_",
         "test_fitting_clock",
         "test_training_",
         "test_run_",

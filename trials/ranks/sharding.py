@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -123,7 +122,7 @@ def _divided(layer: nn.Module, name: str, style: str) -> list[str]:
     The other half of an adapter reads, or makes, as many elements as the rank of the adapter, and
     stays whole.
     """
-    if not isinstance(layer, BaseTunerLayer):
+    if not hasattr(layer, "base_layer"):  # which a layer of PEFT has
         return [name]
     half = "lora_B" if style == "colwise" else "lora_A"
     return [f"{name}.base_layer", f"{name}.{half}.*"]
