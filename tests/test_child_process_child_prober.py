@@ -15,31 +15,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builders.observations import MIB, cpu, recipe, tiny_cell
+from builders.observations import recipe, tiny_cell
+from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
 from trials.child_process import fork_server
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.fork_server import ProbeEnd
 from trials.records.messages import ProbeRequest, Setup
-from trials.records.model import find_model
 from trials.records.observation import Outcome
-from trials.records.timing_rule import TimingRule
 
 DEADLINE_SECONDS = 60.0  # for what takes a moment; a machine that is busy may take longer
-BUDGET_BYTES = 12 * MIB  # llama-tiny with 8 tokens an example: a few examples fit, 256 do not
-SETUP = Setup(
-    cell=tiny_cell(seq_len=8),
-    model=find_model("llama-tiny"),
-    gpu=cpu(BUDGET_BYTES),
-    seed=3,
-    threads=1,
-)
-SMALL = ProbeRequest(batch_size=1, timing=None)
-TOO_LARGE = ProbeRequest(batch_size=256, timing=None)
-ENDLESS = ProbeRequest(
-    batch_size=1,
-    timing=TimingRule(min_steps=10**9, max_steps=10**9, max_seconds=1e9),
-)
+SETUP = small_setup(tiny_cell(seq_len=8))
 
 
 def prober_of(setup: Setup) -> ChildProber:
@@ -108,8 +94,7 @@ def test_a_probe_that_fits_records_memory_model_and_environment(prober: ChildPro
 
 def test_a_probe_with_a_timing_rule_keeps_its_raw_step_times(prober: ChildProber) -> None:
     """The probe times as many steps as the rule allows and records why it stopped."""
-    rule = TimingRule(warmup_seconds=0.0, max_steps=7, relative_half_width=1e-9)
-    end = prober.probe(ProbeRequest(batch_size=1, timing=rule))
+    end = prober.probe(TIMED)
     assert end.measurement is not None
     assert len(end.measurement.step_seconds) == 7
     assert min(end.measurement.step_seconds) > 0

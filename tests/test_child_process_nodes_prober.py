@@ -9,33 +9,17 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from builders.gangs import gang_cell, gone_within, ranks_of, seconds_to_end
-from builders.observations import MIB, cpu, environment, measurement
+from builders.observations import environment, measurement
+from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.fork_server import ProbeEnd
 from trials.child_process.nodes_prober import NodesProber, ThreadProber, interface_of, joint_end
-from trials.records.messages import ProbeRequest, RankPlace, RankProgress, Setup
-from trials.records.model import find_model
+from trials.records.messages import RankPlace, RankProgress
 from trials.records.observation import Outcome
-from trials.records.timing_rule import TimingRule
 
 SOON_SECONDS = 5.0  # some hundredths of a second where a core is free
-BUDGET_BYTES = 12 * MIB
-SETUP = Setup(
-    cell=gang_cell(gpus=4, seq_len=8, nodes=2),
-    model=find_model("llama-tiny"),
-    gpu=cpu(BUDGET_BYTES),
-    seed=3,
-    threads=1,
-)
-SMALL = ProbeRequest(batch_size=1, timing=None)
-TOO_LARGE = ProbeRequest(batch_size=256, timing=None)
-TIMED = ProbeRequest(
-    batch_size=1, timing=TimingRule(warmup_seconds=0.0, max_steps=7, relative_half_width=1e-9)
-)
-ENDLESS = ProbeRequest(
-    batch_size=1, timing=TimingRule(min_steps=10**9, max_steps=10**9, max_seconds=1e9)
-)
+SETUP = small_setup(gang_cell(gpus=4, seq_len=8, nodes=2))
 
 
 class Nodes:

@@ -16,32 +16,19 @@ from pathlib import Path
 import psutil
 import pytest
 from builders.gangs import gang_cell, gone_within, ranks_of
-from builders.observations import MIB, cpu, environment, measurement
+from builders.observations import MIB, environment, measurement
+from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.rank_verdict import measurement_of_ranks, with_reading
-from trials.records.messages import ProbeRequest, Setup
-from trials.records.model import find_model
+from trials.records.messages import ProbeRequest
 from trials.records.observation import Measurement, MemoryReading, Outcome
-from trials.records.timing_rule import TimingRule
 from trials.training.gang.gang import RankEnd
 from trials.training.gang.rank_process import visible_gpu
 
 SOON_SECONDS = 5.0  # some hundredths of a second where a core is free
 DEADLINE_SECONDS = 300.0  # for what takes a moment; a machine that is busy may take longer
-BUDGET_BYTES = 12 * MIB
-SETUP = Setup(
-    cell=gang_cell(seq_len=8),
-    model=find_model("llama-tiny"),
-    gpu=cpu(BUDGET_BYTES),
-    seed=3,
-    threads=1,
-)
-SMALL = ProbeRequest(batch_size=1, timing=None)
-TOO_LARGE = ProbeRequest(batch_size=256, timing=None)
-ENDLESS = ProbeRequest(
-    batch_size=1, timing=TimingRule(min_steps=10**9, max_steps=10**9, max_seconds=1e9)
-)
+SETUP = small_setup(gang_cell(seq_len=8))
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +64,7 @@ def test_a_fit_records_each_rank_the_slowest_step_and_the_largest_peak(
     prober: ChildProber,
 ) -> None:
     """The measurement is that of the slowest step and of the largest peak, beside those of each."""
-    end = prober.probe(
-        ProbeRequest(
-            batch_size=1,
-            timing=TimingRule(warmup_seconds=0.0, max_steps=7, relative_half_width=1e-9),
-        )
-    )
+    end = prober.probe(TIMED)
     assert end.measurement is not None
     assert end.environment is not None
     of_ranks = end.measurement.ranks

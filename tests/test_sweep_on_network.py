@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import pytest
 from fakes import network_cluster
 from fakes.law_worker import LawWorker
 from fakes.network_cluster import NetworkCluster, NetworkNode
+from fakes.ray_cluster import ClusterSweep
 from fakes.ray_sweeps import observations
 
 from orchestrator.planning.plan import trial_task
@@ -103,27 +103,8 @@ def assert_every_verdict(observed: Sequence[Observation], text: str) -> None:
     assert verdicts == {key.rpartition("/t")[0] for key in undisturbed(text)}
 
 
-class Sweep:
+class Sweep(ClusterSweep):
     """A sweep in the background."""
-
-    def __init__(self, cluster: NetworkCluster, name: str, text: str, *more: str) -> None:
-        self.out = cluster.home / name
-        spec = cluster.home / f"{name}.yaml"
-        spec.write_text(text, encoding="utf-8")
-        self._log = cluster.home / f"{name}.log"
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out), *more],
-                env=cluster.env | {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"},
-                cwd=cluster.home,
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def said(self) -> str:
-        """The whole output."""
-        return self._log.read_text(encoding="utf-8")
 
     def observation_count(self, node: NetworkNode | None = None) -> int:
         """Number of observations by now, of one node or all; lines are counted for speed."""

@@ -1,12 +1,11 @@
 """Small sweeps on a real Ray cluster whose trials train on ranks of two nodes."""
 
-import subprocess
 import time
 from collections.abc import Sequence
 
 import psutil
 
-from fakes.ray_cluster import Cluster, StartedNode
+from fakes.ray_cluster import Cluster, ClusterSweep, StartedNode
 from fakes.ray_sweeps import observations
 from trials.records.observation import Observation
 
@@ -35,7 +34,7 @@ catalog:
 PATIENCE_SECONDS = 300.0  # for what takes seconds on an idle machine
 
 
-class GangSweep:
+class GangSweep(ClusterSweep):
     """A sweep in the background whose trials have ranks on two nodes of a cluster.
 
     Args:
@@ -45,28 +44,10 @@ class GangSweep:
     """
 
     def __init__(self, cluster: Cluster, gpus: int, name: str = "run") -> None:
-        self.out = cluster.home / name
-        self._log = cluster.home / f"{name}.log"
         self._processes = 2 + gpus // 2  # of a node: fork server, parent of its ranks, and these
-        spec = cluster.home / f"{name}.yaml"
         # On two and on four ranks, about four examples fit.
-        text = SPEC.replace("GPUS", str(gpus)).replace(
-            "MEMORY", {2: "10500000", 4: "7700000"}[gpus]
-        )
-        spec.write_text(text, encoding="utf-8")
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out)],
-                env=cluster.env | {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"},
-                cwd=cluster.home,
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def said(self) -> str:
-        """The whole output."""
-        return self._log.read_text(encoding="utf-8")
+        memory = {2: "10500000", 4: "7700000"}[gpus]
+        super().__init__(cluster, name, SPEC.replace("GPUS", str(gpus)).replace("MEMORY", memory))
 
     def measured(self) -> list[Observation]:
         """Observations by now whose steps ran."""

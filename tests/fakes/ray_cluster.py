@@ -283,6 +283,36 @@ class Cluster:
             node.wait(timeout=20)
 
 
+class ClusterSweep:
+    """A sweep in the background on a cluster.
+
+    Args:
+        cluster: the cluster.
+        name: name of its run; another sweep with that name continues it.
+        text: its specification.
+        more: further arguments of the command.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, text: str, *more: str) -> None:
+        self.out = cluster.home / name
+        spec = cluster.home / f"{name}.yaml"
+        spec.write_text(text, encoding="utf-8")
+        self._log = cluster.home / f"{name}.log"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["python", "-m", "orchestrator", "sweep", str(spec), "--out", str(self.out), *more],
+                env=cluster.env | {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"},
+                cwd=cluster.home,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def said(self) -> str:
+        """The whole output."""
+        return self._log.read_text(encoding="utf-8")
+
+
 def kill_sessions(leaders: Collection[int]) -> None:
     """Kill every process of these sessions: Ray's children outlive their parent."""
     for process in psutil.process_iter():

@@ -120,5 +120,10 @@ def _checked(request: ProbeRequest, reply: ProbeReply) -> ProbeEnd:
         return failed(f"the child answered batch {reply.batch_size}, not {request.batch_size}")
     if reply.outcome in (Outcome.FITS, Outcome.THRASHING) and reply.measurement is None:
         return failed(f"the child reported {reply.outcome} without a measurement")
-    end = ProbeEnd(reply.outcome, reply.detail, reply.measurement, profile=reply.profile)
-    return replace(end, waiting=reply.waiting)
+    return ProbeEnd(
+        reply.outcome,
+        reply.detail,
+        reply.measurement,
+        profile=reply.profile,
+        waiting=reply.waiting,
+    )

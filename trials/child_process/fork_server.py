@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Self
 
 from pydantic import ValidationError
@@ -189,8 +189,10 @@ class ForkedChild:
             raise ChildGoneError(end)
         with contextlib.suppress(ValidationError):
             refused = Refused.model_validate_json(line)
-            end = ProbeEnd(refused.outcome, refused.detail, final=refused.final)
-            raise ChildGoneError(replace(end, waiting=refused.waiting))
+            waiting = refused.waiting
+            raise ChildGoneError(
+                ProbeEnd(refused.outcome, refused.detail, final=refused.final, waiting=waiting)
+            )
         return line
 
     def interrupt(self) -> None:

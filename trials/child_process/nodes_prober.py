@@ -159,7 +159,7 @@ def joint_end(ends: Sequence[ProbeEnd], own: Sequence[int]) -> ProbeEnd:
 def _of_different_software(environments: Sequence[Environment]) -> ProbeEnd | None:
     """End of a probe whose nodes have different stacks; None where they are the same.
 
-    What it measured would be that of none of them.
+    Such a measurement would represent no stack.
     """
     for node, environment in enumerate(environments):
         if environment.software != environments[0].software:

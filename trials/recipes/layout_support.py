@@ -13,8 +13,8 @@ SPLIT_FAMILIES = ("llama", "mistral", "qwen2", "smollm3")
 In other plans fused layers or experts need more than the two styles.
 """
 SPLIT_WITH_ADAPTERS = (*SPLIT_FAMILIES, "qwen3")
-"""Families of which only adapters leave nothing else to do: the plan also sums gradients of norms
-of queries and keys, which are frozen then."""
+"""Families that LoRA is divided for: the plan may also sum the gradients of norms of queries and
+keys, which LoRA freezes."""
 SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Sizes in a configuration that the GPUs of a group divide."""
 ELSEWHERE = "use fsdp2"
@@ -133,7 +133,11 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
 def _of_model(config: Mapping[str, Any], degree: int, families: Sequence[str]) -> Iterator[str]:
     family = config.get("model_type")
     if family not in families:
-        remedy = f"use lora, or {ELSEWHERE[4:]}" if family in SPLIT_WITH_ADAPTERS else ELSEWHERE
+        remedy = (
+            f"use lora, or {ELSEWHERE.removeprefix('use ')}"
+            if family in SPLIT_WITH_ADAPTERS
+            else ELSEWHERE
+        )
         names = ", ".join(families)
         yield f"model_type {family} is not simulated with tp, only {names}: {remedy}"
         return
