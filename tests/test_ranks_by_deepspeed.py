@@ -8,6 +8,7 @@ import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
 from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real, traced
+from torch.nn import functional
 
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy
@@ -183,6 +184,13 @@ def test_weights_are_gathered_for_each_pass_where_they_are_freed() -> None:
     """Once forward and once backward, but for the last, which the backward pass begins with."""
     gathered = moved(traced(by_zero("deepspeed-zero3", zero=RELEASING), 1))["ALL_GATHER"]
     assert 1.5 * weight_bytes() < gathered <= 2 * weight_bytes()
+
+
+def test_a_trace_leaves_the_linear_of_other_models() -> None:
+    """DeepSpeed's own would meet the proxies of routers that experts one by one have."""
+    before = functional.linear
+    traced(by_zero("deepspeed-zero3"), 1)
+    assert functional.linear is before
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 
 from trials.models.weight_placement import DTYPES, quantisation_constants
 from trials.recipes.parallel import Parallel
@@ -159,6 +160,8 @@ class ZeroRank:
             (world, "default_pg", self._group),
             (groups, "_WORLD_GROUP", None),
             (comm, "cdb", None),
+            # Stage 3 sets a linear of its own, for all models of the process and for good.
+            (functional, "linear", functional.linear),
             # The model has its dtype and device; fake parameters cannot change theirs.
             (model, "to", lambda *_, **__: model),
             (model, "bfloat16", lambda: model),
