@@ -8,7 +8,6 @@ import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
 from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real, traced
-from fakes.rank_worker import STEPS
 
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.fields import Method
@@ -161,7 +160,9 @@ def test_split_layers_have_the_loss_and_gradients_of_whole_ones(
     cell = tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH)
     (ranks,) = real([(on_layout(cell, Parallel(gpus=2, strategy="tp")), 1)], tmp_path)
     alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
-    for _ in range(STEPS):  # until then, half of each adapter is zero, and so is a gradient
+    for _ in range(
+        ranks[0]["steps"]
+    ):  # in the first, half of each adapter is zero, and so is a gradient
         loss = alone.step(alone.tokens(BATCH))
     norms = [float(p.grad.norm()) for p in alone.trainable if p.grad is not None]
     assert all(norms)

@@ -82,7 +82,13 @@ def counted(rank: Rank, cell: Cell, batch_size: int, micro_batches: int) -> dict
             moved = dict(counter.moved)
     norms = [_norm(p.grad) for p in tuning.trainable if p.grad is not None]
     tuning.stepper.close()
-    return {"peak": min(peaks[1:]), "moved": moved, "loss": loss, "norms": norms}
+    return {
+        "peak": min(peaks[1:]),
+        "steps": len(peaks),
+        "moved": moved,
+        "loss": loss,
+        "norms": norms,
+    }
 
 
 def _is_least(peaks: list[int]) -> bool:
