@@ -71,6 +71,26 @@ def test_processes_and_folder_of_a_killed_driver_end(driver: "subprocess.Popen[s
     bystander.wait()
 
 
+def test_a_later_driver_ends_what_one_without_its_helper_left(
+    driver: "subprocess.Popen[str]",
+) -> None:
+    """Driver and helper may be killed together. A driver that runs keeps its processes."""
+    processes, folder = started_by(driver)
+    (helper,) = helpers(folder)
+    helper.kill()
+    with folder_of_own_ray():
+        pass
+    assert (folder / "session").is_dir()
+    assert all(process.is_running() for process in processes)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    with folder_of_own_ray() as later:
+        pass
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    assert not folder.exists()
+    assert not later.exists()
+
+
 def test_a_driver_that_ends_itself_leaves_its_processes(driver: "subprocess.Popen[str]") -> None:
     """Ray ends its own then; the helper has ended, and the folder is gone, before the driver."""
     processes, folder = started_by(driver)

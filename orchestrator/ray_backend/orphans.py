@@ -3,10 +3,13 @@
 Ray's own processes end with their driver, but workers that are still starting notice it up to a
 minute later, and Ray never removes its folder. A helper waits for the end of the driver's pipe. If
 the driver was killed, it kills whatever carries the driver's mark; then it removes the folder.
+Where a helper was killed, too, that of a later driver does both for it.
 """
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -20,6 +23,8 @@ import psutil
 
 MARK = "FINETUNE_COST_DRIVER"
 """Variable that every process of a driver inherits, with a value of that driver."""
+PREFIX, OWNER = "ray-", "owner"
+"""Beginning of a folder's name, and the file in it that its driver locks."""
 KEEPS_VARIABLES = "SPT_NOENV"
 """Variable that keeps Ray's titles of processes from overwriting the variables, and the mark."""
 NONE_LEFT_SECONDS = 2.0  # without a marked process: none of them starts another any more
@@ -37,7 +42,7 @@ def folder_of_own_ray() -> Iterator[Path]:
     Should this process be killed, the processes started within end, too. A normal end leaves them.
     """
     mark = f"{os.getpid()}-{secrets.token_hex(8)}"
-    folder = _place() / f"ray-{secrets.token_hex(4)}"
+    folder = _place() / f"{PREFIX}{secrets.token_hex(4)}"
     helper = subprocess.Popen(
         [sys.executable, "-P", "-m", "orchestrator.ray_backend.orphans", mark, folder],
         stdin=subprocess.PIPE,
@@ -49,11 +54,37 @@ def folder_of_own_ray() -> Iterator[Path]:
     os.environ |= {MARK: mark, KEEPS_VARIABLES: "1"}
     try:
         folder.mkdir(parents=True)  # the helper runs: no kill leaves it
-        yield folder
+        with _owned(folder, mark):
+            yield folder
     finally:
         del os.environ[MARK], os.environ[KEEPS_VARIABLES]
         with contextlib.suppress(BrokenPipeError):
             helper.communicate(b"ended")
+
+
+@contextlib.contextmanager
+def _owned(folder: Path, mark: str) -> Iterator[None]:
+    """Lock a folder while its driver runs; the locked file has the driver's mark."""
+    with (folder / OWNER).open("wb", buffering=0) as owner:
+        with contextlib.suppress(OSError):  # as of a disk without locks, or a full one
+            fcntl.flock(owner, fcntl.LOCK_SH)
+            owner.write(mark.encode())
+        yield
+
+
+def end_left_ones(place: Path) -> None:
+    """End what killed drivers of this user have left in a place, whose helpers were killed too."""
+    for path in place.glob(f"{PREFIX}*/{OWNER}"):
+        with contextlib.suppress(OSError):  # of other users, without a lock, or gone meanwhile
+            if path.parent.lstat().st_uid != os.getuid() or _keeping(path.parent).exists():
+                continue
+            with path.open(encoding="utf-8") as owner:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                mark = owner.read()
+            # Else its driver is about to lock it, or it is no folder of a driver.
+            if re.fullmatch(r"\d+-[0-9a-f]{16}", mark):
+                kill_marked(mark)
+                _remove(path.parent)
 
 
 def _place() -> Path:
@@ -111,6 +142,7 @@ def _remove(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_left_ones(Path(sys.argv[2]).parent)
     is_killed = not sys.stdin.buffer.read()
     if is_killed:
         kill_marked(sys.argv[1])
