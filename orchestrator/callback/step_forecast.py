@@ -95,9 +95,8 @@ def step_forecast(
     values, seconds = known_constants(constants), None
     try:
         step = cell.step_time(batch_size, gpu, values)
-        below, above = values.relative_errors(step)
-        interval = Interval(low=step.seconds / (1 + below), high=step.seconds * (1 + above))
-        seconds = (step.seconds, interval)
+        low, high = values.interval(step)
+        seconds = (step.seconds, Interval(low=low, high=high))
     except NoSpeedError:
         seconds = None
     peak = peaks.peak_allocated_bytes / GIB

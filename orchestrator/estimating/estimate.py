@@ -313,9 +313,8 @@ def _priced(offer: Offer, rented: FloatArray, question: Question) -> Price:
 def _around(
     step: SimulatedStepTime, constants: EfficiencyConstants, length_error: float
 ) -> Interval:
-    below, above = constants.relative_errors(step)
-    interval = Interval(low=step.seconds / (1 + below), high=step.seconds * (1 + above))
-    return _wider(step.seconds, interval, length_error)
+    low, high = constants.interval(step)
+    return _wider(step.seconds, Interval(low=low, high=high), length_error)
 
 
 def _wider(value: float, interval: Interval, error: float) -> Interval:

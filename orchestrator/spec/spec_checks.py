@@ -263,4 +263,4 @@ def _signatures(model: Model, block: object) -> Iterator[tuple[object, ...]]:
     weights = str(block.get("weights", "random")) if isinstance(block, dict) else "random"
     layouts = [layout and layout.key for layout in map(_layout, items(block, "parallel"))] or [None]
     of_layouts = itertools.product([model.name], [weights], recipes, active, layouts, seq_lens)
-    yield from set(of_layouts)
+    yield from dict.fromkeys(of_layouts)  # in order, as their problems are printed

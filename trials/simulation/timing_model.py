@@ -111,6 +111,11 @@ class EfficiencyConstants(Record):
         errors = time_errors().of_gpu if step.is_of_gpu else time_errors().of_host
         return errors.below, errors.above
 
+    def interval(self, step: "SimulatedStepTime") -> tuple[float, float]:
+        """Ends of the 90 % interval of a step, in seconds."""
+        below, above = self.relative_errors(step)
+        return step.seconds / (1 + below), step.seconds * (1 + above)
+
 
 class NoSpeedError(ValueError):
     """The catalog lacks a rate of the GPU, so that its memory can be simulated but not its time."""
