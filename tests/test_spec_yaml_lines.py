@@ -7,7 +7,7 @@ import pytest
 import yaml
 from builders.runs import ONE_CELL, ROUTED, spec_of
 from builders.specifications import altered, mistakes_in
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.spec.spec_file import SpecError, parse_spec, read_spec_text, shipped_specs
@@ -186,6 +186,7 @@ SPLICED = st.builds(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(DUMPED | SPLICED)
+@example("cells: '\x85 \u2028 \u2029'\nname: null")
 def test_any_text_is_a_specification_or_has_reported_mistakes(text: str) -> None:
     """Never another exception; and what is told are lines that point into the file."""
     try:

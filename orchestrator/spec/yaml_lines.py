@@ -79,10 +79,23 @@ def _not_yaml(error: yaml.YAMLError, text: str) -> Problem:
 
 
 class _Loader(yaml.SafeLoader):
+    _passed = _newlines = 0  # before ``__init__``, which marks the start
+
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.lines: dict[Location, int] = {}
         self.problems: list[Problem] = []
+
+    def get_mark(self) -> yaml.Mark:
+        """Mark the current place, by the line that editors show.
+
+        YAML ends lines at U+0085, U+2028 and U+2029, too.
+        """
+        mark = super().get_mark()
+        self._newlines += self.buffer.count("\n", self._passed, self.pointer)
+        self._passed = self.pointer
+        mark.line = self._newlines
+        return mark
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping as it is written, before keys are merged in: there, none is twice."""
