@@ -81,6 +81,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         strategy=best.estimate.strategy,
         nodes=question.nodes,
         replicas=best.estimate.replicas,
+        zero=None if question.parallel is None else question.parallel.zero_settings,
     )
 
 
@@ -165,6 +166,7 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         strategy=None if parallel is None else parallel.strategy,
         nodes=best.cell.nodes,
         replicas=None if parallel is None else parallel.replicas,
+        zero=None if parallel is None else parallel.zero_settings,
     )
 
 
@@ -176,11 +178,7 @@ def _check_layout(parallel: Parallel | None) -> None:
         raise ExportError(
             f"{parallel.key}: no task file starts tensor parallelism: choose fsdp2, hsdp or ddp"
         )
-    if parallel.zero_stage is not None:
-        raise ExportError(
-            f"{parallel.key}: no task file carries a file of DeepSpeed: choose fsdp2, hsdp or ddp"
-        )
-    if parallel.is_sharded and not parallel.reshards:
+    if parallel.zero_stage is None and parallel.is_sharded and not parallel.reshards:
         raise ExportError(
             f"{parallel.key}: no task file keeps gathered weights: choose a layout without "
             "reshard_after_forward: false"

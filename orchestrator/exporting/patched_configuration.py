@@ -16,9 +16,11 @@ from orchestrator.configurations.keys_of_changes import (
     MICRO_BATCH_OF_TRANSFORMERS,
     micro_batch_key,
 )
-from orchestrator.configurations.layouts.several_gpus import is_cast_up
+from orchestrator.configurations.layouts.deepspeed import deepspeed_named
+from orchestrator.configurations.layouts.several_gpus import IN_BF16, is_cast_up
 from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
+from orchestrator.exporting.deepspeed_file import carried_files, is_by_deepspeed
 from orchestrator.exporting.training import ExportError, PatchedConfiguration, TrainingJob
 from orchestrator.spec.recipe_options import plain
 from orchestrator.spec.yaml_lines import read_yaml
@@ -75,6 +77,7 @@ def patched(
         text=after,
         diff="\n".join(diff),
         files=local_files(configuration),
+        texts=carried_files(configuration),
     )
 
 
@@ -135,15 +138,9 @@ def _differences(
     configuration: Configuration, training: TrainingJob, seq_len: int
 ) -> Iterator[str]:
     """Properties of a training that are not those of its configuration."""
-    options = configuration.options
-    stated, priced = as_recipe(configuration), training.recipe
-    strategy = options.get("strategy", "ddp")
-    if "deepspeed" in options:
-        yield "trains by DeepSpeed, whose configuration no task file carries"
-    elif training.strategy not in (None, strategy):
-        yield f"shares several GPUs by {strategy}, and the price is for {training.strategy}"
-    if training.strategy == "fsdp2" and is_cast_up(configuration):
-        stated = stated.model_copy(update={"precision": "bf16-mixed"})
+    yield from _differences_of_layout(configuration, training)
+    options, priced = configuration.options, training.recipe
+    stated = _stated_recipe(configuration, training)
     for name in Recipe.model_fields.keys() - OF_BATCHES:
         own, other = getattr(stated, name), getattr(priced, name)
         is_open = name in FILLED_IN and (own in (None, "auto") or other in (None, False))
@@ -160,3 +157,29 @@ def _differences(
             f"has an effective batch of {effective_batch}, and the price is for "
             f"{training.micro_batch} x {training.accumulation}{several}"
         )
+
+
+def _differences_of_layout(configuration: Configuration, training: TrainingJob) -> Iterator[str]:
+    """Properties of several GPUs that are not those of the configuration."""
+    options = configuration.options
+    strategy, zero = options.get("strategy", "ddp"), None
+    if "deepspeed" in options:
+        engine = deepspeed_named(options["deepspeed"], Path(configuration.file))
+        strategy, zero = engine.strategy, engine.zero
+    if zero is not None and training.strategy is None:
+        yield "trains by DeepSpeed, and the price is for one GPU without it"
+    elif training.strategy not in (None, strategy):
+        yield f"shares several GPUs by {strategy}, and the price is for {training.strategy}"
+    elif training.zero not in (None, zero):
+        yield "has other settings of DeepSpeed than --deepspeed, which the price is for"
+
+
+def _stated_recipe(configuration: Configuration, training: TrainingJob) -> Recipe:
+    """Recipe of the configuration, in the precision that its layout gives it."""
+    stated = as_recipe(configuration)
+    update: dict[str, Any] = {}
+    if is_by_deepspeed(training) and stated.precision in IN_BF16:
+        update = {"precision": "bf16", "adapter_dtype": training.recipe.adapter_dtype}
+    elif training.strategy == "fsdp2" and is_cast_up(configuration):
+        update = {"precision": "bf16-mixed"}
+    return stated.model_copy(update=update)

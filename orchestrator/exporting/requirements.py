@@ -3,36 +3,41 @@
 import shlex
 from importlib import metadata
 
-from orchestrator.exporting.training import PatchedConfiguration
+from orchestrator.exporting.deepspeed_file import PACKAGE, is_by_deepspeed
+from orchestrator.exporting.training import TrainingJob
 from orchestrator.spec.trainer_defaults import TRL_VERSION
-from trials.recipes.recipe import Recipe
 
 PINNED = ("transformers", "peft", "bitsandbytes")
 
 
-def trainer_lines(configuration: PatchedConfiguration, recipe: Recipe) -> str:
-    """Lines of bash that install the trainer of a configuration, and what the recipe needs."""
-    version = f"{configuration.version}.*"
-    if configuration.trainer == "TRL":
-        return install_lines(recipe)
+def install_lines(training: TrainingJob) -> str:
+    """Lines of bash that install the trainer, and what the recipe and the layout need."""
+    configuration = training.configuration
+    if configuration is None or configuration.trainer == "TRL":
+        return _trl_lines(training)
+    recipe, version = training.recipe, f"{configuration.version}.*"
     uses_flash = recipe.attention == "flash_attention_2"
     if configuration.trainer == "axolotl":
         name = f"axolotl{'[flash-attn]' if uses_flash else ''}=={version}"
-        return _pip(["packaging", "setuptools", "wheel", "ninja", "torch>=2.11"], [name])
+        building = ["packaging", "setuptools", "wheel", "ninja", "torch>=2.11"]
+        return _pip(building, [name, *([PACKAGE] if is_by_deepspeed(training) else [])])
     needed = {
         "bitsandbytes": recipe.method == "qlora" or "8bit" in recipe.optimizer,
         "liger-kernel": recipe.liger_kernels or recipe.loss == "liger",
+        PACKAGE: is_by_deepspeed(training),
     }
     names = [f"llamafactory=={version}", *(name for name, wanted in needed.items() if wanted)]
     return _pip(names, ["flash-attn>=2.8"] if uses_flash else [])
 
 
-def install_lines(recipe: Recipe) -> str:
-    """Lines of bash that install TRL and its companions, at the versions of this installation."""
+def _trl_lines(training: TrainingJob) -> str:
+    """Lines that install TRL and its companions, at the versions of this installation."""
+    recipe = training.recipe
     pinned = [f"trl=={TRL_VERSION}.*", *(f"{name}=={metadata.version(name)}" for name in PINNED)]
     needed = {
         "torchao>=0.18": recipe.optimizer.startswith("torchao"),
         "liger-kernel>=0.8.5": recipe.liger_kernels,
+        PACKAGE: is_by_deepspeed(training),
     }
     # These compile against the torch that is installed.
     compiled = {

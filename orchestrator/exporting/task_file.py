@@ -16,7 +16,7 @@ from orchestrator.exporting.names import (
     SLURM_GPUS,
     Dstack,
 )
-from orchestrator.exporting.requirements import install_lines, trainer_lines
+from orchestrator.exporting.requirements import install_lines
 from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob
 from orchestrator.exporting.training_script import filled, save_steps, training_script
 from orchestrator.pricing.catalog_file import OWN
@@ -172,7 +172,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         header=_header(training, form, links),
         script=script,
         bucket_script=filled("bucket", script=script, nodes=training.nodes),
-        install=_install(training),
+        install=install_lines(training),
         variables=_variables(training, target),
         mounts=mounts,
         output=form.output[0],
@@ -249,12 +249,6 @@ def dstack_lists(placements: Iterable[ChosenOffer]) -> Dstack:
 
 def _once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
-
-
-def _install(training: TrainingJob) -> str:
-    if training.configuration is not None:
-        return trainer_lines(training.configuration, training.recipe)
-    return install_lines(training.recipe)
 
 
 def _mounts(training: TrainingJob, target: Target) -> tuple[dict[str, Path], dict[str, str]]:

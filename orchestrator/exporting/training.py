@@ -1,7 +1,7 @@
 """A fine-tuning that is to be started, and the offers to start it on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_catalog.errors import UserError
@@ -10,6 +10,7 @@ from orchestrator.clouds.skypilot import named_region
 from orchestrator.pricing.catalog_file import OWN
 from trials.recipes.parallel import Strategy
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import ZeroSettings
 from trials.records.model import Model
 from trials.records.observation import Basis
 
@@ -81,6 +82,7 @@ class PatchedConfiguration:
         text: the configuration, with the micro-batch and accumulation of the export.
         diff: unified difference from the user's file; empty where there is none.
         files: local data by the names that the configuration has for them.
+        texts: texts of small files by their names, below the folder that the job runs in.
     """
 
     name: str
@@ -89,6 +91,7 @@ class PatchedConfiguration:
     text: str
     diff: str
     files: Mapping[str, Path]
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class TrainingJob:
         strategy: how they share the training; None for one GPU.
         nodes: nodes with as many of the GPUs each.
         replicas: copies of the model, each in shards among GPUs of its own; for ``hsdp`` alone.
+        zero: settings of DeepSpeed's ZeRO; None without it.
     """
 
     model: Model
@@ -135,6 +139,7 @@ class TrainingJob:
     strategy: Strategy | None = None
     nodes: int = 1
     replicas: int | None = None
+    zero: ZeroSettings | None = None
 
     @property
     def is_sharded(self) -> bool:

@@ -1,5 +1,6 @@
 """Options of TRL's command line that are a recipe, and recipes that it cannot express."""
 
+from orchestrator.exporting.deepspeed_file import is_by_deepspeed
 from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.recipes.fields import WEIGHTED, Attention, Dtype, Optimizer, Task
 from trials.recipes.recipe import Recipe
@@ -41,7 +42,7 @@ def trl_options(training: TrainingJob) -> Options:
     reasons = refusals(training)
     if reasons:
         raise ExportError("\n".join(reasons))
-    options = {
+    options: Options = {
         "num_train_epochs": str(training.epochs),
         "per_device_train_batch_size": str(training.micro_batch),
         "gradient_accumulation_steps": str(training.accumulation),
@@ -53,6 +54,8 @@ def trl_options(training: TrainingJob) -> Options:
         **_data(training),
         **_adapters(recipe),
         **(_of_shards(training) if training.is_sharded else {}),
+        # By DeepSpeed, which has no autocast, this is the dtype of its engine.
+        **({"bf16": "True"} if is_by_deepspeed(training) else {}),
     }
     if training.model.experts is not None and recipe.router_loss is False:
         options["router_aux_loss_coef"] = "0.0"

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from gpu_catalog.gpu import Positive
 from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
-from trials.recipes.zero_settings import ZeroSettings
+from trials.recipes.zero_settings import BY_WIDTH, ZeroSettings
 
 ZeroStrategy = Literal["deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
 Strategy = Literal["ddp", "fsdp2", "hsdp", "tp", ZeroStrategy]
@@ -149,6 +149,13 @@ class Parallel(Record):
     def zero_stage(self) -> int | None:
         """Stage of DeepSpeed's ZeRO; None without DeepSpeed."""
         return ZERO_STAGES.get(self.strategy)
+
+    @property
+    def zero_settings(self) -> ZeroSettings | None:
+        """Settings of ZeRO, given or by default; None without DeepSpeed."""
+        if self.zero_stage is None:
+            return None
+        return self.zero or (BY_WIDTH if self.zero_stage == WEIGHTS_DIVIDED else ZeroSettings())
 
     @property
     def is_gathered(self) -> bool:

@@ -43,11 +43,11 @@ def deepspeed_named(value: object, beside: Path) -> DeepSpeedFile:
         ConfigurationError: as for ``read_deepspeed``, or there is no such file.
     """
     if isinstance(value, str):
-        return read_deepspeed(_find(value, beside))
+        return read_deepspeed(find_file(value, beside))
     return deepspeed_of(value, f"{beside}: deepspeed")
 
 
-def _find(name: str, beside: Path) -> Path:
+def find_file(name: str, beside: Path) -> Path:
     """Path of a file that a configuration names: from here, or from a folder above that.
 
     Raises:

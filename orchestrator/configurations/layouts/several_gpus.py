@@ -11,6 +11,8 @@ from trials.recipes.parallel import ZERO_STRATEGIES
 
 WORDS = ("full_shard", "auto_wrap", True)
 """Words of ``fsdp`` that mean what FSDP2 does by default; transformers 5 also takes true."""
+IN_BF16 = frozenset({"bf16", "bf16-mixed", "fp32-mixed-load"})
+"""Precisions that are bf16 by DeepSpeed, whose engine has one dtype."""
 IDLE_COUNTS = (None, False, 0, 1)
 LAYOUT_KEYS = (
     *("deepspeed", "fsdp", "fsdp_config", "ddp"),
@@ -211,7 +213,7 @@ def _in_one_dtype(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Not under autocast: accelerate leaves the precision to DeepSpeed.
     """
-    has_bf16 = str(options.get("precision")) in {"bf16", "bf16-mixed", "fp32-mixed-load"}
+    has_bf16 = str(options.get("precision")) in IN_BF16
     return {"precision": "bf16", "adapter_dtype": None} if has_bf16 else {}
 
 

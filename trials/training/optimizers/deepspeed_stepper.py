@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from trials.models.fused_head import base_of
-from trials.recipes.parallel import WEIGHTS_DIVIDED, Parallel
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
-from trials.recipes.zero_settings import BY_WIDTH, ZeroSettings
 from trials.training.optimizers.stepper import LEARNING_RATE, LossOf, qualified_name
 
 LOCAL_RANK = ("LOCAL_RANK", "0")
@@ -214,8 +213,8 @@ def zero_config(model: nn.Module, recipe: Recipe, layout: Parallel) -> dict[str,
         "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
         "stage3_param_persistence_threshold": 10 * hidden,
     }
-    by_default = BY_WIDTH if layout.zero_stage == WEIGHTS_DIVIDED else ZeroSettings()
-    settings = (layout.zero or by_default).given()
+    assert layout.zero_settings is not None
+    settings = layout.zero_settings.given()
     sizes = {name: by_width[name] for name, value in settings.items() if value == "auto"}
     return {
         **_common_config(recipe),

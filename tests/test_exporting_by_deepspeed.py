@@ -1,0 +1,184 @@
+"""Task files of trainings by DeepSpeed, as transformers reads them, and one as TRL runs it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from builders.data import rows, write_jsonl
+from builders.trainings import OF_EIGHT, training_of
+from test_exporting_patched_configuration import TRAINERS, micro_key, written
+from test_exporting_task_file import scripts
+from test_exporting_with_trl import FULL, made_model
+
+from orchestrator.configurations.configuration import Configuration
+from orchestrator.configurations.estimate_options import as_recipe
+from orchestrator.configurations.layouts.deepspeed import deepspeed_of
+from orchestrator.exporting.deepspeed_file import file_text
+from orchestrator.exporting.patched_configuration import patched
+from orchestrator.exporting.requirements import install_lines
+from orchestrator.exporting.task_file import task_file
+from orchestrator.exporting.training import ExportError, TrainingJob
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy
+from trials.recipes.zero_settings import ZeroSettings
+from trials.records.model import find_model
+
+SETTINGS = ZeroSettings(overlap_comm=True, reduce_bucket_size="auto", sub_group_size=1_000_000)
+
+
+def by_deepspeed(
+    strategy: ZeroStrategy,
+    fields: dict[str, Any] | None = None,
+    zero: ZeroSettings | None = None,
+    **changed: Any,
+) -> TrainingJob:
+    """A training on two GPUs by a stage of ZeRO."""
+    layout = Parallel(gpus=2, strategy=strategy, zero=zero)
+    shared = {"gpus": 2, "strategy": strategy, "zero": layout.zero_settings}
+    recipe = {"effective_batch": 16, "precision": "bf16", **(fields or {})}
+    return training_of(recipe, placements=(OF_EIGHT,), **shared, **changed)
+
+
+@pytest.mark.parametrize("zero", [None, SETTINGS])
+@pytest.mark.parametrize("strategy", ZERO_STRATEGIES)
+def test_the_file_states_the_layout_that_was_estimated(
+    strategy: ZeroStrategy, zero: ZeroSettings | None
+) -> None:
+    """It is read back as it is read from a user."""
+    training = by_deepspeed(strategy, zero=zero)
+    stated = deepspeed_of(json.loads(file_text(training)), "file")
+    assert (stated.strategy, stated.zero) == (strategy, training.zero)
+
+
+def test_the_command_names_the_file_and_installs_deepspeed() -> None:
+    """Processes of several nodes have files of their own, which a shared folder holds."""
+    training = by_deepspeed("deepspeed-zero2", FULL)
+    script = scripts("skypilot", task_file(training, "skypilot").text)[-1]
+    assert "cat > deepspeed.json << 'JSON'" in script
+    assert "--deepspeed deepspeed.json " in script
+    assert "--bf16 True " in script
+    assert "--mixed_precision no " in script
+    assert "'deepspeed>=0.19.8'" in install_lines(training)
+    place = replace(OF_EIGHT, provider="aws", instance="p4d.24xlarge", instances=2)
+    nodes = replace(training, nodes=2, placements=(place,))
+    script = scripts("skypilot", task_file(nodes, "skypilot").text)[-1]
+    assert "cat > deepspeed-$NODE_RANK.json" in script
+    assert "--deepspeed deepspeed-$NODE_RANK.json " in script
+
+
+def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configuration:
+    """A configuration that trains by a file of DeepSpeed beside it."""
+    content = {"zero_optimization": {"stage": 2, **SETTINGS.given()}, "bf16": {"enabled": "auto"}}
+    (folder / "ds").mkdir()
+    (folder / "ds" / "z2.json").write_text(json.dumps(content), encoding="utf-8")
+    lines = f"{micro_key(trainer)}: 2\ngradient_accumulation_steps: 4\ndeepspeed: {name}\n"
+    return written(folder, TRAINERS[trainer] + lines)
+
+
+def job_of(configuration: Configuration, **changed: Any) -> TrainingJob:
+    """The training of a configuration on two GPUs, as an estimate prices it."""
+    training = by_deepspeed("deepspeed-zero2", zero=SETTINGS)
+    batch = {"precision": "bf16", "effective_batch": 16, "gradient_accumulation": 1}
+    recipe = as_recipe(configuration).model_copy(update=batch)
+    epochs = configuration.options["epochs"]
+    return replace(training, recipe=recipe, epochs=epochs, micro_batch=4, **changed)
+
+
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+def test_a_task_carries_the_file_of_a_configuration(trainer: str, tmp_path: Path) -> None:
+    """Under the name that the configuration has for it."""
+    configuration = configured(trainer, tmp_path)
+    training = job_of(configuration)
+    own = patched(configuration, training, 256)
+    task = task_file(replace(training, configuration=own), "skypilot")
+    script = scripts("skypilot", task.text)[-1]
+    start = script.index('mkdir -p "$(dirname ds/z2.json)"')
+    made = script[start : script.index("\nFILE\n") + len("\nFILE\n")]
+    folder = tmp_path / "job"
+    folder.mkdir()
+    subprocess.run(["bash", "-euc", made], cwd=folder, check=True)
+    content = json.loads((folder / "ds" / "z2.json").read_text("utf-8"))
+    assert deepspeed_of(content, "file").zero == SETTINGS
+    assert "deepspeed: ds/z2.json" in script
+    assert "deepspeed>=0.19.8" in yaml.safe_load(task.text)["setup"]
+
+
+def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> None:
+    """By another layout, with other settings, or with a file that a job cannot have."""
+    configuration = configured("TRL", tmp_path)
+    alone = job_of(configuration, gpus=1, strategy=None, zero=None)
+    with pytest.raises(ExportError, match="trains by DeepSpeed, and the price is for one GPU"):
+        patched(configuration, alone, 256)
+    with pytest.raises(ExportError, match="by deepspeed-zero2, and the price is for ddp"):
+        patched(configuration, job_of(configuration, strategy="ddp", zero=None), 256)
+    with pytest.raises(ExportError, match="other settings of DeepSpeed than --deepspeed"):
+        patched(configuration, job_of(configuration, zero=ZeroSettings()), 256)
+    (tmp_path / "other").mkdir()
+    outside = configured("TRL", tmp_path / "other", str(tmp_path / "ds" / "z2.json"))
+    with pytest.raises(ExportError, match="a job has no such folder: name the file by a path"):
+        patched(outside, job_of(outside), 256)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("strategy", "fields"),
+    [
+        ("deepspeed-zero2", FULL),  # by TRL's command
+        ("deepspeed-zero2", {}),  # the rest by a Python file
+        ("deepspeed-zero3", FULL | {"loss": "full-logits"}),
+        ("deepspeed-zero3", {"loss": "full-logits"}),
+    ],
+)
+def test_two_processes_train_by_deepspeed_and_resume(
+    strategy: ZeroStrategy, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """6 steps: 24 examples, 2 epochs, 2 x 2 on two processes; then from the last checkpoint."""
+    data, bucket = tmp_path / "data", tmp_path / "bucket"
+    data.mkdir()
+    bucket.mkdir()
+    write_jsonl(data / "train.jsonl", [{"text": row["question"]} for row in rows(24)])
+    commands = {"trl": "trl.cli.main", "accelerate": "accelerate.commands.accelerate_cli"}
+    for name, module in commands.items():
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        command = f'exec {sys.executable} -m {module} "$@" --use_cpu True'
+        file.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
+        file.chmod(0o755)
+    training = by_deepspeed(
+        strategy,
+        {"effective_batch": 8, **fields},
+        model=find_model("llama-tiny"),
+        seq_len=64,
+        examples=24,
+        epochs=2,
+        steps=6,
+    )
+    script = yaml.safe_load(task_file(training, "skypilot").text)["run"]
+    variables = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "hf"),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "MODEL": str(made_model(tmp_path)),
+        "DATASET": str(data),
+        "OUTPUT": str(bucket),
+    }
+    words = ["bash", "-c", re.sub(r"save_steps \d+", "save_steps 4", script)]
+    for _ in range(2):
+        done = subprocess.run(
+            words, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        last = json.loads((bucket / "checkpoint-6" / "trainer_state.json").read_text("utf-8"))
+        assert (last["global_step"], last["train_batch_size"]) == (6, 2)
+    stage = int(strategy[-1])
+    ranks = list((bucket / "checkpoint-6" / "global_step6").glob("*optim_states.pt"))
+    assert len(ranks) == 2, stage
