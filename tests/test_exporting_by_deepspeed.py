@@ -65,6 +65,7 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
     assert "--bf16 True " in script
     assert "--mixed_precision no " in script
     assert "'deepspeed>=0.19.8'" in install_lines(training)
+    assert yaml.safe_load(task_file(training, "dstack").text)["nvcc"] is True
     place = replace(OF_EIGHT, provider="aws", instance="p4d.24xlarge", instances=2)
     nodes = replace(training, nodes=2, placements=(place,))
     script = scripts("skypilot", task_file(nodes, "skypilot").text)[-1]
@@ -106,7 +107,8 @@ def test_a_task_carries_the_file_of_a_configuration(trainer: str, tmp_path: Path
     content = json.loads((folder / "ds" / "z2.json").read_text("utf-8"))
     assert deepspeed_of(content, "file").zero == SETTINGS
     assert "deepspeed: ds/z2.json" in script
-    assert "deepspeed>=0.19.8" in yaml.safe_load(task.text)["setup"]
+    package = "[deepspeed]==" if trainer == "axolotl" else "'deepspeed>=0.19.8'"
+    assert package in yaml.safe_load(task.text)["setup"]
 
 
 def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> None:
@@ -123,6 +125,19 @@ def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> Non
     outside = configured("TRL", tmp_path / "other", str(tmp_path / "ds" / "z2.json"))
     with pytest.raises(ExportError, match="a job has no such folder: name the file by a path"):
         patched(outside, job_of(outside), 256)
+
+
+WITHOUT_GPU = """\
+import transformers.utils
+from accelerate.state import DistributedType, PartialState
+
+PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
+transformers.utils.is_torch_bf16_gpu_available = lambda: True
+"""
+"""A job's ``sitecustomize``: its processes are those of GPUs, but on CPUs, which have bf16 too.
+
+With ``--use_cpu`` accelerate would start DeepSpeed after the model is made.
+"""
 
 
 @pytest.mark.long
@@ -147,7 +162,7 @@ def test_two_processes_train_by_deepspeed_and_resume(
     for name, module in commands.items():
         file = tmp_path / "bin" / name
         file.parent.mkdir(exist_ok=True)
-        command = f'exec {sys.executable} -m {module} "$@" --use_cpu True'
+        command = f'exec {sys.executable} -m {module} "$@"'
         file.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
         file.chmod(0o755)
     training = by_deepspeed(
@@ -160,8 +175,10 @@ def test_two_processes_train_by_deepspeed_and_resume(
         steps=6,
     )
     script = yaml.safe_load(task_file(training, "skypilot").text)["run"]
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_GPU, encoding="utf-8")
     variables = {
         **os.environ,
+        "PYTHONPATH": str(tmp_path),
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(tmp_path / "hf"),

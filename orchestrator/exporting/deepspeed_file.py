@@ -10,7 +10,8 @@ from orchestrator.configurations.layouts.deepspeed import find_file
 from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STAGES
 
-PACKAGE = "deepspeed>=0.19.8"  # older ones ask for CUDA's compiler as they are imported
+PACKAGE = "deepspeed>=0.19.8"
+"""Package for TRL and LLaMA-Factory; older ones ask for CUDA's compiler when they are imported."""
 OF_TRAINER = {
     "bf16": {"enabled": "auto"},
     "gradient_accumulation_steps": "auto",

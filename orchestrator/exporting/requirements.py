@@ -18,9 +18,10 @@ def install_lines(training: TrainingJob) -> str:
     recipe, version = training.recipe, f"{configuration.version}.*"
     uses_flash = recipe.attention == "flash_attention_2"
     if configuration.trainer == "axolotl":
-        name = f"axolotl{'[flash-attn]' if uses_flash else ''}=={version}"
-        building = ["packaging", "setuptools", "wheel", "ninja", "torch>=2.11"]
-        return _pip(building, [name, *([PACKAGE] if is_by_deepspeed(training) else [])])
+        wanted = {"flash-attn": uses_flash, "deepspeed": is_by_deepspeed(training)}
+        extras = ",".join(name for name, applies in wanted.items() if applies)
+        name = f"axolotl{f'[{extras}]' if extras else ''}=={version}"
+        return _pip(["packaging", "setuptools", "wheel", "ninja", "torch>=2.11"], [name])
     needed = {
         "bitsandbytes": recipe.method == "qlora" or "8bit" in recipe.optimizer,
         "liger-kernel": recipe.liger_kernels or recipe.loss == "liger",
