@@ -75,9 +75,15 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
 
 def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configuration:
     """A configuration that trains by a file of DeepSpeed beside it."""
-    content = {"zero_optimization": {"stage": 2, **SETTINGS.given()}, "bf16": {"enabled": "auto"}}
+    content = {
+        "comment": "ends a line of YAML: \u2028",
+        "zero_optimization": {"stage": 2, **SETTINGS.given()},
+        "bf16": {"enabled": "auto"},
+    }
     (folder / "ds").mkdir()
-    (folder / "ds" / "z2.json").write_text(json.dumps(content), encoding="utf-8")
+    (folder / "ds" / "z2.json").write_text(
+        json.dumps(content, ensure_ascii=False), encoding="utf-8"
+    )
     lines = f"{micro_key(trainer)}: 2\ngradient_accumulation_steps: 4\ndeepspeed: {name}\n"
     return written(folder, TRAINERS[trainer] + lines)
 
@@ -106,6 +112,7 @@ def test_a_task_carries_the_file_of_a_configuration(trainer: str, tmp_path: Path
     subprocess.run(["bash", "-euc", made], cwd=folder, check=True)
     content = json.loads((folder / "ds" / "z2.json").read_text("utf-8"))
     assert deepspeed_of(content, "file").zero == SETTINGS
+    assert content["comment"].endswith("\u2028")
     assert "deepspeed: ds/z2.json" in script
     package = "[deepspeed]==" if trainer == "axolotl" else "'deepspeed>=0.19.8'"
     assert package in yaml.safe_load(task.text)["setup"]

@@ -53,4 +53,6 @@ def carried_files(configuration: Configuration) -> Mapping[str, str]:
             f"{configuration.file}: deepspeed: {name}: a job has no such folder: name the file by "
             "a path below the working directory"
         )
-    return {name: text_of(find_file(name, Path(configuration.file)), ExportError)}
+    text = text_of(find_file(name, Path(configuration.file)), ExportError)
+    # In ASCII, without what ends a line in YAML; it was read as JSON when it was estimated.
+    return {name: json.dumps(json.loads(text), indent=2)}

@@ -72,7 +72,7 @@ def _owned(folder: Path, mark: str) -> Iterator[None]:
         yield
 
 
-def end_left_ones(place: Path) -> None:
+def end_leftovers(place: Path) -> None:
     """End what killed drivers of this user have left in a place, whose helpers were killed too."""
     for path in place.glob(f"{PREFIX}*/{OWNER}"):
         with contextlib.suppress(OSError):  # of other users, without a lock, or gone meanwhile
@@ -142,7 +142,7 @@ def _remove(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    end_left_ones(Path(sys.argv[2]).parent)
+    end_leftovers(Path(sys.argv[2]).parent)
     is_killed = not sys.stdin.buffer.read()
     if is_killed:
         kill_marked(sys.argv[1])
