@@ -135,10 +135,13 @@ def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> Non
 
 
 WITHOUT_GPU = """\
+import os
+
 import transformers.utils
 from accelerate.state import DistributedType, PartialState
 
-PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
+if "LOCAL_RANK" in os.environ:  # not the launcher
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
 transformers.utils.is_torch_bf16_gpu_available = lambda: True
 """
 """A job's ``sitecustomize``: its processes are those of GPUs, but on CPUs, which have bf16 too.
