@@ -86,6 +86,11 @@ def test_offers_of_a_ranking_are_those_of_its_best_layout(tmp_path: Path) -> Non
         (2, True),
         (2, False),
     ]
+    engine = Parallel(gpus=2, strategy="deepspeed-zero2")
+    cell = best.cell.model_copy(update={"parallel": engine})
+    row = best.model_copy(update={"cell": cell})
+    training = ranked_training(ranking.model_copy(update={"offers": (row,)}), folder.spec())
+    assert (training.strategy, training.zero) == ("deepspeed-zero2", engine.zero_settings)
 
 
 MINE = """\
@@ -143,7 +148,7 @@ ESTIMATE = ("estimate", "--model", "llama-tiny", "--seq-len", "32")
 
 
 def test_an_estimate_of_several_gpus_is_exported(tmp_path: Path) -> None:
-    """Eight GPUs share the assumed effective batch of 16, by copies or by shards."""
+    """Eight GPUs share the assumed effective batch of 16, by copies, shards or DeepSpeed."""
     path = tmp_path / "job.sbatch"
     words = [*ESTIMATE, "--gpu", "8xH100-SXM", "--export", str(path), "--to", "slurm"]
     assert main([*words, "--strategy", "ddp"]) == 0
@@ -155,6 +160,10 @@ def test_an_estimate_of_several_gpus_is_exported(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "--use_fsdp --fsdp_version 2 " in text
     assert "2 x 1 accumulated x 8 GPUs (fsdp2) = 16 examples" in text
+    assert main([*words, "--strategy", "deepspeed-zero2", "--precision", "bf16"]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert '"zero_optimization": {\n    "stage": 2\n' in text
+    assert "--deepspeed deepspeed.json " in text
 
 
 def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(
