@@ -139,6 +139,8 @@ def test_accelerate_casts_trained_weights_up() -> None:
     bf16 = TRL | {"dtype": "bfloat16"}
     assert request(bf16, gpu="2xA40").recipe.precision == "bf16"
     assert request(bf16 | {"fsdp": True}, gpu="2xA40").recipe.precision == "bf16-mixed"
+    stated = request(bf16 | {"fsdp": True}, gpu="2xA40", effective_batch=32)
+    assert stated.recipe.precision == "bf16-mixed"
     assert request(AXOLOTL | {"fsdp_config": V2}, gpu="2xA40").recipe.precision == "bf16"
 
 

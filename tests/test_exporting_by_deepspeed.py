@@ -1,17 +1,16 @@
 """Task files of trainings by DeepSpeed, as transformers reads them, and one as TRL runs it."""
 
 import json
-import os
 import re
+import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from builders.data import rows, write_jsonl
+from builders.exported_jobs import job_variables
 from builders.trainings import OF_EIGHT, training_of
 from test_exporting_patched_configuration import TRAINERS, micro_key, written
 from test_exporting_task_file import scripts
@@ -65,7 +64,7 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
     assert "--bf16 True " in script
     assert "--mixed_precision no " in script
     assert "'deepspeed>=0.19.8'" in install_lines(training)
-    assert yaml.safe_load(task_file(training, "dstack").text)["nvcc"] is True
+    assert "nvcc" not in task_file(training, "dstack").text
     place = replace(OF_EIGHT, provider="aws", instance="p4d.24xlarge", instances=2)
     nodes = replace(training, nodes=2, placements=(place,))
     script = scripts("skypilot", task_file(nodes, "skypilot").text)[-1]
@@ -91,8 +90,10 @@ def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configur
 def job_of(configuration: Configuration, **changed: Any) -> TrainingJob:
     """The training of a configuration on two GPUs, as an estimate prices it."""
     training = by_deepspeed("deepspeed-zero2", zero=SETTINGS)
-    batch = {"precision": "bf16", "effective_batch": 16, "gradient_accumulation": 1}
-    recipe = as_recipe(configuration).model_copy(update=batch)
+    # The engine has one dtype.
+    engine = {"precision": "bf16", "adapter_dtype": "bf16"}
+    batch = {"effective_batch": 16, "gradient_accumulation": 1}
+    recipe = as_recipe(configuration).model_copy(update=engine | batch)
     epochs = configuration.options["epochs"]
     return replace(training, recipe=recipe, epochs=epochs, micro_batch=4, **changed)
 
@@ -116,6 +117,8 @@ def test_a_task_carries_the_file_of_a_configuration(trainer: str, tmp_path: Path
     assert "deepspeed: ds/z2.json" in script
     package = "[deepspeed]==" if trainer == "axolotl" else "'deepspeed>=0.19.8'"
     assert package in yaml.safe_load(task.text)["setup"]
+    stack = yaml.safe_load(task_file(replace(training, configuration=own), "dstack").text)
+    assert stack.get("nvcc", False) is (trainer == "axolotl")
 
 
 def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> None:
@@ -163,18 +166,9 @@ With ``--use_cpu`` accelerate would start DeepSpeed after the model is made.
 def test_two_processes_train_by_deepspeed_and_resume(
     strategy: ZeroStrategy, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    """6 steps: 24 examples, 2 epochs, 2 x 2 on two processes; then from the last checkpoint."""
-    data, bucket = tmp_path / "data", tmp_path / "bucket"
-    data.mkdir()
+    """6 steps: 24 examples, 2 epochs, 2 x 2 on two processes; then two from a checkpoint."""
+    bucket = tmp_path / "bucket"
     bucket.mkdir()
-    write_jsonl(data / "train.jsonl", [{"text": row["question"]} for row in rows(24)])
-    commands = {"trl": "trl.cli.main", "accelerate": "accelerate.commands.accelerate_cli"}
-    for name, module in commands.items():
-        file = tmp_path / "bin" / name
-        file.parent.mkdir(exist_ok=True)
-        command = f'exec {sys.executable} -m {module} "$@"'
-        file.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
-        file.chmod(0o755)
     training = by_deepspeed(
         strategy,
         {"effective_batch": 8, **fields},
@@ -186,26 +180,20 @@ def test_two_processes_train_by_deepspeed_and_resume(
     )
     script = yaml.safe_load(task_file(training, "skypilot").text)["run"]
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_GPU, encoding="utf-8")
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(tmp_path),
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "hf"),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "MODEL": str(made_model(tmp_path)),
-        "DATASET": str(data),
-        "OUTPUT": str(bucket),
-    }
+    own = {"PYTHONPATH": str(tmp_path), "DS_ACCELERATOR": "cpu", "OUTPUT": str(bucket)}
+    variables = job_variables(tmp_path, made_model(tmp_path), options="") | own
     words = ["bash", "-c", re.sub(r"save_steps \d+", "save_steps 4", script)]
+    earlier = bucket / "checkpoint-4" / "trainer_state.json"
+    written_at = set()
     for _ in range(2):
+        # The second run lacks the last two steps, and would write the fourth's again from none.
+        shutil.rmtree(bucket / "checkpoint-6", ignore_errors=True)
         done = subprocess.run(
             words, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
         last = json.loads((bucket / "checkpoint-6" / "trainer_state.json").read_text("utf-8"))
         assert (last["global_step"], last["train_batch_size"]) == (6, 2)
-    stage = int(strategy[-1])
-    ranks = list((bucket / "checkpoint-6" / "global_step6").glob("*optim_states.pt"))
-    assert len(ranks) == 2, stage
+        written_at.add(earlier.stat().st_mtime_ns)
+    assert len(written_at) == 1
+    assert len([*(bucket / "checkpoint-6" / "global_step6").glob("*optim_states.pt")]) == 2

@@ -15,7 +15,7 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils.launch import prepare_multi_gpu_env
-from builders.data import rows, write_jsonl
+from builders.exported_jobs import job_variables
 from builders.trainings import OF_EIGHT, SPOT, training_of
 from test_exporting_patched_configuration import TRAINERS, micro_key, written
 from test_exporting_task_file import sbatch_options, scripts
@@ -253,19 +253,10 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def nodes_run(script: str, folder: Path, model: Path, data: Path) -> list[str]:
+def nodes_run(script: str, folder: Path, variables: dict[str, str]) -> list[str]:
     """Run the script of a task of SkyPilot on two nodes, which mount one bucket; their logs."""
     port = free_port()
-    variables = {
-        **os.environ,
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "MODEL": str(model),
-        "DATASET": str(data),
-        "OUTPUT": str(folder / "bucket"),
-        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
-    }
+    shared = {"OUTPUT": str(folder / "bucket"), "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1"}
     nodes = []
     for rank in range(2):
         home = folder / f"node-{rank}"
@@ -273,7 +264,9 @@ def nodes_run(script: str, folder: Path, model: Path, data: Path) -> list[str]:
         own = {"SKYPILOT_NODE_RANK": str(rank), "HF_HOME": str(home / "hf")}
         text = script.replace("MASTER_PORT=29500", f"MASTER_PORT={port}")
         command = f"exec > log 2>&1\n{text}"
-        nodes.append(subprocess.Popen(["bash", "-c", command], cwd=home, env=variables | own))
+        nodes.append(
+            subprocess.Popen(["bash", "-c", command], cwd=home, env=variables | shared | own)
+        )
     codes = [node.wait(timeout=600) for node in nodes]
     logs = [(folder / f"node-{rank}" / "log").read_text("utf-8") for rank in range(2)]
     assert codes == [0, 0], "\n".join(log[-3000:] for log in logs)
@@ -284,16 +277,6 @@ def nodes_run(script: str, folder: Path, model: Path, data: Path) -> list[str]:
 @pytest.mark.parametrize("form", ["command", "python", "configuration"])
 def test_two_nodes_train_together_and_resume(form: str, tmp_path: Path) -> None:
     """9 steps: 24 examples, 3 epochs, 2 x 2 on two nodes a step; then from the last checkpoint."""
-    data = tmp_path / "data"
-    data.mkdir()
-    write_jsonl(data / "train.jsonl", [{"text": row["question"]} for row in rows(24)])
-    commands = {"trl": "trl.cli.main", "accelerate": "accelerate.commands.accelerate_cli"}
-    for name, module in commands.items():
-        file = tmp_path / "bin" / name
-        file.parent.mkdir(exist_ok=True)
-        command = f'exec {sys.executable} -m {module} "$@" --use_cpu True'
-        file.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
-        file.chmod(0o755)
     fields = {"loss": "full-logits", "precision": "bf16"} if form == "python" else {}
     training = training_of(
         {"effective_batch": 8} | fields,
@@ -307,15 +290,17 @@ def test_two_nodes_train_together_and_resume(form: str, tmp_path: Path) -> None:
         placements=(replace(SPOT, checkpoint_minutes=400.0, instances=2),),
     )
     model = made_model(tmp_path)
+    variables = job_variables(tmp_path, model)
     if form == "configuration":
-        text = CONFIGURATION.format(model=model, data=data).replace("steps: 4", "steps: 2")
+        text = CONFIGURATION.format(model=model, data=variables["DATASET"])
+        text = text.replace("steps: 4", "steps: 2")
         own = PatchedConfiguration("mine.yml", "TRL", "1.16", text, "", {})
         training = replace(training, configuration=own)
     script = yaml.safe_load(task_file(training, "skypilot").text)["run"]
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     for step in (9, 9):
-        nodes_run(script, tmp_path, model, data)
+        nodes_run(script, tmp_path, variables)
         saved = {path.name for path in (bucket / "checkpoint-6").iterdir()}
         assert {"rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= saved
         last = json.loads((bucket / "checkpoint-9" / "trainer_state.json").read_text("utf-8"))

@@ -1,11 +1,9 @@
 """Exported trainings as TRL itself reads them, and one as TRL runs it."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
-from builders.data import rows, train_tokenizer, write_jsonl
+from builders.data import rows, train_tokenizer
+from builders.exported_jobs import job_variables
 from builders.trainings import OF_EIGHT, SPOT, training_of
 from peft import LoraConfig
 from tokenizers import Tokenizer
@@ -247,15 +246,6 @@ def test_the_exported_training_runs_to_its_end_and_resumes(
     fields: dict[str, Any] | str, tmp_path: Path
 ) -> None:
     """9 steps: 24 examples, 3 epochs, 2 x 4 a step. A second run begins at the last checkpoint."""
-    data = tmp_path / "data"
-    data.mkdir()
-    write_jsonl(data / "train.jsonl", [{"text": row["question"]} for row in rows(24)])
-    commands = {"trl": f"{sys.executable} -m trl.cli.main", "python": sys.executable}
-    for name, command in commands.items():
-        file = tmp_path / "bin" / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f'#!/bin/sh\nexec {command} "$@" --use_cpu True\n', encoding="utf-8")
-        file.chmod(0o755)
     # A checkpoint after 6 of the 9 steps.
     place = replace(SPOT, checkpoint_minutes=400.0)
     training = training_of(
@@ -268,19 +258,11 @@ def test_the_exported_training_runs_to_its_end_and_resumes(
     )
     model, output = made_model(tmp_path), tmp_path / "out"
     output.mkdir()
+    environment = job_variables(tmp_path, model) | {"OUTPUT": str(output)}
     if fields == "configuration":
-        text = CONFIGURATION.format(model=model, data=data)
+        text = CONFIGURATION.format(model=model, data=environment["DATASET"])
         own = PatchedConfiguration("mine.yml", "TRL", "1.16", text, "", {})
         training = replace(training, configuration=own)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_OFFLINE": "1",
-        "MODEL": str(model),
-        "DATASET": str(data),
-        "OUTPUT": str(output),
-    }
     script = f"set -euo pipefail\n{training_script(training)}"
     for step in (9, 9):
         done = subprocess.run(

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.ray_backend.orphans import folder_of_own_ray, keep_logs
+from orchestrator.ray_backend.orphans import end_leftovers, folder_of_own_ray, keep_logs
 
 DRIVER = """
 import subprocess, sys, time
@@ -91,6 +91,17 @@ def test_a_later_driver_ends_what_one_without_its_helper_left(
     assert not later.exists()
 
 
+def test_what_others_have_under_such_a_name_stays(tmp_path: Path) -> None:
+    """No file of a driver: bytes of anything, a pipe, or a folder."""
+    for name in ("ray-bytes", "ray-pipe", "ray-folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ray-bytes" / "owner").write_bytes(b"\xff\x00" * 100)
+    os.mkfifo(tmp_path / "ray-pipe" / "owner")
+    (tmp_path / "ray-folder" / "owner").mkdir()
+    end_leftovers(tmp_path)
+    assert len(list(tmp_path.glob("ray-*/owner"))) == 3
+
+
 def test_a_driver_that_ends_itself_leaves_its_processes(driver: "subprocess.Popen[str]") -> None:
     """Ray ends its own then; the helper has ended, and the folder is gone, before the driver."""
     processes, folder = started_by(driver)
@@ -111,6 +122,7 @@ def test_only_a_folder_with_logs_can_be_kept(tmp_path: Path) -> None:
         logs.mkdir(parents=True)
         assert keep_logs(folder) == logs
     assert logs.is_dir()
+    assert not list(folder.glob("owner"))  # a normal end leaves processes to Ray
     shutil.rmtree(folder)
 
 

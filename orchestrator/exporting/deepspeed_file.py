@@ -11,7 +11,7 @@ from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STAGES
 
 PACKAGE = "deepspeed>=0.19.8"
-"""Package for TRL and LLaMA-Factory; older ones ask for CUDA's compiler when they are imported."""
+"""Package for TRL and LLaMA-Factory; older ones need CUDA's compiler when they are imported."""
 OF_TRAINER = {
     "bf16": {"enabled": "auto"},
     "gradient_accumulation_steps": "auto",
@@ -22,11 +22,6 @@ OF_TRAINER = {
 }
 """What transformers' Trainer fills in by its own options."""
 SAVING = {"stage3_gather_16bit_weights_on_model_save": True}
-
-
-def is_by_deepspeed(training: TrainingJob) -> bool:
-    """Whether a training shares its GPUs by DeepSpeed."""
-    return training.strategy in ZERO_STAGES
 
 
 def file_text(training: TrainingJob) -> str:

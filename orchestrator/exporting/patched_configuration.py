@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from orchestrator.configurations.keys_of_changes import (
     MICRO_BATCH_OF_TRANSFORMERS,
     micro_batch_key,
 )
-from orchestrator.configurations.layouts.deepspeed import deepspeed_named
-from orchestrator.configurations.layouts.several_gpus import IN_BF16, is_cast_up
+from orchestrator.configurations.layouts.several_gpus import layout_of, precision_of
 from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
-from orchestrator.exporting.deepspeed_file import carried_files, is_by_deepspeed
+from orchestrator.exporting.deepspeed_file import carried_files
 from orchestrator.exporting.training import ExportError, PatchedConfiguration, TrainingJob
 from orchestrator.spec.recipe_options import plain
 from orchestrator.spec.yaml_lines import read_yaml
@@ -161,11 +161,8 @@ def _differences(
 
 def _differences_of_layout(configuration: Configuration, training: TrainingJob) -> Iterator[str]:
     """Properties of several GPUs that are not those of the configuration."""
-    options = configuration.options
-    strategy, zero = options.get("strategy", "ddp"), None
-    if "deepspeed" in options:
-        engine = deepspeed_named(options["deepspeed"], Path(configuration.file))
-        strategy, zero = engine.strategy, engine.zero
+    stated = {"strategy": "ddp", **layout_of(configuration, {})}
+    strategy, zero = stated["strategy"], stated.get("zero")
     if zero is not None and training.strategy is None:
         yield "trains by DeepSpeed, and the price is for one GPU without it"
     elif training.strategy not in (None, strategy):
@@ -175,11 +172,7 @@ def _differences_of_layout(configuration: Configuration, training: TrainingJob) 
 
 
 def _stated_recipe(configuration: Configuration, training: TrainingJob) -> Recipe:
-    """Recipe of the configuration, in the precision that its layout gives it."""
-    stated = as_recipe(configuration)
-    update: dict[str, Any] = {}
-    if is_by_deepspeed(training) and stated.precision in IN_BF16:
-        update = {"precision": "bf16", "adapter_dtype": training.recipe.adapter_dtype}
-    elif training.strategy == "fsdp2" and is_cast_up(configuration):
-        update = {"precision": "bf16-mixed"}
-    return stated.model_copy(update=update)
+    """Recipe of the configuration, in the precision that the training's layout gives it."""
+    options = {**configuration.options, "strategy": training.strategy}
+    changed = precision_of(configuration, options)
+    return as_recipe(replace(configuration, options={**configuration.options, **changed}))

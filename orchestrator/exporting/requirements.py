@@ -3,7 +3,7 @@
 import shlex
 from importlib import metadata
 
-from orchestrator.exporting.deepspeed_file import PACKAGE, is_by_deepspeed
+from orchestrator.exporting.deepspeed_file import PACKAGE
 from orchestrator.exporting.training import TrainingJob
 from orchestrator.spec.trainer_defaults import TRL_VERSION
 
@@ -18,17 +18,27 @@ def install_lines(training: TrainingJob) -> str:
     recipe, version = training.recipe, f"{configuration.version}.*"
     uses_flash = recipe.attention == "flash_attention_2"
     if configuration.trainer == "axolotl":
-        wanted = {"flash-attn": uses_flash, "deepspeed": is_by_deepspeed(training)}
+        wanted = {"flash-attn": uses_flash, "deepspeed": training.is_by_deepspeed}
         extras = ",".join(name for name, applies in wanted.items() if applies)
         name = f"axolotl{f'[{extras}]' if extras else ''}=={version}"
         return _pip(["packaging", "setuptools", "wheel", "ninja", "torch>=2.11"], [name])
     needed = {
         "bitsandbytes": recipe.method == "qlora" or "8bit" in recipe.optimizer,
         "liger-kernel": recipe.liger_kernels or recipe.loss == "liger",
-        PACKAGE: is_by_deepspeed(training),
+        PACKAGE: training.is_by_deepspeed,
     }
     names = [f"llamafactory=={version}", *(name for name, wanted in needed.items() if wanted)]
     return _pip(names, ["flash-attn>=2.8"] if uses_flash else [])
+
+
+def needs_compiler(training: TrainingJob) -> bool:
+    """Whether CUDA's compiler must be where a training runs.
+
+    DeepSpeed before 0.19 asks for it when it is imported, and axolotl 0.19 takes no newer one.
+    """
+    configuration = training.configuration
+    is_axolotl = configuration is not None and configuration.trainer == "axolotl"
+    return is_axolotl and training.is_by_deepspeed
 
 
 def _trl_lines(training: TrainingJob) -> str:
@@ -38,7 +48,7 @@ def _trl_lines(training: TrainingJob) -> str:
     needed = {
         "torchao>=0.18": recipe.optimizer.startswith("torchao"),
         "liger-kernel>=0.8.5": recipe.liger_kernels,
-        PACKAGE: is_by_deepspeed(training),
+        PACKAGE: training.is_by_deepspeed,
     }
     # These compile against the torch that is installed.
     compiled = {

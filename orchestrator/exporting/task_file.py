@@ -16,7 +16,7 @@ from orchestrator.exporting.names import (
     SLURM_GPUS,
     Dstack,
 )
-from orchestrator.exporting.requirements import install_lines
+from orchestrator.exporting.requirements import install_lines, needs_compiler
 from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob
 from orchestrator.exporting.training_script import filled, save_steps, training_script
 from orchestrator.pricing.catalog_file import OWN
@@ -173,6 +173,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         script=script,
         bucket_script=filled("bucket", script=script, nodes=training.nodes),
         install=install_lines(training),
+        needs_compiler=needs_compiler(training),
         variables=_variables(training, target),
         mounts=mounts,
         output=form.output[0],

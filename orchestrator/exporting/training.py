@@ -147,6 +147,11 @@ class TrainingJob:
         return self.strategy in {"fsdp2", "hsdp"}
 
     @property
+    def is_by_deepspeed(self) -> bool:
+        """Whether the GPUs share the training by DeepSpeed."""
+        return self.zero is not None
+
+    @property
     def gpus_per_node(self) -> int:
         """GPUs of each node."""
         return self.gpus // self.nodes

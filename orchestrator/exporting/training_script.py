@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.exporting.deepspeed_file import file_text, is_by_deepspeed
+from orchestrator.exporting.deepspeed_file import file_text
 from orchestrator.exporting.training import TrainingJob
 from orchestrator.exporting.trl_options import Options, trl_options
 from orchestrator.spec.job import MINUTES_PER_HOUR
@@ -119,7 +119,7 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
         "train_sh",
         **setting,
         python=python,
-        deepspeed=file_text(training) if is_by_deepspeed(training) else None,
+        deepspeed=file_text(training) if training.is_by_deepspeed else None,
         program=_program(training, is_python=python is not None),
         options=[_written(name, value) for name, value in _all_options(training, options).items()],
     )

@@ -1,6 +1,5 @@
 """Options of TRL's command line that are a recipe, and recipes that it cannot express."""
 
-from orchestrator.exporting.deepspeed_file import is_by_deepspeed
 from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.recipes.fields import WEIGHTED, Attention, Dtype, Optimizer, Task
 from trials.recipes.recipe import Recipe
@@ -55,7 +54,7 @@ def trl_options(training: TrainingJob) -> Options:
         **_adapters(recipe),
         **(_of_shards(training) if training.is_sharded else {}),
         # By DeepSpeed, which has no autocast, this is the dtype of its engine.
-        **({"bf16": "True"} if is_by_deepspeed(training) else {}),
+        **({"bf16": "True"} if training.is_by_deepspeed else {}),
     }
     if training.model.experts is not None and recipe.router_loss is False:
         options["router_aux_loss_coef"] = "0.0"

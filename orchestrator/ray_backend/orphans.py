@@ -25,6 +25,7 @@ MARK = "FINETUNE_COST_DRIVER"
 """Variable that every process of a driver inherits, with a value of that driver."""
 PREFIX, OWNER = "ray-", "owner"
 """Beginning of a folder's name, and the file in it that its driver locks."""
+MOST_MARK_BYTES = 64
 KEEPS_VARIABLES = "SPT_NOENV"
 """Variable that keeps Ray's titles of processes from overwriting the variables, and the mark."""
 NONE_LEFT_SECONDS = 2.0  # without a marked process: none of them starts another any more
@@ -64,12 +65,19 @@ def folder_of_own_ray() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _owned(folder: Path, mark: str) -> Iterator[None]:
-    """Lock a folder while its driver runs; the locked file has the driver's mark."""
-    with (folder / OWNER).open("wb", buffering=0) as owner:
+    """Lock a folder while its driver runs; the locked file has the driver's mark.
+
+    A normal end, which leaves the driver's processes, removes the file while it is locked.
+    """
+    path = folder / OWNER
+    with path.open("wb", buffering=0) as owner:
         with contextlib.suppress(OSError):  # as of a disk without locks, or a full one
             fcntl.flock(owner, fcntl.LOCK_SH)
             owner.write(mark.encode())
-        yield
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def end_leftovers(place: Path) -> None:
@@ -78,12 +86,14 @@ def end_leftovers(place: Path) -> None:
         with contextlib.suppress(OSError):  # of other users, without a lock, or gone meanwhile
             if path.parent.lstat().st_uid != os.getuid() or _keeping(path.parent).exists():
                 continue
-            with path.open(encoding="utf-8") as owner:
+            if not path.is_file():
+                continue
+            with path.open("rb") as owner:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                mark = owner.read()
+                mark = owner.read(MOST_MARK_BYTES)
             # Else its driver is about to lock it, or it is no folder of a driver.
-            if re.fullmatch(r"\d+-[0-9a-f]{16}", mark):
-                kill_marked(mark)
+            if re.fullmatch(rb"\d+-[0-9a-f]{16}", mark):
+                kill_marked(mark.decode())
                 _remove(path.parent)
 
 

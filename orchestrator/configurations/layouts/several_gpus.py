@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
+from orchestrator.configurations.estimate_options import as_recipe
 from orchestrator.configurations.key_classes import OFF, Config, Reading, is_idle, shown
 from orchestrator.configurations.layouts.deepspeed import deepspeed_named
 from trials.recipes.parallel import ZERO_STRATEGIES
 
 WORDS = ("full_shard", "auto_wrap", True)
 """Words of ``fsdp`` that mean what FSDP2 does by default; transformers 5 also takes true."""
-IN_BF16 = frozenset({"bf16", "bf16-mixed", "fp32-mixed-load"})
-"""Precisions that are bf16 by DeepSpeed, whose engine has one dtype."""
 IDLE_COUNTS = (None, False, 0, 1)
 LAYOUT_KEYS = (
     *("deepspeed", "fsdp", "fsdp_config", "ddp"),
@@ -160,7 +159,7 @@ def on_several_gpus(
             are several numbers.
     """
     file = configuration.file
-    layout = _layout_of(configuration, given)
+    layout = layout_of(configuration, given)
     stated = layout.get("strategy")
     if max(counts) == 1:
         if stated is None:
@@ -170,8 +169,7 @@ def on_several_gpus(
             "or --gpus 8"
         )
     changed = dict(options) | {"strategy": "ddp"} | layout
-    if changed["strategy"] in ZERO_STRATEGIES:
-        changed |= _in_one_dtype(changed)
+    changed |= precision_of(configuration, changed)
     if any(given.get(name) for name in ("effective_batch", "gradient_accumulation")):
         return changed
     if len(counts) > 1:
@@ -188,12 +186,10 @@ def on_several_gpus(
         own = configuration.options.get(name)
         if own is not None and given.get(name) is None:
             changed[name] = options[name] * ranks
-    if changed["strategy"] == "fsdp2" and is_cast_up(configuration):
-        changed["precision"] = "bf16-mixed"
     return changed
 
 
-def _layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[str, Any]:
+def layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the layout that the command line states, or else the file.
 
     Raises:
@@ -208,16 +204,21 @@ def _layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[s
     return {} if stated is None else {"strategy": stated}
 
 
-def _in_one_dtype(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Precision under DeepSpeed, which casts all weights to the dtype of the products.
+def precision_of(configuration: Configuration, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the precision that the strategy among these options changes.
 
-    Not under autocast: accelerate leaves the precision to DeepSpeed.
+    DeepSpeed casts all weights to the dtype of the products. Not under autocast: accelerate leaves
+    the precision to DeepSpeed.
     """
-    has_bf16 = str(options.get("precision")) in IN_BF16
-    return {"precision": "bf16", "adapter_dtype": None} if has_bf16 else {}
+    if options["strategy"] in ZERO_STRATEGIES:
+        precision = options.get("precision") or as_recipe(configuration).precision
+        has_bf16 = precision in {"bf16", "bf16-mixed", "fp32-mixed-load"}
+        return {"precision": "bf16", "adapter_dtype": None} if has_bf16 else {}
+    is_mixed = options["strategy"] == "fsdp2" and _is_cast_up(configuration)
+    return {"precision": "bf16-mixed"} if is_mixed else {}
 
 
-def is_cast_up(configuration: Configuration) -> bool:
+def _is_cast_up(configuration: Configuration) -> bool:
     """Whether accelerate casts trained weights in bf16 up to fp32, as it does under autocast.
 
     Source: ``fsdp2_prepare_model`` of accelerate 1.15; axolotl's own does not.
