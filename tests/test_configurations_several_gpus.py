@@ -144,6 +144,12 @@ def test_accelerate_casts_trained_weights_up() -> None:
     assert request(AXOLOTL | {"fsdp_config": V2}, gpu="2xA40").recipe.precision == "bf16"
 
 
+def test_deepspeed_has_one_dtype_where_none_is_stated() -> None:
+    """TRL's default is autocast, which accelerate leaves out."""
+    values = TRL | {"deepspeed": {"zero_optimization": {"stage": 2}}}
+    assert request(values, gpu="2xA40").recipe.precision == "bf16"
+
+
 @pytest.mark.parametrize(
     ("values", "options"),
     [
