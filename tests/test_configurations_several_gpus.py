@@ -25,6 +25,9 @@ TRL: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "packing": Fal
 FACTORY: dict[str, Any] = TRL | {"stage": "sft", "do_train": True, "bf16": True}
 FACTORY.pop("packing")
 V2 = {"fsdp_version": 2}
+FSDP, DEEPSPEED = {"distributed_type": "FSDP"}, {"distributed_type": "DEEPSPEED"}
+ZERO_2 = {"zero_stage": 2, "offload_optimizer_device": "none"}
+CONTEXTS = {"parallelism_config": {"parallelism_config_cp_size": 2}}
 
 
 def read(values: dict[str, Any]) -> Configuration:
@@ -153,10 +156,19 @@ def test_deepspeed_has_one_dtype_where_none_is_stated() -> None:
 @pytest.mark.parametrize(
     ("values", "options"),
     [
-        ({"fsdp_config": V2, "num_processes": 8}, ", with --gpus 8 --strategy fsdp2"),
-        ({"distributed_type": "MULTI_GPU", "num_processes": 2}, ", with --gpus 2 --strategy ddp"),
-        ({"distributed_type": "DEEPSPEED", "num_processes": 2}, ""),
-        ({"fsdp_config": {"fsdp_version": 1}, "num_processes": 8}, ""),
+        ({**FSDP, "fsdp_config": V2}, ", with --gpus 8 --strategy fsdp2"),
+        (
+            {**FSDP, "fsdp_config": V2, "num_machines": 2},
+            ", with --gpus 8 --strategy fsdp2 --nodes 2",
+        ),
+        ({**FSDP, "fsdp_config": {"fsdp_version": 1}}, ""),
+        ({**FSDP, "fsdp_config": {**V2, "fsdp_offload_params": True}}, ""),
+        ({**FSDP, "fsdp_config": V2, **CONTEXTS}, ""),
+        ({"distributed_type": "MULTI_GPU"}, ", with --gpus 8 --strategy ddp"),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 1}, ""),
+        ({**DEEPSPEED, "deepspeed_config": ZERO_2}, ", with --gpus 8 --strategy deepspeed-zero2"),
+        ({**DEEPSPEED, "deepspeed_config": {**ZERO_2, "offload_param_device": "cpu"}}, ""),
+        (DEEPSPEED, ""),
     ],
 )
 def test_a_file_of_accelerate_names_the_options_that_it_comes_to(
@@ -164,6 +176,7 @@ def test_a_file_of_accelerate_names_the_options_that_it_comes_to(
 ) -> None:
     """It describes machines, which options state beside the trainer's own file."""
     file = tmp_path / "accelerate.yaml"
-    file.write_text(yaml.safe_dump(values | {"compute_environment": "LOCAL_MACHINE"}), "utf-8")
+    machines = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8}
+    file.write_text(yaml.safe_dump(machines | values), "utf-8")
     with pytest.raises(ConfigurationError, match=f"give the trainer's own file{options}$"):
         read_configuration(file)

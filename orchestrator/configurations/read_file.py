@@ -16,6 +16,7 @@ from orchestrator.configurations.trainers.axolotl import AXOLOTL
 from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
 from orchestrator.configurations.trainers.trl import TRL
 from orchestrator.spec.yaml_lines import read_yaml
+from trials.recipes.parallel import ZERO_STRATEGIES
 
 TRAINERS = (AXOLOTL, LLAMA_FACTORY, TRL)
 """Trainers whose configurations are read."""
@@ -33,6 +34,10 @@ OF_VERSION_1 = ("model_class", "dist_config", "peft_config", "kernel_config", "q
 """Keys that stand beside ``model`` in files of LLaMA-Factory's version 1."""
 
 FEWEST_GPUS, FSDP2 = 2, 2
+OFFLOADING = ("offload_optimizer_device", "offload_param_device")
+"""Keys of accelerate for DeepSpeed with parts of the training on the host."""
+OTHER_AXES = ("dp_replicate_size", "tp_size", "cp_size", "sp_size")
+"""Sizes of accelerate's mesh that are 1 under FSDP2, ZeRO and DDP alone."""
 
 OF_LLAMA_FACTORY = ("stage", "finetuning_type", "template", "cutoff_len", "do_train")
 """Keys that files of LLaMA-Factory have, and files of TRL have not."""
@@ -80,12 +85,34 @@ def _yaml(text: str, path: Path) -> Mapping[str, Any]:
 
 def _layout_options(values: Mapping[str, Any]) -> str:
     """Options that say what a configuration of accelerate does, where it is simulated."""
-    settings, number = values.get("fsdp_config"), values.get("num_processes")
-    version = settings.get("fsdp_version") if isinstance(settings, dict) else None
-    is_ddp = values.get("distributed_type") == "MULTI_GPU"
-    if type(number) is not int or number < FEWEST_GPUS or not (is_ddp or version == FSDP2):
+    number, machines = values.get("num_processes"), values.get("num_machines", 1)
+    strategy = _strategy(values)
+    if type(number) is not int or number < FEWEST_GPUS or strategy is None:
         return ""
-    return f", with --gpus {number} --strategy {'ddp' if is_ddp else 'fsdp2'}"
+    nodes = f" --nodes {machines}" if type(machines) is int and machines > 1 else ""
+    return f", with --gpus {number} --strategy {strategy}{nodes}"
+
+
+def _strategy(values: Mapping[str, Any]) -> str | None:
+    """Strategy of a configuration of accelerate; None if it is not simulated."""
+    kind = values.get("distributed_type")
+    axes = _section(values, "parallelism_config")
+    if any(axes.get(f"parallelism_config_{name}", 1) != 1 for name in OTHER_AXES):
+        return None
+    if kind == "MULTI_GPU":
+        return "ddp"
+    settings = _section(values, f"{str(kind).lower()}_config")
+    if kind == "DEEPSPEED":
+        offloads = any(settings.get(name) not in ("none", None) for name in OFFLOADING)
+        strategy = f"deepspeed-zero{settings.get('zero_stage')}"
+        return strategy if strategy in ZERO_STRATEGIES and not offloads else None
+    is_simulated = settings.get("fsdp_version") == FSDP2 and not settings.get("fsdp_offload_params")
+    return "fsdp2" if is_simulated else None
+
+
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def trainer_of(values: Mapping[str, Any], path: Path | str) -> Trainer:
