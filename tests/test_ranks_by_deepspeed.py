@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real, traced
+from builders.ranks import (
+    BATCH,
+    LENGTH,
+    Answers,
+    RankCase,
+    moved,
+    on_layout,
+    peak,
+    real,
+    traceable,
+    traced,
+)
 from torch.nn import functional
 
 from trials.child_process.child_prober import ChildProber
@@ -66,20 +77,6 @@ def by_zero(
     return on_layout(cell, Parallel(gpus=ranks, strategy=strategy, zero=zero))
 
 
-def compared(cases: list[RankCase], folder: Path) -> dict[str, list[int]]:
-    """Bytes that the peak of each real rank is above the traced one, by case; collectives equal."""
-    apart = {}
-    for (cell, count), of_ranks in zip(cases, real(cases, folder), strict=True):
-        steps = traced(cell, count)
-        assert cell.parallel is not None
-        key = f"{cell.recipe.method} {cell.parallel.key} x {count}"
-        # A real step holds the tokens of all micro-batches; with several, losses and their sum.
-        more = (count - 1) * BATCH * LENGTH * 8 + FREQUENCIES + (4 * count if count > 1 else 0)
-        apart[key] = [rank["peak"] - more - peak(steps) for rank in of_ranks]
-        assert all(rank["moved"] == moved(steps, count) for rank in of_ranks), key
-    return apart
-
-
 def all_cases(ranks: int, counts: tuple[int, ...]) -> list[RankCase]:
     """Each stage with each recipe and number of micro-batches."""
     return [
@@ -88,23 +85,52 @@ def all_cases(ranks: int, counts: tuple[int, ...]) -> list[RankCase]:
     ]
 
 
-@pytest.mark.parametrize(
-    "counts", [(2,), pytest.param((1, 2, 3), marks=pytest.mark.long, id="long")]
-)
-def test_a_traced_rank_is_the_real_one(counts: tuple[int, ...], tmp_path: Path) -> None:
+RELEASED = [(by_zero("deepspeed-zero3", method, zero=RELEASING), 2) for method in RECIPES]
+EXPERTS = [
+    (by_zero("deepspeed-zero3", method, zero=RELEASING, model="mixtral-tiny"), 2)
+    for method in RECIPES
+]
+ALONE = [(by_zero("deepspeed-zero2"), 1), (by_zero("deepspeed-zero3"), 1)]
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What two ranks, started once, count in the cases of every run of the tests."""
+    return real([*all_cases(2, (2,)), *RELEASED, *EXPERTS, *ALONE], tmp_path_factory.mktemp("two"))
+
+
+def compared(cases: list[RankCase], counted: Answers) -> dict[str, list[int]]:
+    """Bytes that the peak of each real rank is above the traced one, by case; collectives equal."""
+    apart = {}
+    for case in cases:
+        cell, count = case
+        steps = traced(cell, count)
+        assert cell.parallel is not None
+        key = f"{cell.recipe.method} {cell.parallel.key} x {count}"
+        # A real step holds the tokens of all micro-batches; with several, losses and their sum.
+        more = (count - 1) * BATCH * LENGTH * 8 + FREQUENCIES + (4 * count if count > 1 else 0)
+        apart[key] = [rank["peak"] - more - peak(steps) for rank in counted[case]]
+        assert all(rank["moved"] == moved(steps, count) for rank in counted[case]), key
+    return apart
+
+
+def test_a_traced_rank_is_the_real_one(of_two: Answers) -> None:
     """DeepSpeed itself runs on both; frequencies and losses aside, to the byte."""
-    releasing = [(by_zero("deepspeed-zero3", method, zero=RELEASING), 2) for method in RECIPES]
-    apart = compared(all_cases(2, counts) + releasing, tmp_path)
+    apart = compared([*all_cases(2, (2,)), *RELEASED], of_two)
     assert apart == {key: [0] * 2 for key in apart}
 
 
-def test_experts_are_divided_as_other_weights(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_traced_rank_is_the_real_one_with_any_micro_batches(tmp_path: Path) -> None:
+    """One and three have passes of their own, beside the two of every run of the tests."""
+    cases = all_cases(2, (1, 3))
+    apart = compared(cases, real(cases, tmp_path))
+    assert apart == {key: [0] * 2 for key in apart}
+
+
+def test_experts_are_divided_as_other_weights(of_two: Answers) -> None:
     """Stage 3 gathers all experts of a layer at once; traced ranks take 16 bytes more."""
-    cases = [
-        (by_zero("deepspeed-zero3", method, zero=RELEASING, model="mixtral-tiny"), 2)
-        for method in RECIPES
-    ]
-    apart = compared(cases, tmp_path)
+    apart = compared(EXPERTS, of_two)
     assert apart == {key: [-16] * 2 for key in apart}
 
 
@@ -112,7 +138,8 @@ def test_experts_are_divided_as_other_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_of_more_ranks_each_is_like_the_traced_one(ranks: int, tmp_path: Path) -> None:
     """Parts end inside of weights there: ranks differ by less than the largest one of a layer."""
-    for of_ranks in compared(all_cases(ranks, (1, 2, 3)), tmp_path).values():
+    cases = all_cases(ranks, (1, 2, 3))
+    for of_ranks in compared(cases, real(cases, tmp_path)).values():
         assert max(map(abs, of_ranks)) < LARGEST_WEIGHT
 
 
@@ -133,14 +160,13 @@ def test_collectives_have_the_closed_forms_of_zero() -> None:
             assert bytes_moved["ALL_GATHER"] == weights
 
 
-@pytest.mark.parametrize("strategy", ["deepspeed-zero2", "deepspeed-zero3"])
-def test_ranks_have_the_loss_of_one_process(strategy: ZeroStrategy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ALONE, ids=["deepspeed-zero2", "deepspeed-zero3"])
+def test_ranks_have_the_loss_of_one_process(case: RankCase, of_two: Answers) -> None:
     """Their updates are too small to change it."""
-    cell = by_zero(strategy)
-    (ranks,) = real([(cell, 1)], tmp_path)
-    one = cell.model_copy(update={"parallel": None})
-    alone = FineTuning(one, find_model(cell.model), device=torch.device("cpu"), seed=0)
-    assert ranks[0]["loss"] == pytest.approx(alone.step(alone.tokens(BATCH)), rel=1e-5)
+    one = case[0].model_copy(update={"parallel": None})
+    alone = FineTuning(one, find_model(one.model), device=torch.device("cpu"), seed=0)
+    loss = alone.step(alone.tokens(BATCH))
+    assert of_two[case][0]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_trace_gathers_weights_in_the_order_of_their_module() -> None:
@@ -189,7 +215,7 @@ def test_weights_are_gathered_for_each_pass_where_they_are_freed() -> None:
 def test_a_trace_leaves_the_linear_of_other_models() -> None:
     """DeepSpeed's own would meet the proxies of routers that experts one by one have."""
     before = functional.linear
-    traced(by_zero("deepspeed-zero3"), 1)
+    traceable(by_zero("deepspeed-zero3")).trace(BATCH, lambda _: 0)
     assert functional.linear is before
 
 
@@ -227,5 +253,5 @@ def test_further_micro_batches_reduce_from_stage_2_on() -> None:
 
 def weight_bytes() -> int:
     """Bytes of the model's weights in bf16."""
-    made = TraceableCell(by_zero("deepspeed-zero1"), find_model("llama-tiny"), target="cpu")
+    made = traceable(by_zero("deepspeed-zero1"))
     return sum(2 * parameter.numel() for parameter in made.model.parameters())

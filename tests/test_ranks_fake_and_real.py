@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from builders.observations import cpu, recipe, tiny_cell
-from builders.ranks import BATCH, LENGTH, RankCase, moved, on_layout, peak, real, traced
+from builders.ranks import (
+    BATCH,
+    LENGTH,
+    Answers,
+    RankCase,
+    moved,
+    on_layout,
+    peak,
+    real,
+    traceable,
+    traced,
+)
 
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.fields import Method
@@ -16,7 +27,6 @@ from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Outcome
-from trials.simulation.tracing.trace import TraceableCell
 from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
 
@@ -52,14 +62,41 @@ def is_quick(cell: Cell) -> bool:
     return cell.parallel is not None and cell.parallel.key in quick
 
 
-def compared(ranks: int, *, few: bool, folder: Path) -> dict[str, list[int]]:
+def quick_cases(ranks: int) -> list[RankCase]:
+    """Those of each run of the tests, with two micro-batches."""
+    return [(cell, count) for cell, count in cases(ranks) if count == 2 and is_quick(cell)]
+
+
+SPLIT = [
+    (on_layout(tiny_cell("llama-tiny", made, seq_len=LENGTH), Parallel(gpus=2, strategy="tp")), 1)
+    for made in RECIPES.values()
+]
+
+
+@pytest.fixture(scope="module")
+def with_norms(tmp_path_factory: pytest.TempPathFactory) -> RankCase:
+    """A model whose plan has more than two styles: norms of queries and keys, left frozen."""
+    config = find_model("llama-tiny").config
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    model = tmp_path_factory.mktemp("model") / "qwen3.json"
+    model.write_text(json.dumps(config | {"model_type": "qwen3"} | sizes), encoding="utf-8")
+    cell = tiny_cell(str(model), RECIPES["lora"], seq_len=LENGTH)
+    return on_layout(cell, Parallel(gpus=2, strategy="tp")), 1
+
+
+@pytest.fixture(scope="module")
+def of_two(with_norms: RankCase, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What two ranks, started once, count in the cases of every run of the tests."""
+    return real([*quick_cases(2), *SPLIT, with_norms], tmp_path_factory.mktemp("two"))
+
+
+def compared(counted: Answers) -> dict[str, list[int]]:
     """Bytes that the peak of each real rank is above the traced one, by case; collectives equal."""
-    all_cases = [(cell, n) for cell, n in cases(ranks) if not few or (n == 2 and is_quick(cell))]
     apart = {}
-    for (cell, count), of_ranks in zip(all_cases, real(all_cases, folder), strict=True):
+    for (cell, count), of_ranks in counted.items():
         steps = traced(cell, count)
         assert cell.parallel is not None
-        key = f"{cell.recipe.method} {cell.parallel.key} x {count}"
+        key = f"{cell.model} {cell.recipe.method} {cell.parallel.key} x {count}"
         # A real step holds the tokens of all micro-batches, and the loss of each for its sum.
         more = (count - 1) * (BATCH * LENGTH * 8 + 12)
         apart[key] = [rank["peak"] - more - peak(steps) for rank in of_ranks]
@@ -67,14 +104,18 @@ def compared(ranks: int, *, few: bool, folder: Path) -> dict[str, list[int]]:
     return apart
 
 
-@pytest.mark.parametrize(
-    ("ranks", "few"),
-    [(2, True), (4, True), *(pytest.param(n, False, marks=pytest.mark.long) for n in (2, 4))],
-)
-def test_a_traced_rank_is_the_real_one(ranks: int, tmp_path: Path, *, few: bool) -> None:
+def test_a_traced_rank_is_the_real_one(of_two: Answers, tmp_path: Path) -> None:
     """It is so for whole weights and shards, full training and adapters, with accumulation."""
-    apart = compared(ranks, few=few, folder=tmp_path)
-    assert apart == {key: [0] * ranks for key in apart}
+    apart = compared(of_two | real(quick_cases(4), tmp_path))
+    assert not any(map(any, apart.values())), apart
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_traced_rank_is_the_real_one_in_all_cases(ranks: int, tmp_path: Path) -> None:
+    """With and without accumulation, and without resharding."""
+    apart = compared(real(cases(ranks), tmp_path))
+    assert not any(map(any, apart.values())), apart
 
 
 @pytest.mark.parametrize(
@@ -151,14 +192,13 @@ def test_collectives_have_the_closed_form_of_split_adapters() -> None:
     assert moved(steps) == {"ALL_GATHER": 0, "REDUCE_SCATTER": 0, "ALL_REDUCE": summed}
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("case", SPLIT, ids=RECIPES)
 def test_split_layers_have_the_loss_and_gradients_of_whole_ones(
-    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: RankCase, of_two: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process with the same weights and tokens has the same clipped gradients."""
     monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
-    cell = tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH)
-    (ranks,) = real([(on_layout(cell, Parallel(gpus=2, strategy="tp")), 1)], tmp_path)
+    cell, ranks = case[0].model_copy(update={"parallel": None}), of_two[case]
     alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
     for _ in range(
         ranks[0]["steps"]
@@ -169,20 +209,6 @@ def test_split_layers_have_the_loss_and_gradients_of_whole_ones(
     for rank in ranks:
         assert rank["loss"] == pytest.approx(loss, rel=1e-5)
         assert rank["norms"] == pytest.approx(norms, rel=1e-3)
-
-
-def test_adapters_of_a_model_with_norms_of_queries_are_split(tmp_path: Path) -> None:
-    """Its plan has more than the two styles, for norms that adapters leave frozen."""
-    config = find_model("llama-tiny").config
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    model = tmp_path / "qwen3.json"
-    model.write_text(json.dumps(config | {"model_type": "qwen3"} | sizes), encoding="utf-8")
-    cell = tiny_cell(str(model), RECIPES["lora"], seq_len=LENGTH)
-    case = on_layout(cell, Parallel(gpus=2, strategy="tp")), 1
-    (ranks,) = real([case], tmp_path)
-    steps = traced(*case)
-    assert [rank["peak"] for rank in ranks] == [peak(steps)] * 2
-    assert all(rank["moved"] == moved(steps) for rank in ranks)
 
 
 def test_the_ranks_of_a_group_train_on_one_batch() -> None:
@@ -196,5 +222,4 @@ def test_the_ranks_of_a_group_train_on_one_batch() -> None:
 
 def traced_elements(cell: Cell) -> int:
     """Elements of a model's weights."""
-    made = TraceableCell(cell, find_model(cell.model), target="cpu", whole=True)
-    return sum(parameter.numel() for parameter in made.model.parameters())
+    return sum(parameter.numel() for parameter in traceable(cell).model.parameters())

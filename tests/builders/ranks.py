@@ -1,5 +1,6 @@
 """Real ranks on the CPU, and traced ones, whose memory and collectives are compared."""
 
+import functools
 import json
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from trials.simulation.whole_step import Steps
 BATCH, LENGTH = 3, 24
 RankCase = tuple[Cell, int]
 """A cell on several ranks, and its micro-batches."""
+Answers = dict[RankCase, list[dict[str, Any]]]
+"""What each real rank counts, by case."""
 
 
 def on_layout(cell: Cell, layout: Parallel) -> Cell:
@@ -27,8 +30,8 @@ def on_layout(cell: Cell, layout: Parallel) -> Cell:
     return cell.model_copy(update={"parallel": layout})
 
 
-def real(cases: list[RankCase], folder: Path) -> list[list[dict[str, Any]]]:
-    """What the real ranks count in each case, rank by rank."""
+def real(cases: list[RankCase], folder: Path) -> Answers:
+    """What real ranks, started once for all cases, count in each."""
     ranks = cases[0][0].ranks
     lines = "".join(
         json.dumps({"cell": cell.model_dump(), "batch_size": BATCH, "micro_batches": n}) + "\n"
@@ -59,16 +62,23 @@ def real(cases: list[RankCase], folder: Path) -> list[list[dict[str, Any]]]:
         answers.append([json.loads(line) for line in worker.stdout])
         worker.stdout.close()
         assert worker.wait() == 0
-    return [list(of_case) for of_case in zip(*answers, strict=True)]
+    return {case: list(of_case) for case, *of_case in zip(cases, *answers, strict=True)}
 
 
 def traced(cell: Cell, micro_batches: int) -> Steps:
     """Steps of the first rank, traced."""
-    step = TraceableCell(cell, find_model(cell.model), target="cpu", whole=True).trace(
-        BATCH, lambda _: 0
-    )
-    trace = StepTrace((BATCH,), (step.recording,), step.held, step.copies)
-    return Steps(trace, micro_batches, cell.parallel)
+    return Steps(_trace(cell), micro_batches, cell.parallel)
+
+
+@functools.cache
+def _trace(cell: Cell) -> StepTrace:
+    step = traceable(cell).trace(BATCH, lambda _: 0)
+    return StepTrace((BATCH,), (step.recording,), step.held, step.copies)
+
+
+def traceable(cell: Cell) -> TraceableCell:
+    """A cell on the CPU, all of whose layers are traced."""
+    return TraceableCell(cell, find_model(cell.model), target="cpu", whole=True)
 
 
 def peak(steps: Steps) -> int:
