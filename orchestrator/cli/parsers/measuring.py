@@ -235,7 +235,7 @@ def add_cluster(commands: Any) -> None:
         description="Start the cluster of a file that 'deploy' wrote, submit the sweep, print its "
         "output until it ends, and stop the cluster. The command reconnects after a lost "
         "connection. To reconnect to a sweep that is still running, run the same command again. "
-        "Kubernetes is not supported.",
+        "Files for Kubernetes and SkyPilot are not supported: use kubectl and sky.",
     )
     add_table(launch, LAUNCH, cluster=Path, spec=Path)
     launch.add_argument(

@@ -14,7 +14,8 @@ def build_parser() -> Parser:
     """The parser of every command."""
     parser = Parser(
         prog="python -m orchestrator",
-        description="Measures fine-tuning on the GPUs you could rent and ranks them by cost.",
+        description="Find the GPU to rent for fine-tuning your language model: simulate or measure "
+        "training steps, and rank offers by cost.",
         epilog=EPILOG,
         formatter_class=Help,
     )
@@ -36,8 +37,8 @@ def build_parser() -> Parser:
         run="export.run_mcp",
         help="serve estimates, checks, rankings and prices to assistants (MCP, on stdio)",
         description="Serve the tools estimate, check, rank and prices of the Model Context "
-        "Protocol on stdin and stdout. They write nothing, start nothing, and read no file outside "
-        "the current folder.",
+        "Protocol on stdin and stdout. They start nothing, write only the cache of traces, and "
+        "read no file outside the current folder except price tables and the hub's cache.",
     )
     completion = commands.add_parser(
         "completion",
@@ -45,7 +46,10 @@ def build_parser() -> Parser:
         help="print a script that completes finetune-cost with Tab",
     )
     add_table(completion, "shell {bash,zsh,tcsh}  the shell")
+    summaries = {choice.dest: choice.help or "" for choice in commands._choices_actions}  # noqa: SLF001 - the only place
     for name, command in commands.choices.items():
+        summary = summaries[name]
+        command.description = command.description or f"{summary[:1].upper()}{summary[1:]}."
         command.formatter_class = Help
         command.epilog = examples_text(name)
         if name not in {"mcp", "completion"}:

@@ -69,8 +69,8 @@ STEP = """
                          padded examples of a data set)
 """
 IMAGES = """
---image-tokens N         tokens of each example that come from images, for a vision-language model
-                         by --model-config: only its language part is trained
+--image-tokens N         tokens of each example that come from images; for a vision-language model,
+                         of which only the language part is trained
 """
 SIMULATION = f"""
 --expandable-segments    simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
@@ -84,8 +84,8 @@ RESULTS = """
 --routing-draws ROUTING_DRAWS
                          number of random expert routings, which show the spread of the peak memory
 --explain                print what fills the memory and takes the time
---export FILE            write the cheapest offer and the recipe as a task file, which starts the
-                         training by TRL; goes with --to
+--export FILE            write the cheapest offer and the recipe as a task file, which trains with
+                         TRL or, with --config, with your own trainer; needs --to
 --to {skypilot,dstack,hf-jobs,ray,slurm}
                          format of --export
 """
@@ -217,9 +217,10 @@ def add_estimate(commands: Any) -> None:
         run="estimate.run_check",
         checks=True,
         help="check whether a training fits a GPU: exit code 0 fits, 1 does not, 2 unknown",
-        description="Simulate a training on a GPU of the catalog, or on several of one node. The "
-        "exit code is 0 where it fits, 1 where it does not, with the cheapest change under which "
-        "it does, and 2 where the verdict is unknown, as after a mistake. Nothing is measured.",
+        description="Simulate a training on a GPU of the catalog, or on several GPUs of one or "
+        "more nodes. The exit code is 0 if it fits, 1 if it does not (the cheapest change that "
+        "makes it fit is printed), and 2 if that is unknown or an option is wrong. Nothing is "
+        "measured.",
     )
     _add_training(check, required=["--model", "--gpu"])
     several = STRATEGY + CHECK
