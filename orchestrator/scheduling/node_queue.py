@@ -46,7 +46,7 @@ class RunningTrial:
         task: the trial's work.
         last_report_at: time of its start or last report; seconds, monotonic; 0 before its start.
         is_running: whether a worker has started it.
-        made_progress: whether it has reported a result.
+        made_progress: whether it has reported a verdict: other results may come for ever.
         nodes: its nodes in the order of its ranks, once it has reported them; the first one at
             first.
         blamed: last error that points at a device, unless a verdict came after it.

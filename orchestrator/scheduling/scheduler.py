@@ -19,7 +19,7 @@ from trials.records.cell import Cell
 from trials.records.failure_classification import blames_device
 from trials.records.profile import Logged
 
-PLACEMENTS = 3  # of a trial that dies each time before it has reported anything new
+PLACEMENTS = 3  # of a trial that dies each time before it has reported a verdict
 MOST_UNFINISHED_STARTS = 3  # deaths of a trial on nodes that had not finished starting
 
 
@@ -121,7 +121,7 @@ class Scheduler:
         """Record a result of a running trial."""
         cell = result.cell
         trial = self._queues[cell.devices].placed[cell]
-        trial.last_report_at, trial.made_progress = self._clock(), True
+        trial.last_report_at = self._clock()
         if result.detail is not None and blames_device(result.outcome, result.detail):
             trial.blamed = result.detail
             if (node := trial.blamed_node) is not None:
@@ -129,7 +129,7 @@ class Scheduler:
                 if reason is not None:
                     self._note(_fault("node out", cell.devices, reason, node=node))
         elif result.outcome.is_verdict:
-            trial.blamed = None
+            trial.made_progress, trial.blamed = True, None
             for node in trial.nodes:
                 self._nodes.acquit(node)
 
