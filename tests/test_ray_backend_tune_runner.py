@@ -103,6 +103,26 @@ def test_a_silent_worker_is_killed_and_reported_hung(
     assert diary.ends == [(FIRST, "no report within 1320 s")]
 
 
+def test_a_kill_that_tune_did_not_report_concerns_no_later_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tune stops before it reports that death: the next trial of the cell ends as it ends."""
+    monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trial_relay, "kill", lambda _: None)
+    diary = Diary()
+    relay = relay_to(diary)
+    relay.next_trial()
+    relay.on_trial_start(trial=trial(FIRST))
+    now = relay._scheduler._clock()
+    monkeypatch.setattr(relay._scheduler, "_clock", lambda: now + 1500)
+    relay.on_step_begin()
+    relay.all_ended("Ray stopped it")
+    assert (relay.next_trial() or {})["cell"] == FIRST.key
+    relay.on_trial_start(trial=trial(FIRST))
+    relay.on_trial_complete(trial=trial(FIRST))
+    assert diary.ends == [(FIRST, "Ray stopped it"), (FIRST, None)]
+
+
 def test_a_relay_leaves_tune_at_once_when_ray_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the next call into Ray, and by no error that Tune would clear up after."""
 

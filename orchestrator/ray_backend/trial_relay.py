@@ -160,6 +160,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         for cell in ran:
             self._listener.ended(cell, error)
         self._running.clear()
+        self._killed.clear()
         return len(ran)
 
     def _cell(self, trial: Any) -> Cell:
