@@ -47,24 +47,35 @@ def watched_head(address: str) -> Iterator[None]:
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
     gcs = ray.get_runtime_context().gcs_address
-    wait = float(os.environ.get(RECONNECT_VARIABLE, RECONNECT_SECONDS)) - EARLIER_SECONDS
+    wait = _wait_seconds()
     is_left = threading.Event()
 
     def watch() -> None:
         answered = time.monotonic()
         while not is_left.wait(POLL_SECONDS):
-            with contextlib.suppress(ConnectionError):
+            try:
                 check_answers(gcs)
+            except ConnectionError:
+                if time.monotonic() > answered + wait and not is_left.is_set():
+                    end_at_once(
+                        f"RAY_ADDRESS={address}: the head has not answered for {wait:.0f} s: see "
+                        "that it runs, and run the same command again, which continues where this "
+                        "stopped"
+                    )
+            else:
                 answered = time.monotonic()
-            if time.monotonic() > answered + wait and not is_left.is_set():
-                end_at_once(
-                    f"RAY_ADDRESS={address}: the head has not answered for {wait:.0f} s: "
-                    "see that it runs, and run the same command again, which continues where this "
-                    "stopped"
-                )
 
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         is_left.set()
+
+
+def _wait_seconds() -> float:
+    """Longest time without an answer: less than Ray's own, which the environment may shorten."""
+    try:
+        rays = float(os.environ.get(RECONNECT_VARIABLE, RECONNECT_SECONDS))
+    except ValueError:
+        rays = RECONNECT_SECONDS
+    return max(rays - EARLIER_SECONDS, rays / 2)
