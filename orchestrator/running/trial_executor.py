@@ -108,7 +108,7 @@ class TrialExecutor:
         """Time the batches of slow nodes again, where another node with that GPU is up.
 
         Returns:
-            Whether anything was to be timed.
+            Whether anything was timed.
         """
         slow = slow_nodes(self.session.folder.observations())
         if not slow:
@@ -125,6 +125,10 @@ class TrialExecutor:
         if not sizes:
             return False
         nodes = "; ".join(reasons.values())
+        if self._meter().reaches(self._budget_usd):
+            text = "%s: the budget is spent: %d trials are not timed again"
+            logger.info(text, nodes, len(sizes))
+            return False
         logger.info("%s: timing %d trials again elsewhere", nodes, len(sizes))
         wanted = {cell: MeasurementRequest(timed=tuple(timed)) for cell, timed in sizes.items()}
         self._measure(wanted, _Batch(cluster, nodes_out=reasons))
