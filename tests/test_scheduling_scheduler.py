@@ -74,6 +74,18 @@ def test_results_without_a_verdict_are_no_progress() -> None:
     assert world.scheduler.died.keys() == {DESK[0]}
 
 
+def test_a_spent_budget_waits_for_trials_that_run_alone() -> None:
+    """Their probes are paid for; a trial that waits for a node is placed in vain."""
+    world = World(DESK, node("n1", "desk"))
+    assert world.placed() == DESK[:2]
+    world.run(DESK[0], N1, probes=1)
+    world.scheduler.is_spent = lambda: True
+    assert world.placed() == []
+    assert not world.scheduler.is_over
+    world.scheduler.ended(DESK[0], None)
+    assert world.scheduler.is_over
+
+
 def test_a_node_that_has_not_finished_starting_costs_no_placement() -> None:
     """Its trials find files missing; after a few such deaths the file counts as never there."""
     world = World(DESK[:1], node("n1", "desk"))

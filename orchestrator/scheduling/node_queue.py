@@ -124,6 +124,11 @@ class GpuQueue:
         """Whether trials are placed and none of them runs."""
         return bool(self.placed) and len(self.waiting) == len(self.placed)
 
+    def is_over(self, *, is_spent: bool) -> bool:
+        """Whether no trial is worth waiting for; on a spent budget, those that run are."""
+        runs = len(self.waiting) < len(self.placed)
+        return self.is_closed or not (runs if is_spent else self.placed or self.cells)
+
     def place(self, cell: Cell, task: Task) -> None:
         """Record that a trial was placed."""
         self.placed[cell] = RunningTrial(task)
