@@ -5,7 +5,10 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TextIO
 
 from gpu_catalog.safe_text import printable
 from orchestrator.tables_in_terminal import fitted, wrapped
@@ -28,9 +31,30 @@ ALL_COLUMNS: ContextVar[bool] = ContextVar("all_columns", default=False)
 """Whether tables have all their columns, however narrow the terminal."""
 
 
+class OutputError(Exception):
+    """Standard output takes no more, as on a full disk; one line."""
+
+
+@contextmanager
+def output() -> Iterator[TextIO]:
+    """Standard output, to write to.
+
+    Raises:
+        OutputError: it takes no more.
+        BrokenPipeError: its reader has left.
+    """
+    try:
+        yield sys.stdout
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output: {error.strerror}") from None
+
+
 def print_file(text: str) -> None:
     """Print the content of a file, as it is."""
-    sys.stdout.write(printable(text) + "\n")
+    with output() as stream:
+        stream.write(printable(text) + "\n")
 
 
 def print_result(text: str) -> None:
@@ -43,7 +67,8 @@ def print_result(text: str) -> None:
         if not ALL_COLUMNS.get() and not text.startswith(JSON_STARTS):
             text = fitted(text, shutil.get_terminal_size().columns)
         text = _styled(text)
-    sys.stdout.write(text + "\n")
+    with output() as stream:
+        stream.write(text + "\n")
 
 
 def brief_rows() -> int | None:

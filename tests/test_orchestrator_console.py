@@ -1,6 +1,10 @@
 """Output of commands: log messages on standard error, results with colours on a terminal alone."""
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +29,21 @@ def test_a_log_message_is_one_line_on_standard_error(capsys: pytest.CaptureFixtu
     logging.getLogger("somebody.else").info("not shown")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "3 trials\n")
+
+
+@pytest.mark.parametrize("arguments", [["catalog", "gpus"], ["catalog", "snapshot", "--help"]])
+def test_a_full_disk_behind_standard_output_is_one_line(arguments: list[str]) -> None:
+    """It is noticed while a long output is written, or when a short one ends."""
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *arguments],
+            env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "standard output: No space left on device\n")
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.spec.job import Job
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
+from trials.records.log_reader import LineReader
 from trials.records.observation import Observation, Outcome, RankReading
 
 GANG = "    parallel: [{gpus: 2, strategy: fsdp2}, {gpus: 2, strategy: ddp}]\nworkload:"
@@ -350,7 +351,7 @@ def test_a_sick_device_is_that_of_the_rank_that_the_error_names() -> None:
 
 
 def test_nodes_of_a_trial_are_paid_for_together() -> None:
-    """A probe costs two instances for its time, and each node its start."""
+    """A probe costs two instances for its time, and each node its start, also as `status` reads."""
     text = altered(
         "workload:", "    parallel: [{gpus: 4, strategy: ddp, nodes: 2}]\nworkload:", BOX_TEXT
     )
@@ -367,9 +368,11 @@ def test_nodes_of_a_trial_are_paid_for_together() -> None:
     assert probe.measurement is not None
     measured = probe.measurement.model_copy(update={"ranks": ranks})
     probe = probe.model_copy(update={"measurement": measured, "seconds": 3600.0})
-    (part,) = Meter(spec, NodePrices(spec.merged_catalog()), [probe]).spent
-    assert (part.nodes, part.startup_seconds) == (2, part.start_seconds)
-    assert part.usd == pytest.approx(14.4 * (1 + part.start_seconds / 3600))
+    line = probe.model_dump_json().encode()
+    for reader in (LineReader(), LineReader(brief=[cell], steps=False)):
+        (part,) = Meter(spec, NodePrices(spec.merged_catalog()), [reader.logged(line)]).spent
+        assert (part.nodes, part.startup_seconds) == (2, part.start_seconds)
+        assert part.usd == pytest.approx(14.4 * (1 + part.start_seconds / 3600))
 
 
 def test_each_node_of_a_layout_rents_an_instance_whole() -> None:

@@ -1,5 +1,6 @@
 """Nodes far slower than others with the same GPU are reported, and their timings repeated."""
 
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from orchestrator.running import driver, trial_executor
 from orchestrator.running.driver import measure
-from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.running.recorder import ObservationRecorder, RunJournal
 from orchestrator.running.session import SweepSession
+from orchestrator.running.trial_executor import TrialExecutor
 from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.strategy import ExhaustiveStrategy
@@ -228,3 +230,21 @@ def test_a_node_that_joins_a_resumed_sweep_repeats_slow_timings(
     assert (slow_node.host, slow_node.standing) == ("slow", {})
     assert (plan.complete, plan.skipped) == ((short, long), ())
     assert run.plan() == plan
+
+
+def test_slow_timings_are_not_repeated_once_the_budget_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is said to be timed again; the same command with a larger budget does it."""
+    monkeypatch.setattr(trial_executor, "cluster_now", lambda: two_nodes)
+    monkeypatch.setattr(trial_executor, "run_trials", lambda *_: pytest.fail("a trial ran"))
+    nodes = [Node({"CPU": 1.0}, None, node_id) for node_id in ("slow" * 4, "new")]
+    two_nodes, rates = ClusterResources(tuple(nodes)), NodePrices(SPEC.merged_catalog())
+    run = open_run(tmp_path / "run", TWO_CELLS, SPEC)
+    with ObservationWriter(run) as writer, caplog.at_level(logging.INFO):
+        for observation in (*timed_on(SHORT, "quick", times=1), *timed_on(LONG, "slow", times=10)):
+            writer.append(observation)
+        session, journal = SweepSession(run, writer, SPEC, rates), RunJournal(run, writer, rates)
+        executor = TrialExecutor(session, two_nodes, journal, wait_seconds=60, budget_usd=0.0)
+        assert not executor.retime_slow_cells()
+    assert "elsewhere" not in caplog.text

@@ -3,10 +3,12 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from builders.observations import observation
 from builders.runs import TWO_CELLS, spec_of
 from fakes.ray_sweeps import environment
 
@@ -33,22 +35,23 @@ A_SHELL_BYTES = 20_000
 
 
 class Diary:
-    """A listener that records the ends of trials."""
+    """A listener that records the observations and the ends of trials."""
 
     def __init__(self) -> None:
+        self.seen: list[Observation] = []
         self.ends: list[tuple[Cell, str | None]] = []
 
     def started(self, task: Task) -> None:
         """Ignore the start of a trial."""
 
     def observed(self, observation: Observation) -> None:
-        """Ignore an observation."""
+        self.seen.append(observation)
 
     def ended(self, cell: Cell, error: str | None) -> None:
         self.ends.append((cell, error))
 
 
-def relay_to(diary: Diary) -> TrialRelay:
+def relay_to(diary: Diary, is_spent: Callable[[], bool] = lambda: False) -> TrialRelay:
     """A relay for both cells on a machine with two cores."""
     catalog = SPEC.merged_catalog()
     scheduler = Scheduler(
@@ -59,6 +62,7 @@ def relay_to(diary: Diary) -> TrialRelay:
         wait_seconds=60,
         nodes_out={},
         note=lambda _: None,
+        is_spent=is_spent,
     )
     return TrialRelay(scheduler, diary, lambda: CLUSTER, lambda _: None)
 
@@ -82,6 +86,29 @@ def test_started_trials_without_an_end_are_reported_dead() -> None:
     assert (relay.next_trial() or {})["cell"] == SECOND.key
 
 
+def reported(cell: Cell, *, done: bool = False) -> dict[str, object]:
+    """A probe of a cell as Tune passes it on."""
+    return {"observation": observation(1, cell=cell).model_dump_json(), "done": done}
+
+
+def test_a_spent_budget_ends_each_trial_with_the_probe_that_it_runs() -> None:
+    """No probe begins, and none that is paid for is lost; Tune repeats the last at the end."""
+    diary = Diary()
+    relay = relay_to(diary, lambda: bool(diary.seen))
+    for cell in (FIRST, SECOND):
+        relay.next_trial()
+        relay.on_trial_start(trial=trial(cell))
+        assert not relay("", {"nodes": [], "done": False})
+    for cell in (FIRST, SECOND):
+        assert not relay.stop_all()
+        assert relay("", reported(cell))
+        assert relay("", reported(cell, done=True))
+        relay.on_trial_complete(trial=trial(cell))
+    assert relay.stop_all()
+    assert [o.cell for o in diary.seen] == [FIRST, SECOND]
+    assert diary.ends == [(FIRST, None), (SECOND, None)]
+
+
 def test_a_silent_worker_is_killed_and_reported_hung(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,6 +128,26 @@ def test_a_silent_worker_is_killed_and_reported_hung(
     assert killed == [hung]
     relay.on_trial_error(trial=hung)
     assert diary.ends == [(FIRST, "no report within 1320 s")]
+
+
+def test_a_kill_that_tune_did_not_report_concerns_no_later_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tune stops before it reports that death: the next trial of the cell ends as it ends."""
+    monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trial_relay, "kill", lambda _: None)
+    diary = Diary()
+    relay = relay_to(diary)
+    relay.next_trial()
+    relay.on_trial_start(trial=trial(FIRST))
+    now = relay._scheduler._clock()
+    monkeypatch.setattr(relay._scheduler, "_clock", lambda: now + 1500)
+    relay.on_step_begin()
+    relay.all_ended("Ray stopped it")
+    assert (relay.next_trial() or {})["cell"] == FIRST.key
+    relay.on_trial_start(trial=trial(FIRST))
+    relay.on_trial_complete(trial=trial(FIRST))
+    assert diary.ends == [(FIRST, "Ray stopped it"), (FIRST, None)]
 
 
 def test_a_relay_leaves_tune_at_once_when_ray_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

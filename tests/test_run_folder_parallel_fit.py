@@ -66,7 +66,7 @@ def alone(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> str:
     """The result of a run where no process may start."""
     with monkeypatch.context() as patch:
         patch.setattr(long_log, "LONG_BYTES", 100 * 2**20)
-        patch.setattr(long_log, "ProcessPoolExecutor", None)
+        patch.setattr(long_log, "process_pool", None)
         return fit_result(run)
 
 

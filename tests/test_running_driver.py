@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.observations import environment
+from builders.observations import environment, observation
 from builders.runs import TWO_CELLS, LineDevice, spec_of
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node
@@ -24,7 +24,7 @@ from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.strategy import ExhaustiveStrategy
 from trials.profile_trial import ProfileTask
-from trials.records.observation import Observation
+from trials.records.observation import Observation, Outcome
 from trials.run_trial import run_trial
 
 SPEC = spec_of(TWO_CELLS)
@@ -103,11 +103,26 @@ def test_a_sweep_starts_another_ray_and_repeats_nothing(
     assert {fault.reason for fault in run.faults().faults} == {DEATH}
 
 
+class StarvedRay(MortalRay):
+    """A Ray on a host that runs out of memory in every probe, and then kills Ray."""
+
+    def run(self, scheduler: Scheduler, recorder: ObservationRecorder, *_: Any) -> None:
+        """Report one probe without a verdict, and die."""
+        assert self.starts < 10
+        placement = scheduler.next()
+        assert placement is not None
+        cell = placement.task.cell
+        scheduler.started(cell)
+        recorder.observed(observation(self.starts, Outcome.HOST_OUT_OF_MEMORY, cell=cell))
+        scheduler.interrupted(DEATH)
+        raise RayEndedError(DEATH)
+
+
+@pytest.mark.parametrize("ray", [MortalRay(*[0] * 10), StarvedRay()])
 def test_a_ray_that_never_lives_ends_the_sweep_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: MortalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command continues it."""
-    ray = MortalRay(*[0] * 10)
+    """Or never until a verdict; the same command continues it."""
     monkeypatch.setattr(own_ray, "folder_of_own_ray", lambda: nullcontext(tmp_path))
     with pytest.raises(RayEndedError, match=r"3 times in a row: .* same command") as error:
         swept(ray, tmp_path, monkeypatch)

@@ -61,6 +61,31 @@ def test_a_trial_that_dies_without_progress_is_given_up() -> None:
     assert world.scheduler.died == {DESK[0]: reason}
 
 
+def test_results_without_a_verdict_are_no_progress() -> None:
+    """A trial that reports that its host ran out of memory and then dies is not placed for ever."""
+    world = World(DESK[:1], node("n1", "desk"))
+    for _ in range(PLACEMENTS):
+        assert world.placed() == DESK[:1]
+        world.scheduler.started(DESK[0])
+        world.scheduler.located(DESK[0], N1)
+        world.scheduler.observed(observation(1, Outcome.HOST_OUT_OF_MEMORY, cell=DESK[0]))
+        world.scheduler.ended(DESK[0], "its worker died")
+    assert world.placed() == []
+    assert world.scheduler.died.keys() == {DESK[0]}
+
+
+def test_a_spent_budget_waits_for_trials_that_run_alone() -> None:
+    """Their probes are paid for; a trial that waits for a node is placed in vain."""
+    world = World(DESK, node("n1", "desk"))
+    assert world.placed() == DESK[:2]
+    world.run(DESK[0], N1, probes=1)
+    world.scheduler.is_spent = lambda: True
+    assert world.placed() == []
+    assert not world.scheduler.is_over
+    world.scheduler.ended(DESK[0], None)
+    assert world.scheduler.is_over
+
+
 def test_a_node_that_has_not_finished_starting_costs_no_placement() -> None:
     """Its trials find files missing; after a few such deaths the file counts as never there."""
     world = World(DESK[:1], node("n1", "desk"))

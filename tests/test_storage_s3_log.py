@@ -64,6 +64,31 @@ def test_thousands_of_observations_are_a_handful_of_objects(server: S3Server) ->
     assert spools(Path.home()) == []
 
 
+def test_an_observation_that_is_synced_when_a_signal_comes_is_sent_by_the_next_driver(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C comes between its two steps: it is on the disk, and not yet queued for the bucket."""
+    sync = os.fsync
+
+    def interrupted(descriptor: int) -> None:
+        sync(descriptor)
+        raise KeyboardInterrupt
+
+    def sweep() -> None:
+        with ObservationWriter(run) as writer, monkeypatch.context() as patch:
+            writer.append(observation(1))
+            patch.setattr(os, "fsync", interrupted)
+            writer.append(observation(2))
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep()
+    assert batches(the_run()) == [1]
+    with ObservationWriter(the_run()):
+        pass
+    assert batches(the_run()) == [1, 2]
+    assert spools(tmp_path) == []
+
+
 def test_outage_is_waited_out_while_measuring_goes_on(
     server: S3Server, run: RunFolder, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

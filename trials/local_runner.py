@@ -1,11 +1,14 @@
 """Trials on this machine without Ray: measured one after another in children, or simulated."""
 
-import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 
+from gpu_catalog.errors import UserError
+from trials.child_process.process_pool import process_pool
 from trials.listener import TrialListener
 from trials.records.cell import Cell
 from trials.records.observation import Observation
@@ -17,6 +20,10 @@ from trials.simulation.trace_cache import Traces
 from trials.simulation.trace_request import SMALLEST, TraceRequest
 from trials.simulation.varying_lengths import VaryingLengths
 from trials.trial import TrialTask
+
+
+class KilledError(UserError):
+    """A process that simulates was killed."""
 
 
 def run_trials_here(
@@ -53,6 +60,9 @@ def simulate_trials(
         traces: traced steps; missing ones are traced first.
         constants: efficiency constants of the stack.
         lengths: shorter sequence lengths of a cell to time too.
+
+    Raises:
+        KilledError: a process that simulates was killed; what others have ended is recorded.
     """
     groups: dict[str, _SharedSteps] = {}
     requests: dict[str, TraceRequest] = {}
@@ -73,11 +83,12 @@ def simulate_trials(
         groups[first.key].tasks.append(task)
         requests |= {request.key: request for request in (first, *others)}
     traces.prepare(list(requests.values()))
-    for task, observations in _simulated(list(groups.values()), traces, constants):
-        listener.started(task)
-        for observation in observations:
-            listener.observed(observation)
-        listener.ended(task.cell, None)
+    with closing(_simulated(list(groups.values()), traces, constants)) as results:
+        for task, observations in results:
+            listener.started(task)
+            for observation in observations:
+                listener.observed(observation)
+            listener.ended(task.cell, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +109,24 @@ Simulated = Iterable[tuple[TrialTask, list[Observation]]]
 
 def _simulated(
     groups: Sequence[_SharedSteps], traces: Traces, constants: EfficiencyConstants
-) -> Iterator[tuple[TrialTask, list[Observation]]]:
-    """Simulate the trials of all groups, and yield the observations of each trial."""
+) -> Generator[tuple[TrialTask, list[Observation]]]:
+    """Simulate the trials of all groups, and yield the observations of each as its group ends."""
     processes = min(len(groups), len(os.sched_getaffinity(0)))
     if processes <= 1:
         for group in groups:
             yield from _group_trials(group, traces, constants)
         return
-    # Not fork: a forked process would inherit locks held by Ray's threads.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        futures = [pool.submit(_group_trials, group, traces.on_disk, constants) for group in groups]
-        for future in futures:
-            yield from future.result()
+    try:
+        with process_pool(processes) as pool:
+            work = (
+                pool.submit(_group_trials, group, traces.on_disk, constants) for group in groups
+            )
+            for ended in as_completed(work):
+                yield from ended.result()
+    except BrokenProcessPool:
+        raise KilledError(
+            "a process that simulates was killed: free some memory, and run the same command again"
+        ) from None
 
 
 def _group_trials(group: _SharedSteps, traces: Traces, constants: EfficiencyConstants) -> Simulated:

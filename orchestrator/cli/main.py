@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from gpu_catalog.errors import UserError
 from orchestrator.cli.parsers.program import build_parser
-from orchestrator.console import ALL_COLUMNS, log_to_stderr, remark
+from orchestrator.console import ALL_COLUMNS, OutputError, log_to_stderr, output, remark
 from trials.child_process.environment import SAFE_PATH
 
 MOST_MISTAKES = 20
@@ -60,11 +60,15 @@ def main(arguments: Sequence[str], *, is_alone: bool = False) -> int:
         try:
             return _run(arguments, is_alone=is_alone)
         finally:
-            sys.stdout.flush()  # a reader that has left is noticed here, not when Python ends
-    except BrokenPipeError:
-        # The reader of our output has left (`| head`); Python must not complain at exit.
+            with output() as stream:  # a full disk is noticed here, not when Python ends
+                stream.flush()
+    except (BrokenPipeError, OutputError) as error:
+        # Python must not complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # the reader of our output has left (`| head`)
+            return 0
+        remark(str(error))
+        return 1
 
 
 def _run(arguments: Sequence[str], *, is_alone: bool) -> int:

@@ -10,8 +10,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.spec.job import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.observation import Observation
-from trials.records.profile import Logged
+from trials.records.profile import Logged, Profiled
 
 
 @dataclass(slots=True)
@@ -106,7 +105,7 @@ class Meter:
         node_id = None if where is None else where.node_id
         spending = self._spending(ended.cell.devices, node_id)
         spending.on(node_id, None if where is None else where.host)
-        if isinstance(ended, Observation) and ended.measurement is not None:
+        if not isinstance(ended, Profiled) and ended.measurement is not None:
             for rank in ended.measurement.ranks:
                 spending.on(rank.node_id)
         spending.probes += 1

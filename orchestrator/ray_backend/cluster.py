@@ -51,7 +51,7 @@ def connected_cluster(
         folder: folder for a new one; None for Ray's own.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer, or an address for jobs.
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or is no node's address.
     """
     address = cluster_address()
     if address is not None and address.startswith(("http://", "https://")):
@@ -59,6 +59,12 @@ def connected_cluster(
             f"RAY_ADDRESS={address} accepts jobs, and is not a Ray address: put 'ray job "
             "submit --working-dir . --' before this command, which then runs on that cluster, or "
             "unset RAY_ADDRESS to use this machine alone"
+        )
+    if address is not None and address.startswith("ray://"):
+        raise ClusterError(
+            f"RAY_ADDRESS={address} is for Ray's client, and a sweep needs a node of the cluster: "
+            "run this command on the head, or as a job by 'ray job submit --working-dir . --' "
+            "before it, or unset RAY_ADDRESS to use this machine alone"
         )
     # Unless this variable is set, Ray warns on every start that its default will change.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

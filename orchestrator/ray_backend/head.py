@@ -20,13 +20,13 @@ def check_answers(address: str) -> None:
     """Check that something accepts connections at HOST:PORT; Ray itself tries for minutes.
 
     Args:
-        address: address of a cluster; ``auto`` and ``ray://HOST:PORT`` are left to Ray.
+        address: address of a cluster; ``auto`` is left to Ray.
 
     Raises:
         ConnectionError: nothing does.
     """
     host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
+    if not host or not port.isdecimal():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
@@ -42,29 +42,40 @@ def watched_head(address: str) -> Iterator[None]:
     Ray lets a head come back within a minute, then aborts the drivers (its issue 45570, closed).
 
     Args:
-        address: address of the connected cluster. A ``ray://`` client's own connection ends it.
+        address: address of the connected cluster.
     """
     import ray  # noqa: PLC0415 - seconds to import, and only a sweep needs it
 
-    gcs = "" if "://" in address else ray.get_runtime_context().gcs_address
-    wait = float(os.environ.get(RECONNECT_VARIABLE, RECONNECT_SECONDS)) - EARLIER_SECONDS
+    gcs = ray.get_runtime_context().gcs_address
+    wait = _wait_seconds()
     is_left = threading.Event()
 
     def watch() -> None:
         answered = time.monotonic()
         while not is_left.wait(POLL_SECONDS):
-            with contextlib.suppress(ConnectionError):
+            try:
                 check_answers(gcs)
+            except ConnectionError:
+                if time.monotonic() > answered + wait and not is_left.is_set():
+                    end_at_once(
+                        f"RAY_ADDRESS={address}: the head has not answered for {wait:.0f} s: see "
+                        "that it runs, and run the same command again, which continues where this "
+                        "stopped"
+                    )
+            else:
                 answered = time.monotonic()
-            if time.monotonic() > answered + wait and not is_left.is_set():
-                end_at_once(
-                    f"RAY_ADDRESS={address}: the head has not answered for {wait:.0f} s: "
-                    "see that it runs, and run the same command again, which continues where this "
-                    "stopped"
-                )
 
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         is_left.set()
+
+
+def _wait_seconds() -> float:
+    """Longest time without an answer: less than Ray's own, which the environment may shorten."""
+    try:
+        rays = float(os.environ.get(RECONNECT_VARIABLE, RECONNECT_SECONDS))
+    except ValueError:
+        rays = RECONNECT_SECONDS
+    return max(rays - EARLIER_SECONDS, rays / 2)

@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
     """Passes the events of Tune's trials on, and the scheduler's trials to Tune.
 
-    As a stopper it ends the experiment when nothing is left that is worth waiting for: the budget
-    is spent, or what is left waits for nodes in vain. Tune calls everything from the driver's main
-    thread, in the loop of ``Tuner.fit``. It wraps or swallows what a callback raises. The first
-    such error is kept in ``raised`` for ``run_trials``.
+    As a stopper it ends the experiment when nothing is left that is worth waiting for: what is left
+    waits for nodes in vain, or the budget is spent and nothing runs. Tune calls everything from the
+    driver's main thread, in the loop of ``Tuner.fit``. It wraps or swallows what a callback raises.
+    The first such error is kept in ``raised`` for ``run_trials``.
     """
 
     def __init__(
@@ -70,9 +70,18 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         """Nothing: Tune pickles callbacks to restore an experiment, which is never done here."""
         return {}
 
-    def __call__(self, _trial_id: str, _result: Any) -> bool:
-        """Whether a trial ends here, as all do together."""
-        return self.stop_all()
+    def __call__(self, _trial_id: str, result: dict[str, Any]) -> bool:
+        """Pass on the observation that a trial reported, and whether the trial is to end with it.
+
+        Tune asks this before it calls ``on_trial_result``: the observation that spends the budget
+        is to count, so that no probe begins after it. Probes that run elsewhere end first.
+        """
+        if "observation" in result and not result["done"]:  # else Tune repeats the last report
+            observed = logged(result["observation"].encode())
+            # The listener first: it writes the observation to the disk.
+            self._pass_on(lambda: self._listener.observed(observed))
+            self._pass_on(lambda: self._scheduler.observed(observed))
+        return self._scheduler.is_spent()
 
     def stop_all(self) -> bool:
         """Whether nothing is left that is worth waiting for."""
@@ -130,15 +139,10 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         self._pass_on(lambda: self._listener.started(self._tasks[cell.key]))
 
     def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_info: Any) -> None:
-        """Pass on the nodes or the observation that a trial reported."""
+        """Pass on the nodes that a trial reported."""
         if "nodes" in result:
             nodes = (NodeAddress(*node) for node in result["nodes"])
             self._scheduler.located(self._cell(trial), *nodes)
-        if "observation" in result:
-            observed = logged(result["observation"].encode())
-            # The listener first: it writes the observation to the disk.
-            self._pass_on(lambda: self._listener.observed(observed))
-            self._pass_on(lambda: self._scheduler.observed(observed))
 
     def on_trial_complete(self, *, trial: Any, **_info: Any) -> None:
         """Pass on the end of a trial."""
@@ -160,6 +164,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         for cell in ran:
             self._listener.ended(cell, error)
         self._running.clear()
+        self._killed.clear()
         return len(ran)
 
     def _cell(self, trial: Any) -> Cell:

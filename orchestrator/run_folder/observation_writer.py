@@ -12,11 +12,15 @@ from trials.records.profile import Logged
 class ObservationWriter:
     """The only writer of a run's observations. A context manager.
 
+    Attributes:
+        verdicts: number of verdicts that it has written.
+
     Raises:
         StoreError: on entering, when another driver is writing.
     """
 
     def __init__(self, run: RunFolder) -> None:
+        self.verdicts = 0
         self._run = run
         self._log = run.storage.log()
         self._written: set[str] = set()
@@ -35,11 +39,6 @@ class ObservationWriter:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._log.close(failed=error is not None)
 
-    @property
-    def written(self) -> int:
-        """Number of observations and profiles in the log."""
-        return len(self._written)
-
     def append(self, observation: Logged) -> bool:
         """Write an observation, or a profile, durably.
 
@@ -53,6 +52,7 @@ class ObservationWriter:
             return False
         self._log.append(observation.model_dump_json().encode() + b"\n")
         self._written.add(observation.key)
+        self.verdicts += observation.outcome.is_verdict
         return True
 
     def write(self, name: str, content: BaseModel) -> None:

@@ -1,12 +1,9 @@
 """Fits of a run: a long log is read and fitted by several processes."""
 
-import multiprocessing
 import os
-import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +15,7 @@ from orchestrator.run_folder.observation_log import read_lines
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.local_storage import LocalStorage, lines_of
 from orchestrator.storage.run_storage import StoreError
-from trials.child_process.parent_death import die_with_parent
+from trials.child_process.process_pool import process_pool
 from trials.records.log_reader import LineReader
 
 LONG_BYTES = 100 * 2**20  # from here on, processes save more time than their start takes
@@ -45,9 +42,10 @@ def fits_of(folder: RunFolder) -> Fits:
     if not parts:
         return fit_observations(folder.each_observation())
     try:
-        with _process_pool(processes) as map_:
+        with process_pool(processes) as pool:
+            map_ = _map_of(pool)
             return fit_laws(joined(map_(_read, parts)).without_repeats(), map_)
-    except (BrokenProcessPool, BrokenPipeError):  # the second on start
+    except BrokenProcessPool:
         raise StoreError(
             f"{folder.path}: a process that read or fitted its observations was killed: free some "
             "memory, and run the same command again"
@@ -78,35 +76,12 @@ def _read(part: _LineRange) -> Columns:
     return columns_of(observations)
 
 
-@contextmanager
-def _process_pool(count: int) -> Iterator[Map]:
-    """A parallel ``map`` in new processes, which all start at once."""
-    # A fork would copy locks that threads hold.
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        count, mp_context=spawn, initializer=die_with_parent, initargs=(os.getpid(),)
-    )
+def _map_of(pool: ProcessPoolExecutor) -> Map:
+    """A parallel ``map``."""
 
     def map_(function: Callable[[A], B], items: Iterable[A], /) -> Iterable[B]:
         listed = list(items)
         chunk = min(max(len(listed) // SHARES, 1), MOST_AT_ONCE)
         return pool.map(function, listed, chunksize=chunk)
 
-    others = multiprocessing.active_children()
-    try:
-        # A terminal sends Ctrl-C to all its processes. The children inherit a mask that blocks it:
-        # this process alone reports it, in one line, and ends them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            for _ in range(count):
-                pool.submit(os.getpid)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield map_
-    except BrokenPipeError:
-        # One was killed while it started: the pool leaves the others, which wait for ever.
-        for child in {*multiprocessing.active_children()}.difference(others):
-            child.kill()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return map_

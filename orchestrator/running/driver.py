@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.running.trial_executor import TrialExecutor
 
 logger = logging.getLogger(__name__)
-STARTS_IN_VAIN = 3  # of a Ray of the sweep's own, each of which ends before a probe has ended
+STARTS_IN_VAIN = 3  # of a Ray of the sweep's own, each of which ends before a verdict
 
 
 class PlanError(UserError):
@@ -82,12 +82,12 @@ def _measure_on_rays(
         log_to: tools that the trials are logged to.
 
     Raises:
-        RayEndedError: several in a row have ended before a probe has.
+        RayEndedError: several in a row have ended before a verdict.
     """
     journal = RunJournal(session.folder, session.writer, session.rates)
     in_vain = 0
     while True:
-        before = session.writer.written
+        before = session.writer.verdicts
         try:
             with connected_cluster(
                 ask_for_packages=needs_extras(session.spec), folder=ray_folder
@@ -104,7 +104,7 @@ def _measure_on_rays(
                 )
                 plan = _measure_on_ray(executor, cluster, strategy, log_to)
         except RayEndedError as error:
-            in_vain = 0 if session.writer.written > before else in_vain + 1
+            in_vain = 0 if session.writer.verdicts > before else in_vain + 1
             if in_vain == STARTS_IN_VAIN:
                 raise RayEndedError(
                     f"{error}, {in_vain} times in a row: free some memory, and run the same "

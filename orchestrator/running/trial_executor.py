@@ -12,6 +12,7 @@ from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.faults import Fault
 from orchestrator.planning.plan import Plan, trial_task
 from orchestrator.planning.slow_nodes import slow_nodes
+from orchestrator.planning.spending import Meter
 from orchestrator.ray_backend.cluster import cluster_now
 from orchestrator.ray_backend.tune_loggers import Tool, tune_callbacks
 from orchestrator.ray_backend.tune_runner import run_trials
@@ -84,7 +85,7 @@ class TrialExecutor:
     @property
     def spent_usd(self) -> float:
         """Dollars that the run has cost until now."""
-        return self.session.meter().usd or 0.0
+        return self._meter().usd or 0.0
 
     def replan(self) -> tuple[list[Observation], Plan]:
         """Observations until now, and the plan that they leave, which is written to the run."""
@@ -107,7 +108,7 @@ class TrialExecutor:
         """Time the batches of slow nodes again, where another node with that GPU is up.
 
         Returns:
-            Whether anything was to be timed.
+            Whether anything was timed.
         """
         slow = slow_nodes(self.session.folder.observations())
         if not slow:
@@ -124,6 +125,10 @@ class TrialExecutor:
         if not sizes:
             return False
         nodes = "; ".join(reasons.values())
+        if self._meter().reaches(self._budget_usd):
+            text = "%s: the budget is spent: %d trials are not timed again"
+            logger.info(text, nodes, len(sizes))
+            return False
         logger.info("%s: timing %d trials again elsewhere", nodes, len(sizes))
         wanted = {cell: MeasurementRequest(timed=tuple(timed)) for cell, timed in sizes.items()}
         self._measure(wanted, _Batch(cluster, nodes_out=reasons))
@@ -140,7 +145,7 @@ class TrialExecutor:
         }
         if not largest:
             return
-        if self.session.meter().reaches(self._budget_usd):
+        if self._meter().reaches(self._budget_usd):
             logger.info(
                 "%s: the budget is spent: %d cells are not profiled", folder.path, len(largest)
             )
@@ -160,6 +165,11 @@ class TrialExecutor:
             )
 
         self._execute(list(largest), task, profiles, _Batch(self._cluster))
+
+    def _meter(self) -> Meter:
+        """Meter of the run until now, with the faults that a bucket may still lack."""
+        session, faults = self.session, self._journal.faults.faults
+        return Meter(session.spec, session.rates, session.folder.logged(), faults)
 
     def _measure(self, wanted: Mapping[Cell, MeasurementRequest], batch: _Batch) -> Scheduler:
         observations = by_cell(self.session.folder.observations())
@@ -204,7 +214,7 @@ class TrialExecutor:
 
         New results of a cell are added to ``results``, from which ``task`` makes its next task.
         """
-        session, journal, meter = self.session, self._journal, self.session.meter()
+        session, journal, meter = self.session, self._journal, self._meter()
         resources = {
             cell.devices: self._request(batch.cluster, cell)
             for cell in {c.devices: c for c in cells}.values()

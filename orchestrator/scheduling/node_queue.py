@@ -46,7 +46,7 @@ class RunningTrial:
         task: the trial's work.
         last_report_at: time of its start or last report; seconds, monotonic; 0 before its start.
         is_running: whether a worker has started it.
-        made_progress: whether it has reported a result.
+        made_progress: whether it has reported a verdict: other results may come for ever.
         nodes: its nodes in the order of its ranks, once it has reported them; the first one at
             first.
         blamed: last error that points at a device, unless a verdict came after it.
@@ -123,6 +123,11 @@ class GpuQueue:
     def is_waiting(self) -> bool:
         """Whether trials are placed and none of them runs."""
         return bool(self.placed) and len(self.waiting) == len(self.placed)
+
+    def is_over(self, *, is_spent: bool) -> bool:
+        """Whether no trial is worth waiting for; on a spent budget, those that run are."""
+        runs = len(self.waiting) < len(self.placed)
+        return self.is_closed or not (runs if is_spent else self.placed or self.cells)
 
     def place(self, cell: Cell, task: Task) -> None:
         """Record that a trial was placed."""

@@ -19,7 +19,7 @@ from trials.records.cell import Cell
 from trials.records.failure_classification import blames_device
 from trials.records.profile import Logged
 
-PLACEMENTS = 3  # of a trial that dies each time before it has reported anything new
+PLACEMENTS = 3  # of a trial that dies each time before it has reported a verdict
 MOST_UNFINISHED_STARTS = 3  # deaths of a trial on nodes that had not finished starting
 
 
@@ -40,6 +40,7 @@ class Scheduler:
     Attributes:
         died: cells whose trials died too often, with the last causes.
         no_node: cells that had no node, with the reasons.
+        is_spent: as the argument.
     """
 
     def __init__(  # noqa: PLR0913 - the whole surroundings of a sweep, which tests replace
@@ -59,7 +60,7 @@ class Scheduler:
         self.no_node: dict[Cell, str] = {}
         self._task = task
         self._note = note
-        self._is_spent = is_spent
+        self.is_spent = is_spent
         self._clock = clock
         self._nodes = NodeHealth(cluster, nodes_out)
         self._queues: dict[str, GpuQueue] = {}
@@ -78,9 +79,8 @@ class Scheduler:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to place, and nothing placed is worth waiting for."""
-        return self._is_spent() or all(
-            queue.is_closed or not (queue.placed or queue.cells) for queue in self._queues.values()
-        )
+        is_spent = self.is_spent()
+        return all(queue.is_over(is_spent=is_spent) for queue in self._queues.values())
 
     def next(self) -> Placement | None:
         """The next trial to place; None when enough trials wait for nodes, or none is left.
@@ -89,7 +89,7 @@ class Scheduler:
         the others late lets their searches use what was measured in the meantime. An autoscaler
         would start a node for that one, so where it can start nodes, none is placed beyond them.
         """
-        if self._is_spent():
+        if self.is_spent():
             return None
         for gpu, queue in self._queues.items():
             room = self._nodes.room(self._waits[gpu].gpu, queue, died=self._deaths)
@@ -121,7 +121,7 @@ class Scheduler:
         """Record a result of a running trial."""
         cell = result.cell
         trial = self._queues[cell.devices].placed[cell]
-        trial.last_report_at, trial.made_progress = self._clock(), True
+        trial.last_report_at = self._clock()
         if result.detail is not None and blames_device(result.outcome, result.detail):
             trial.blamed = result.detail
             if (node := trial.blamed_node) is not None:
@@ -129,7 +129,7 @@ class Scheduler:
                 if reason is not None:
                     self._note(_fault("node out", cell.devices, reason, node=node))
         elif result.outcome.is_verdict:
-            trial.blamed = None
+            trial.made_progress, trial.blamed = True, None
             for node in trial.nodes:
                 self._nodes.acquit(node)
 

@@ -66,6 +66,7 @@ class S3Log:
         self._failure: Callable[[], StoreError] | None = None
         # Below: the sending thread's own.
         self._sending: list[bytes] = []
+        self._sent_bytes = 0
         self._objects = 0
         self._last_sent = time.monotonic()
         self._next_renewal = time.monotonic() + timings.renew_seconds
@@ -119,7 +120,7 @@ class S3Log:
         self._thread.join()
         self.is_open = False
         unsent = bool(self._sending or self._waiting or self._files)
-        self._spool.close(all_sent=not unsent)
+        self._spool.close(sent_bytes=self._sent_bytes)
         with contextlib.suppress(StoreError):  # otherwise it expires
             self._lock.release()
         if unsent and self._failure is None:  # an unexpected exception ended the thread
@@ -189,8 +190,10 @@ class S3Log:
                 del self._waiting[: self._timings.most_lines]
         if self._sending:
             name = f"{FOLDER}{self._lock.holding}-{self._objects + 1:06d}.jsonl"
-            self._bucket.put(name, b"".join(self._sending))
+            content = b"".join(self._sending)
+            self._bucket.put(name, content)
             self._sending = []
+            self._sent_bytes += len(content)
             self._objects += 1
             self._last_sent = time.monotonic()
         # Files come after the observations that they refer to.

@@ -69,11 +69,15 @@ class Spool:
         with contextlib.suppress(OSError):
             (self.folder / f"{self._stem}.{name}").unlink()
 
-    def close(self, *, all_sent: bool) -> None:
-        """Release the spool, and remove it if nothing waits."""
+    def close(self, *, sent_bytes: int) -> None:
+        """Release the spool, and remove it if it has no more than was sent, and no file waits.
+
+        A line that a signal kept from being queued for sending is in the spool alone.
+        """
         self._file.close()
-        if all_sent:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            is_sent = self.path.stat().st_size == sent_bytes
+            if is_sent and [*self.folder.glob(f"{self._stem}.*")] == [self.path]:
                 self.path.unlink()
                 self.folder.rmdir()  # fails while another driver's spool is in it
 
