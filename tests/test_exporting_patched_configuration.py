@@ -160,7 +160,7 @@ def test_a_value_that_other_keys_share_is_one_line(tmp_path: Path) -> None:
     """An alias would change them as well."""
     text = "lora_alpha: &two 2\nmicro_batch_size: *two\ngradient_accumulation_steps: 4\n"
     configuration = written(tmp_path, AXOLOTL + text)
-    with pytest.raises(ExportError, match="batches"):
+    with pytest.raises(ExportError, match="micro_batch_size, gradient_accumulation_steps cannot"):
         patched(configuration, training(configuration, 4), 256)
 
 

@@ -21,9 +21,7 @@ QLORA = {"method": "qlora"}
 def command(training: TrainingJob) -> list[str]:
     """Words of the command in the exported script, without its variables."""
     script = training_script(training)
-    (line,) = re.findall(
-        r"^(?:trl \w+|python train\.py) .*", script.replace("\\\n", " "), re.MULTILINE
-    )
+    (line,) = re.findall(r"^(?:trl \w+|python \S+) .*", script.replace("\\\n", " "), re.MULTILINE)
     return shlex.split(line.partition("${LAST")[0])
 
 
@@ -121,7 +119,7 @@ def test_what_the_command_line_lacks_is_a_python_file(fields: dict[str, Any], pa
     (python,) = re.findall(r"<< 'PYTHON'\n(.*?)^PYTHON$", script, re.MULTILINE | re.DOTALL)
     compile(python, "train.py", "exec")
     assert part in python
-    assert command(training_of(fields))[:2] == ["python", "train.py"]
+    assert command(training_of(fields))[:2] == ["python", "$OUTPUT/train.py"]
 
 
 def test_only_such_recipes_are_a_python_file() -> None:
