@@ -93,6 +93,27 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("batches", "line"),
+    [
+        ({"train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, None),
+        ({"gradient_accumulation_steps": 8}, "gradient_accumulation_steps: 8 where .* to 4,"),
+        ({"train_micro_batch_size_per_gpu": 1}, "train_micro_batch_size_per_gpu: 1 where .* to 2"),
+        ({"train_batch_size": 8}, "train_batch_size: 8 where .* to 64"),
+    ],
+)
+def test_numbers_that_would_stop_the_trainer_are_refused(
+    tmp_path: Path, batches: dict[str, int], line: str | None
+) -> None:
+    """Transformers compares those of the file with its own."""
+    values = {"deepspeed": STAGE_3 | batches}
+    if line is None:
+        assert request(tmp_path, values).recipe.effective_batch == 64
+        return
+    with pytest.raises(ConfigurationError, match=rf"run\.yml: deepspeed: {line}"):
+        request(tmp_path, values)
+
+
+@pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"zero_optimization": {"stage": 0}}, "stage: 0 is not simulated: use 1 to 3"),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from builders.exported_jobs import job_variables
 from builders.trainings import OF_EIGHT, training_of
-from test_exporting_patched_configuration import TRAINERS, micro_key, written
+from test_exporting_patched_configuration import TRAINERS, TRL, micro_key, written
 from test_exporting_task_file import scripts
 from test_exporting_with_trl import FULL, made_model
 
@@ -80,6 +80,8 @@ def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configur
         "comment": "ends a line of YAML: \u2028",
         "zero_optimization": {"stage": 2, **SETTINGS.given()},
         "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 16,
         "optimizer": {"type": "AdamW", "params": {"eps": 1e-8}},
     }
     (folder / "ds").mkdir()
@@ -133,12 +135,14 @@ def test_a_task_leaves_the_files_alone_that_are_where_it_starts(tmp_path: Path) 
 def test_a_configuration_has_the_content_of_its_file_in_a_task(
     trainer: str, tmp_path: Path
 ) -> None:
-    """Wherever the file is; a number such as 1e-8 and what ends a line stay what they are."""
+    """Wherever the file is, with the batches of the export; the rest stays, such as 1e-8."""
     file = tmp_path / "ds" / "z2.json"
     configuration = configured(trainer, tmp_path, str(file))
     training = job_of(configuration)
     own = patched(configuration, training, 256)
-    assert yaml.safe_load(own.text)["deepspeed"] == json.loads(file.read_text("utf-8"))
+    content = json.loads(file.read_text("utf-8"))
+    batches = dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size"), "auto")
+    assert yaml.safe_load(own.text)["deepspeed"] == content | batches
     task = task_file(replace(training, configuration=own), "skypilot")
     script = scripts("skypilot", task.text)[-1]
     (line,) = (line for line in script.splitlines() if line.startswith("deepspeed: "))
@@ -147,6 +151,19 @@ def test_a_configuration_has_the_content_of_its_file_in_a_task(
     assert package in yaml.safe_load(task.text)["setup"]
     stack = yaml.safe_load(task_file(replace(training, configuration=own), "dstack").text)
     assert stack.get("nvcc", False) is (trainer == "axolotl")
+
+
+def test_a_configuration_that_has_the_content_keeps_it_but_for_batches(tmp_path: Path) -> None:
+    """Numbers would stop the trainer, whose micro-batch is another."""
+    zero = {"stage": 2, **SETTINGS.given()}
+    batches = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n"
+    text = f"{TRL}{batches}deepspeed: {json.dumps({'zero_optimization': zero})}\n"
+    configuration = written(tmp_path, text)
+    assert patched(configuration, job_of(configuration), 256).diff == ""
+    text = text.replace('{"zero_opt', '{"gradient_accumulation_steps": 2, "zero_opt')
+    configuration = written(tmp_path, text)
+    after = yaml.safe_load(patched(configuration, job_of(configuration), 256).text)
+    assert after["deepspeed"] == {"gradient_accumulation_steps": "auto", "zero_optimization": zero}
 
 
 def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> None:

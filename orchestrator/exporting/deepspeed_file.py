@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_catalog.user_file import text_of
 from orchestrator.configurations.configuration import Configuration
-from orchestrator.configurations.layouts.deepspeed import find_file
+from orchestrator.configurations.layouts.deepspeed import BATCHES, find_file
 from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STAGES
 
@@ -36,20 +36,20 @@ def file_text(training: TrainingJob) -> str:
 
 
 def carried_content(configuration: Configuration) -> Mapping[str, Any] | None:
-    """Content of the file of DeepSpeed that a configuration names; None where it names none.
+    """Content of the file of DeepSpeed of a configuration; None where it has the same, or no file.
 
     It travels in the configuration, which all trainers take: a file of a job's own would need a
-    place that is no file of the user's.
+    place that is no file of the user's. Its batches are those of the export, which may be others.
 
     Raises:
         ConfigurationError: there is no such file.
         ExportError: it cannot be read.
     """
     value = configuration.options.get("deepspeed")
-    if not isinstance(value, str):
-        return None
-    # It was read as JSON when it was estimated.
-    content: Mapping[str, Any] = json.loads(
-        text_of(find_file(value, Path(configuration.file)), ExportError)
-    )
-    return content
+    if isinstance(value, str):
+        # It was read as JSON when it was estimated.
+        stated = json.loads(text_of(find_file(value, Path(configuration.file)), ExportError))
+    else:
+        stated = value or {}
+    content = {name: "auto" if name in BATCHES else part for name, part in stated.items()}
+    return None if content == (value or {}) else content

@@ -14,6 +14,10 @@ from trials.recipes.parallel import ZERO_STRATEGIES, Strategy
 from trials.recipes.zero_settings import ZeroSettings
 
 LARGEST_BYTES = 2**20
+MICRO_BATCH = "train_micro_batch_size_per_gpu"
+ACCUMULATION = "gradient_accumulation_steps"
+WHOLE_BATCH = "train_batch_size"
+BATCHES = (MICRO_BATCH, ACCUMULATION, WHOLE_BATCH)
 IDLE: tuple[object, ...] = (None, False, "auto", "none", {})
 STAGE_3 = "stage3_"
 SAVING = ("stage3_gather_16bit_weights_on_model_save", "load_from_fp32_weights")
@@ -30,10 +34,12 @@ class DeepSpeedFile:
     Attributes:
         strategy: stage of ZeRO.
         zero: its settings.
+        batches: examples and micro-batches by key, where it states a number.
     """
 
     strategy: Strategy
     zero: ZeroSettings
+    batches: Mapping[str, float]
 
 
 def deepspeed_named(value: object, beside: Path) -> DeepSpeedFile:
@@ -103,7 +109,8 @@ def deepspeed_of(content: Any, place: str) -> DeepSpeedFile:
         problems += [f"{name}: {mistake_text(d, ZeroSettings)}" for name, d in mistakes.items()]
     if problems:
         raise ConfigurationError("\n".join(f"{place}: {problem}" for problem in problems))
-    return DeepSpeedFile(ZERO_STRATEGIES[zero["stage"] - 1], settings)
+    batches = {n: content[n] for n in BATCHES if isinstance(content.get(n), (int, float))}
+    return DeepSpeedFile(ZERO_STRATEGIES[zero["stage"] - 1], settings, batches)
 
 
 def _problems(content: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,13 @@ from typing import Any
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.estimate_options import as_recipe
 from orchestrator.configurations.key_classes import OFF, Config, Reading, is_idle, shown
-from orchestrator.configurations.layouts.deepspeed import deepspeed_named
+from orchestrator.configurations.layouts.deepspeed import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    WHOLE_BATCH,
+    DeepSpeedFile,
+    deepspeed_named,
+)
 from trials.recipes.parallel import ZERO_STRATEGIES
 
 WORDS = ("full_shard", "auto_wrap", True)
@@ -156,7 +162,7 @@ def on_several_gpus(
 
     Raises:
         ConfigurationError: the file trains on several GPUs, and their number is missing; or there
-            are several numbers.
+            are several numbers; or its file of DeepSpeed states other batches.
     """
     file = configuration.file
     layout = layout_of(configuration, given)
@@ -179,6 +185,8 @@ def on_several_gpus(
             "one number, or --effective-batch"
         )
     (ranks,) = counts
+    if "zero" in layout:
+        _check_batches(configuration, ranks)
     if changed["strategy"] == "tp":  # the GPUs of a group train on one batch
         degree = given.get("degree")
         ranks = (given.get("nodes") or 1) if degree is None else ranks // degree
@@ -197,11 +205,40 @@ def layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[st
     """
     if given.get("strategy") is not None:
         return {"strategy": given["strategy"]}
-    if (value := configuration.options.get("deepspeed")) is not None:
-        engine = deepspeed_named(value, Path(configuration.file))
+    if "deepspeed" in configuration.options:
+        engine = _engine(configuration)
         return {"strategy": engine.strategy, "zero": engine.zero}
     stated = configuration.options.get("strategy")
     return {} if stated is None else {"strategy": stated}
+
+
+def _engine(configuration: Configuration) -> DeepSpeedFile:
+    return deepspeed_named(configuration.options["deepspeed"], Path(configuration.file))
+
+
+def _check_batches(configuration: Configuration, ranks: int) -> None:
+    """Check that numbers in a file of DeepSpeed are those of the configuration, as trainers do.
+
+    Raises:
+        ConfigurationError: some are others; a line for each.
+    """
+    micro_batch, effective_batch = (
+        configuration.options[name] for name in ("batch_size", "effective_batch")
+    )
+    own = {
+        MICRO_BATCH: micro_batch,
+        ACCUMULATION: effective_batch // micro_batch,
+        WHOLE_BATCH: effective_batch * ranks,
+    }
+    others = {name: n for name, n in _engine(configuration).batches.items() if n != own[name]}
+    if others:
+        raise ConfigurationError(
+            "\n".join(
+                f"{configuration.file}: deepspeed: {name}: {shown(value)} where the configuration "
+                f'comes to {own[name]}, which stops the trainer: set it to "auto"'
+                for name, value in others.items()
+            )
+        )
 
 
 def precision_of(configuration: Configuration, options: Mapping[str, Any]) -> dict[str, Any]:
