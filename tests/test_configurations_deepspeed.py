@@ -118,6 +118,7 @@ def test_numbers_that_would_stop_the_trainer_are_refused(
     [
         ({"zero_optimization": {"stage": 0}}, "stage: 0 is not simulated: use 1 to 3"),
         ({"zero_optimization": {"stage": True}}, "stage: true is not simulated"),
+        ({"zero_optimization": {"stage": 2.0}}, "stage: 2.0 is not simulated: use 1 to 3"),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
             "offload_optimizer: is not simulated on several GPUs: remove it",

@@ -133,7 +133,7 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
 def _problems_of_zero(zero: Mapping[str, Any]) -> Iterator[str]:
     """Keys of ``zero_optimization`` that are not simulated, with a remedy each."""
     stage = zero.get("stage")
-    if stage not in (1, 2, 3) or isinstance(stage, bool):
+    if type(stage) is not int or stage not in (1, 2, 3):
         yield f"stage: {shown(stage)} is not simulated: use 1 to 3, or DDP without DeepSpeed"
     for name, value in zero.items():
         if name in OFFLOADING:
