@@ -79,6 +79,16 @@ def test_a_recipe_that_trl_cannot_express_is_refused_by_name(
     assert word in line
 
 
+def test_gpus_whose_micro_batches_do_not_divide_the_effective_batch_are_refused() -> None:
+    """24 examples are no whole number of 8 on each of two GPUs: they would train on 32."""
+    layout = {"gpus": 2, "strategy": "ddp", "placements": (OF_EIGHT,)}
+    with pytest.raises(ExportError, match="micro-batch 8 on 2 GPUs does not .* effective batch 24"):
+        training_script(training_of({"effective_batch": 24}, micro_batch=8, **layout))
+    whole = training_of({"effective_batch": 24}, micro_batch=6, **layout)
+    assert command(whole)
+    assert whole.effective_batch == 24
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "blackmamba-2.8b"])
 def test_experts_apart_are_refused(name: str) -> None:
     """A layer of transformers has its experts in one parameter."""
