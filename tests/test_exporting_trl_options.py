@@ -1,7 +1,9 @@
 """Recipes as options of TRL's command line, and recipes that it cannot express."""
 
+import os
 import re
 import shlex
+import subprocess
 from typing import Any
 
 import pytest
@@ -82,7 +84,7 @@ def test_a_recipe_that_trl_cannot_express_is_refused_by_name(
 def test_gpus_whose_micro_batches_do_not_divide_the_effective_batch_are_refused() -> None:
     """24 examples are no whole number of 8 on each of two GPUs: they would train on 32."""
     layout = {"gpus": 2, "strategy": "ddp", "placements": (OF_EIGHT,)}
-    with pytest.raises(ExportError, match="micro-batch 8 on 2 GPUs does not .* effective batch 24"):
+    with pytest.raises(ExportError, match="micro-batch 8 on 2 GPUs does not divide"):
         training_script(training_of({"effective_batch": 24}, micro_batch=8, **layout))
     whole = training_of({"effective_batch": 24}, micro_batch=6, **layout)
     assert command(whole)
@@ -138,10 +140,32 @@ def test_only_such_recipes_are_a_python_file() -> None:
         assert command(training_of(fields))[0] == "trl"
 
 
+def shown_gpus(training: TrainingJob, given: dict[str, str]) -> str:
+    """GPUs that the trainer of a task sees where the scheduler shows some."""
+    (line,) = re.findall(
+        r"^export CUDA_VISIBLE_DEVICES=.*", training_script(training), re.MULTILINE
+    )
+    words = ["bash", "-euc", f"{line}\nprintenv CUDA_VISIBLE_DEVICES"]
+    environment = {"PATH": os.environ["PATH"], **given}
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def test_a_machine_of_several_gpus_trains_on_one() -> None:
     """TRL takes all that it sees, and each would add to the effective batch."""
-    assert "CUDA_VISIBLE_DEVICES=0" in training_script(training_of(placements=(SPOT, OF_EIGHT)))
+    assert shown_gpus(training_of(placements=(SPOT, OF_EIGHT)), {}) == "0"
     assert "CUDA_VISIBLE_DEVICES" not in training_script(training_of(placements=(SPOT,)))
+
+
+@pytest.mark.parametrize(
+    ("assigned", "shown"),
+    [("", "0,1"), ("3,5", "3,5"), ("0,1,2,3,4,5,6,7", "0,1"), ("GPU-a,GPU-b,GPU-c", "GPU-a,GPU-b")],
+)
+def test_the_gpus_of_a_scheduler_are_kept(assigned: str, shown: str) -> None:
+    """Slurm and Ray assign some of a node's; others may be at work on the first ones."""
+    training = training_of({"effective_batch": 16}, gpus=2, placements=(OF_EIGHT,))
+    assert shown_gpus(training, {"CUDA_VISIBLE_DEVICES": assigned}) == shown
 
 
 def test_copies_on_several_gpus_share_the_effective_batch() -> None:
@@ -152,7 +176,7 @@ def test_copies_on_several_gpus_share_the_effective_batch() -> None:
     assert words[words.index("--num_processes") + 1] == "4"
     assert words[words.index("--gradient_accumulation_steps") + 1] == "2"
     assert training.effective_batch == 16
-    assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in training_script(training)
+    assert shown_gpus(training, {}) == "0,1,2,3"
     whole = training_of({"effective_batch": 16}, gpus=8, placements=(OF_EIGHT,))
     assert "CUDA_VISIBLE_DEVICES" not in training_script(whole)
 

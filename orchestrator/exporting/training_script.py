@@ -83,6 +83,7 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
     # Several nodes may share the folder of the output.
     suffix = "-$NODE_RANK" if training.nodes > 1 else ""
     setting = {
+        "training": training,
         "visible": ",".join(map(str, range(gpus))) if is_shared else None,
         "suffix": suffix,
         "expandable_segments": training.expandable_segments,
