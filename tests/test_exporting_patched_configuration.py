@@ -269,6 +269,25 @@ def test_several_gpus_take_the_launcher_of_the_trainer(tmp_path: Path, trainer: 
         patched(configuration, sharded, 256)
 
 
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+@pytest.mark.parametrize(("micro_batch", "is_set"), [(2, True), (4, False)])
+def test_shards_reduce_gradients_after_every_micro_batch(
+    tmp_path: Path, trainer: str, micro_batch: int, *, is_set: bool
+) -> None:
+    """As the price has it, where several micro-batches are accumulated; other settings stay."""
+    key = "fsdp_config: {fsdp_version: 2}" if trainer == "axolotl" else "fsdp: true"
+    lines = f"{micro_key(trainer)}: 2\ngradient_accumulation_steps: 2\n{key}\n"
+    other = "accelerator_config: {split_batches: true}\n"
+    configuration = written(tmp_path, TRAINERS[trainer] + lines + other)
+    recipe = as_recipe(configuration).model_copy(
+        update={"effective_batch": 16, "gradient_accumulation": 1}
+    )
+    sharded = training(configuration, micro_batch, recipe=recipe, gpus=4, strategy="fsdp2")
+    after = yaml.safe_load(patched(configuration, sharded, 256).text)["accelerator_config"]
+    own = {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if is_set else {}
+    assert after == {"split_batches": True, **own}
+
+
 @pytest.mark.parametrize("key", ["abc", ""])
 def test_a_log_to_wandb_without_a_key_is_offline(tmp_path: Path, key: str) -> None:
     """With the key of the environment it goes where the configuration says."""

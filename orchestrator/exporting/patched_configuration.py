@@ -12,13 +12,21 @@ import yaml
 from gpu_catalog.user_file import text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import as_recipe
+from orchestrator.configurations.key_classes import ABSENT, OFF
 from orchestrator.configurations.keys_of_changes import (
     ACCUMULATION,
     MICRO_BATCH,
     MICRO_BATCH_OF_TRANSFORMERS,
     micro_batch_key,
 )
-from orchestrator.configurations.layouts.several_gpus import layout_of, precision_of
+from orchestrator.configurations.layouts.several_gpus import (
+    EACH_BATCH,
+    OF_REDUCTION,
+    REDUCTION,
+    layout_of,
+    precision_of,
+    reduces_each_batch,
+)
 from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
 from orchestrator.exporting.deepspeed_file import carried_content
@@ -59,7 +67,7 @@ def patched(
         raise ExportError("\n".join(lines))
     before = text_of(Path(file).expanduser(), ExportError)
     trainer, _, version = configuration.trainer.rpartition(" ")
-    batches, contents = _changes(configuration, training), _contents(configuration)
+    batches, contents = _changes(configuration, training), _contents(configuration, training)
     after = _with_values(before, trainer, {**batches, **contents})
     if not _keeps_all_else(before, after, configuration, training, contents):
         names = ", ".join([*batches, *contents])
@@ -95,10 +103,18 @@ def _changes(configuration: Configuration, training: TrainingJob) -> dict[str, i
     return changes
 
 
-def _contents(configuration: Configuration) -> dict[str, Mapping[str, Any]]:
-    """Contents by key of what the configuration names, and a job would not find."""
-    engine = carried_content(configuration)
-    return {} if engine is None else {"deepspeed": engine}
+def _contents(configuration: Configuration, training: TrainingJob) -> dict[str, Mapping[str, Any]]:
+    """Contents by key that the training needs beside its batches, where they are others."""
+    contents, engine = {}, carried_content(configuration)
+    if engine is not None:
+        contents["deepspeed"] = engine
+    stated = {line.key: line.value for line in configuration.lines}.get(REDUCTION, ABSENT)
+    settings = {} if stated in OFF or stated == ABSENT else stated
+    is_accumulated = training.is_sharded and training.accumulation > 1
+    if is_accumulated and isinstance(settings, Mapping) and not reduces_each_batch(settings):
+        reduction = {**(settings.get(OF_REDUCTION) or {}), **EACH_BATCH}
+        contents[REDUCTION] = {**settings, OF_REDUCTION: reduction}
+    return contents
 
 
 def _with_values(text: str, trainer: str, changes: Mapping[str, object]) -> str:
