@@ -156,8 +156,8 @@ def _unknown(content: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """Keys outside ``zero_optimization`` that are not known, and their values."""
     for name, value in content.items():
         if name in KNOWN_PARTS and isinstance(value, Mapping):
-            known = KNOWN_PARTS[name]
-            yield from ((f"{name}.{part}", v) for part, v in value.items() if part not in known)
+            parts = KNOWN_PARTS[name]
+            yield from ((f"{name}.{part}", v) for part, v in value.items() if part not in parts)
         elif name not in KNOWN and value not in AS_BY_DEFAULT.get(name, ()):
             yield name, value
 
