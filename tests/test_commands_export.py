@@ -163,7 +163,7 @@ def test_an_estimate_of_several_gpus_is_exported(tmp_path: Path) -> None:
     assert main([*words, "--strategy", "deepspeed-zero2", "--precision", "bf16"]) == 0
     text = path.read_text(encoding="utf-8")
     assert '"zero_optimization": {\n    "stage": 2\n' in text
-    assert "--deepspeed deepspeed.json " in text
+    assert '--deepspeed "$OUTPUT/deepspeed.json" ' in text
 
 
 def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(

@@ -137,6 +137,35 @@ def test_layers_are_checkpointed_by_fsdp_too() -> None:
     assert request(AXOLOTL | {"fsdp_config": config}, gpu="2xA40").recipe.gradient_checkpointing
 
 
+SHARDED = [
+    AXOLOTL | {"fsdp_config": V2},
+    TRL | {"fsdp": True, "gradient_accumulation_steps": 4},
+    FACTORY | {"fsdp": True, "gradient_accumulation_steps": 4},
+]
+EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+
+
+@pytest.mark.parametrize("values", SHARDED)
+def test_whole_gradients_between_micro_batches_are_named(values: dict[str, Any]) -> None:
+    """Trainers reduce shards' gradients once a step, unless told otherwise; that is simulated."""
+    key = "accelerator_config"
+
+    def is_assumed(**changed: Any) -> bool:
+        configuration = read(values | changed)
+        remarks = with_configuration(configuration, {})[1]
+        said = [text for text in remarks if text.startswith(f"Assumed for {key}: ")]
+        assert all("sync_each_batch" in text for text in said)
+        return len(said) == 1
+
+    assert is_assumed()
+    assert is_assumed(**{key: {"split_batches": True}})
+    assert not is_assumed(**{key: EACH_BATCH})
+    assert not is_assumed(gradient_accumulation_steps=1)
+    copied = {name: v for name, v in values.items() if not name.startswith("fsdp")}
+    (line,) = (line for line in read(copied | {key: EACH_BATCH}).lines if line.key == key)
+    assert line.key_class == "irrelevant"
+
+
 def test_accelerate_casts_trained_weights_up() -> None:
     """Full training of TRL in bf16 holds fp32 shards under FSDP2, and axolotl's holds bf16."""
     bf16 = TRL | {"dtype": "bfloat16"}

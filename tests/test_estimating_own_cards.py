@@ -1,5 +1,7 @@
 """Estimates on cards that the user owns, beside rented ones."""
 
+from typing import Any
+
 import pytest
 
 import orchestrator
@@ -31,3 +33,16 @@ def test_electricity_needs_a_price() -> None:
     """No price is guessed."""
     with pytest.raises(OptionError, match="--usd-per-kwh"):
         orchestrator.estimate("llama-tiny", gpu="own:A40", seq_len=32)
+
+
+@pytest.mark.parametrize("asked", [{"gpu": "own:2xA40"}, {"gpu": "own:A40", "gpus": (2,)}])
+def test_several_cards_of_ones_own_cost_the_electricity_of_all(asked: dict[str, Any]) -> None:
+    """Two of 300 W at $0.50 per kWh, whichever way their number is given."""
+    estimates = orchestrator.estimate(
+        "llama-tiny", **asked, usd_per_kwh=0.5, strategy="ddp", seq_len=32
+    )
+    (row,) = estimates
+    price = row.estimate.price
+    assert price is not None
+    assert (row.estimate.gpus, price.provider, price.gpus_per_instance) == (2, "own", 2)
+    assert price.usd_per_hour == pytest.approx(0.3)

@@ -1,6 +1,7 @@
 """Task files of trainings by DeepSpeed, as transformers reads them, and one as TRL runs it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from builders.exported_jobs import job_variables
 from builders.trainings import OF_EIGHT, training_of
-from test_exporting_patched_configuration import TRAINERS, micro_key, written
+from test_exporting_patched_configuration import TRAINERS, TRL, micro_key, written
 from test_exporting_task_file import scripts
 from test_exporting_with_trl import FULL, made_model
 
@@ -24,6 +25,7 @@ from orchestrator.exporting.patched_configuration import patched
 from orchestrator.exporting.requirements import install_lines
 from orchestrator.exporting.task_file import task_file
 from orchestrator.exporting.training import ExportError, TrainingJob
+from orchestrator.exporting.training_script import training_script
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy
 from trials.recipes.zero_settings import ZeroSettings
 from trials.records.model import find_model
@@ -59,8 +61,8 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
     """Processes of several nodes have files of their own, which a shared folder holds."""
     training = by_deepspeed("deepspeed-zero2", FULL)
     script = scripts("skypilot", task_file(training, "skypilot").text)[-1]
-    assert "cat > deepspeed.json << 'JSON'" in script
-    assert "--deepspeed deepspeed.json " in script
+    assert "cat > \"$OUTPUT/deepspeed.json\" << 'JSON'" in script
+    assert '--deepspeed "$OUTPUT/deepspeed.json" ' in script
     assert "--bf16 True " in script
     assert "--mixed_precision no " in script
     assert "'deepspeed>=0.19.8'" in install_lines(training)
@@ -68,8 +70,8 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
     place = replace(OF_EIGHT, provider="aws", instance="p4d.24xlarge", instances=2)
     nodes = replace(training, nodes=2, placements=(place,))
     script = scripts("skypilot", task_file(nodes, "skypilot").text)[-1]
-    assert "cat > deepspeed-$NODE_RANK.json" in script
-    assert "--deepspeed deepspeed-$NODE_RANK.json " in script
+    assert 'cat > "$OUTPUT/deepspeed-$NODE_RANK.json"' in script
+    assert '--deepspeed "$OUTPUT/deepspeed-$NODE_RANK.json" ' in script
 
 
 def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configuration:
@@ -78,6 +80,9 @@ def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configur
         "comment": "ends a line of YAML: \u2028",
         "zero_optimization": {"stage": 2, **SETTINGS.given()},
         "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 16,
+        "optimizer": {"type": "AdamW", "params": {"eps": 1e-8}},
     }
     (folder / "ds").mkdir()
     (folder / "ds" / "z2.json").write_text(
@@ -98,31 +103,71 @@ def job_of(configuration: Configuration, **changed: Any) -> TrainingJob:
     return replace(training, recipe=recipe, epochs=epochs, micro_batch=4, **changed)
 
 
+def test_a_task_leaves_the_files_alone_that_are_where_it_starts(tmp_path: Path) -> None:
+    """A script or a file of DeepSpeed of the user's may have the same name."""
+    folder, output = tmp_path / "job", tmp_path / "out"
+    for place in (folder, output, folder / "ds"):
+        place.mkdir()
+    for name in ("train.py", "deepspeed.json", "ds/z2.json"):
+        (folder / name).write_text("mine", encoding="utf-8")
+    configuration = configured("TRL", tmp_path)
+    training = job_of(configuration)
+    own = replace(training, configuration=patched(configuration, training, 256))
+    for job in (by_deepspeed("deepspeed-zero2", {"loss": "full-logits"}), own):
+        stubs = "trl() { :; }; accelerate() { :; }"
+        given = {"OUTPUT": str(output), "MODEL": "m", "DATASET": "d"}
+        subprocess.run(
+            ["bash", "-euc", f"{stubs}\n{training_script(job)}"],
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], **given},
+            check=True,
+        )
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    assert {name: path.read_text("utf-8") for name, path in files.items()} == dict.fromkeys(
+        ("train.py", "deepspeed.json", "ds/z2.json"), "mine"
+    )
+    assert {"train.py", "deepspeed.json", "configuration.yaml"} <= {
+        path.name for path in output.iterdir()
+    }
+
+
 @pytest.mark.parametrize("trainer", list(TRAINERS))
-def test_a_task_carries_the_file_of_a_configuration(trainer: str, tmp_path: Path) -> None:
-    """Under the name that the configuration has for it."""
-    configuration = configured(trainer, tmp_path)
+def test_a_configuration_has_the_content_of_its_file_in_a_task(
+    trainer: str, tmp_path: Path
+) -> None:
+    """Wherever the file is, with the batches of the export; the rest stays, such as 1e-8."""
+    file = tmp_path / "ds" / "z2.json"
+    configuration = configured(trainer, tmp_path, str(file))
     training = job_of(configuration)
     own = patched(configuration, training, 256)
+    content = json.loads(file.read_text("utf-8"))
+    batches = dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size"), "auto")
+    assert yaml.safe_load(own.text)["deepspeed"] == content | batches
     task = task_file(replace(training, configuration=own), "skypilot")
     script = scripts("skypilot", task.text)[-1]
-    start = script.index('mkdir -p "$(dirname ds/z2.json)"')
-    made = script[start : script.index("\nFILE\n") + len("\nFILE\n")]
-    folder = tmp_path / "job"
-    folder.mkdir()
-    subprocess.run(["bash", "-euc", made], cwd=folder, check=True)
-    content = json.loads((folder / "ds" / "z2.json").read_text("utf-8"))
-    assert deepspeed_of(content, "file").zero == SETTINGS
-    assert content["comment"].endswith("\u2028")
-    assert "deepspeed: ds/z2.json" in script
+    (line,) = (line for line in script.splitlines() if line.startswith("deepspeed: "))
+    assert f"+{line}" in own.diff.splitlines()
     package = "[deepspeed]==" if trainer == "axolotl" else "'deepspeed>=0.19.8'"
     assert package in yaml.safe_load(task.text)["setup"]
     stack = yaml.safe_load(task_file(replace(training, configuration=own), "dstack").text)
     assert stack.get("nvcc", False) is (trainer == "axolotl")
 
 
+def test_a_configuration_that_has_the_content_keeps_it_but_for_batches(tmp_path: Path) -> None:
+    """Numbers would stop the trainer, whose micro-batch is another."""
+    zero = {"stage": 2, **SETTINGS.given()}
+    batches = "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n"
+    text = f"{TRL}{batches}deepspeed: {json.dumps({'zero_optimization': zero})}\n"
+    configuration = written(tmp_path, text)
+    assert patched(configuration, job_of(configuration), 256).diff == ""
+    text = text.replace('{"zero_opt', '{"gradient_accumulation_steps": 2, "zero_opt')
+    configuration = written(tmp_path, text)
+    after = yaml.safe_load(patched(configuration, job_of(configuration), 256).text)
+    assert after["deepspeed"] == {"gradient_accumulation_steps": "auto", "zero_optimization": zero}
+
+
 def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> None:
-    """By another layout, with other settings, or with a file that a job cannot have."""
+    """By another layout, or with other settings."""
     configuration = configured("TRL", tmp_path)
     alone = job_of(configuration, gpus=1, strategy=None, zero=None)
     with pytest.raises(ExportError, match="trains by DeepSpeed, and the price is for one GPU"):
@@ -131,10 +176,6 @@ def test_a_configuration_that_trains_otherwise_is_refused(tmp_path: Path) -> Non
         patched(configuration, job_of(configuration, strategy="ddp", zero=None), 256)
     with pytest.raises(ExportError, match="other settings of DeepSpeed than --deepspeed"):
         patched(configuration, job_of(configuration, zero=ZeroSettings()), 256)
-    (tmp_path / "other").mkdir()
-    outside = configured("TRL", tmp_path / "other", str(tmp_path / "ds" / "z2.json"))
-    with pytest.raises(ExportError, match="a job has no such folder: name the file by a path"):
-        patched(outside, job_of(outside), 256)
 
 
 WITHOUT_GPU = """\

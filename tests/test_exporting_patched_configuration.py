@@ -160,7 +160,7 @@ def test_a_value_that_other_keys_share_is_one_line(tmp_path: Path) -> None:
     """An alias would change them as well."""
     text = "lora_alpha: &two 2\nmicro_batch_size: *two\ngradient_accumulation_steps: 4\n"
     configuration = written(tmp_path, AXOLOTL + text)
-    with pytest.raises(ExportError, match="batches"):
+    with pytest.raises(ExportError, match="micro_batch_size, gradient_accumulation_steps cannot"):
         patched(configuration, training(configuration, 4), 256)
 
 
@@ -267,6 +267,25 @@ def test_several_gpus_take_the_launcher_of_the_trainer(tmp_path: Path, trainer: 
     sharded = replace(several, strategy="fsdp2")
     with pytest.raises(ExportError, match="shares several GPUs by ddp"):
         patched(configuration, sharded, 256)
+
+
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+@pytest.mark.parametrize(("micro_batch", "is_set"), [(2, True), (4, False)])
+def test_shards_reduce_gradients_after_every_micro_batch(
+    tmp_path: Path, trainer: str, micro_batch: int, *, is_set: bool
+) -> None:
+    """As the price has it, where several micro-batches are accumulated; other settings stay."""
+    key = "fsdp_config: {fsdp_version: 2}" if trainer == "axolotl" else "fsdp: true"
+    lines = f"{micro_key(trainer)}: 2\ngradient_accumulation_steps: 2\n{key}\n"
+    other = "accelerator_config: {split_batches: true}\n"
+    configuration = written(tmp_path, TRAINERS[trainer] + lines + other)
+    recipe = as_recipe(configuration).model_copy(
+        update={"effective_batch": 16, "gradient_accumulation": 1}
+    )
+    sharded = training(configuration, micro_batch, recipe=recipe, gpus=4, strategy="fsdp2")
+    after = yaml.safe_load(patched(configuration, sharded, 256).text)["accelerator_config"]
+    own = {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if is_set else {}
+    assert after == {"split_batches": True, **own}
 
 
 @pytest.mark.parametrize("key", ["abc", ""])

@@ -50,7 +50,7 @@ def test_a_format_starts_all_nodes_or_says_that_it_cannot(target: Target) -> Non
         return
     text = task_file(of_nodes(), target).text
     script = scripts(target, text)[-1]
-    assert "export CUDA_VISIBLE_DEVICES=0,1,2,3 " in script
+    assert "{CUDA_VISIBLE_DEVICES:-0,1,2,3}" in script
     assert "--num_machines 2 --num_processes 8 --machine_rank $NODE_RANK " in script
     assert "2 x 1 accumulated x 8 GPUs on 2 nodes (ddp) = 16 examples" in text
     assert "2 x aws p4d.24xlarge" in text

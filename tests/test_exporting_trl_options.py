@@ -1,7 +1,9 @@
 """Recipes as options of TRL's command line, and recipes that it cannot express."""
 
+import os
 import re
 import shlex
+import subprocess
 from typing import Any
 
 import pytest
@@ -21,9 +23,7 @@ QLORA = {"method": "qlora"}
 def command(training: TrainingJob) -> list[str]:
     """Words of the command in the exported script, without its variables."""
     script = training_script(training)
-    (line,) = re.findall(
-        r"^(?:trl \w+|python train\.py) .*", script.replace("\\\n", " "), re.MULTILINE
-    )
+    (line,) = re.findall(r"^(?:trl \w+|python \S+) .*", script.replace("\\\n", " "), re.MULTILINE)
     return shlex.split(line.partition("${LAST")[0])
 
 
@@ -81,6 +81,16 @@ def test_a_recipe_that_trl_cannot_express_is_refused_by_name(
     assert word in line
 
 
+def test_gpus_whose_micro_batches_do_not_divide_the_effective_batch_are_refused() -> None:
+    """24 examples are no whole number of 8 on each of two GPUs: they would train on 32."""
+    layout = {"gpus": 2, "strategy": "ddp", "placements": (OF_EIGHT,)}
+    with pytest.raises(ExportError, match="micro-batch 8 on 2 GPUs does not divide"):
+        training_script(training_of({"effective_batch": 24}, micro_batch=8, **layout))
+    whole = training_of({"effective_batch": 24}, micro_batch=6, **layout)
+    assert command(whole)
+    assert whole.effective_batch == 24
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "blackmamba-2.8b"])
 def test_experts_apart_are_refused(name: str) -> None:
     """A layer of transformers has its experts in one parameter."""
@@ -121,7 +131,7 @@ def test_what_the_command_line_lacks_is_a_python_file(fields: dict[str, Any], pa
     (python,) = re.findall(r"<< 'PYTHON'\n(.*?)^PYTHON$", script, re.MULTILINE | re.DOTALL)
     compile(python, "train.py", "exec")
     assert part in python
-    assert command(training_of(fields))[:2] == ["python", "train.py"]
+    assert command(training_of(fields))[:2] == ["python", "$OUTPUT/train.py"]
 
 
 def test_only_such_recipes_are_a_python_file() -> None:
@@ -130,10 +140,32 @@ def test_only_such_recipes_are_a_python_file() -> None:
         assert command(training_of(fields))[0] == "trl"
 
 
+def shown_gpus(training: TrainingJob, given: dict[str, str]) -> str:
+    """GPUs that the trainer of a task sees where the scheduler shows some."""
+    (line,) = re.findall(
+        r"^export CUDA_VISIBLE_DEVICES=.*", training_script(training), re.MULTILINE
+    )
+    words = ["bash", "-euc", f"{line}\nprintenv CUDA_VISIBLE_DEVICES"]
+    environment = {"PATH": os.environ["PATH"], **given}
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def test_a_machine_of_several_gpus_trains_on_one() -> None:
     """TRL takes all that it sees, and each would add to the effective batch."""
-    assert "CUDA_VISIBLE_DEVICES=0" in training_script(training_of(placements=(SPOT, OF_EIGHT)))
+    assert shown_gpus(training_of(placements=(SPOT, OF_EIGHT)), {}) == "0"
     assert "CUDA_VISIBLE_DEVICES" not in training_script(training_of(placements=(SPOT,)))
+
+
+@pytest.mark.parametrize(
+    ("assigned", "shown"),
+    [("", "0,1"), ("3,5", "3,5"), ("0,1,2,3,4,5,6,7", "0,1"), ("GPU-a,GPU-b,GPU-c", "GPU-a,GPU-b")],
+)
+def test_the_gpus_of_a_scheduler_are_kept(assigned: str, shown: str) -> None:
+    """Slurm and Ray assign some of a node's; others may be at work on the first ones."""
+    training = training_of({"effective_batch": 16}, gpus=2, placements=(OF_EIGHT,))
+    assert shown_gpus(training, {"CUDA_VISIBLE_DEVICES": assigned}) == shown
 
 
 def test_copies_on_several_gpus_share_the_effective_batch() -> None:
@@ -144,7 +176,7 @@ def test_copies_on_several_gpus_share_the_effective_batch() -> None:
     assert words[words.index("--num_processes") + 1] == "4"
     assert words[words.index("--gradient_accumulation_steps") + 1] == "2"
     assert training.effective_batch == 16
-    assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in training_script(training)
+    assert shown_gpus(training, {}) == "0,1,2,3"
     whole = training_of({"effective_batch": 16}, gpus=8, placements=(OF_EIGHT,))
     assert "CUDA_VISIBLE_DEVICES" not in training_script(whole)
 

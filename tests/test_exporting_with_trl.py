@@ -49,7 +49,7 @@ FULL = {"method": "full", "lora_rank": None, "lora_targets": None}
 def parsed(training: TrainingJob, folder: Path) -> tuple[Any, ModelConfig]:
     """Arguments of the trainer and of the model that TRL reads from the exported command."""
     script = training_script(training).replace("\\\n", " ")
-    (line,) = re.findall(r"^(?:trl \w+|python train\.py) (.*)", script, re.MULTILINE)
+    (line,) = re.findall(r"^(?:trl \w+|python \S+) (.*)", script, re.MULTILINE)
     words = shlex.split(line.partition("${LAST")[0])
     words = [str(folder) if word == "$OUTPUT" else word for word in words]
     parser = TrlParser((ScriptArguments, CONFIGS[training.recipe.task], ModelConfig))

@@ -5,8 +5,10 @@ import datetime as dt
 import pytest
 
 from gpu_catalog.catalog import load_catalog
+from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.pricing.own_cards import with_own_cards
 from orchestrator.request import OptionError
+from trials.recipes.parallel import Parallel
 
 TODAY = dt.date(2026, 11, 23)
 CATALOG = load_catalog()
@@ -25,6 +27,15 @@ def test_a_card_that_may_also_be_rented_keeps_its_offers() -> None:
     """As with --gpu own:A40,all."""
     offers = with_own_cards(CATALOG, [A40], CATALOG.gpus, 0.25, TODAY).offers("A40")
     assert len(offers) == len(CATALOG.offers("A40")) + 1
+
+
+def test_several_cards_of_a_node_take_the_electricity_of_each() -> None:
+    """An instance of a price list has the number of GPUs that it states."""
+    listed = with_own_cards(CATALOG, [A40], [], 0.25, TODAY).offers("A40")[0]
+    instance = listed.model_copy(update={"source": "mine"})
+    (offer,) = layout_offers([listed, instance], Parallel(gpus=4, strategy="ddp"))
+    assert (offer.gpus_per_instance, offer.usd_per_hour) == (4, pytest.approx(0.3))
+    assert layout_offers([listed], Parallel(gpus=4, nodes=2, strategy="ddp")) == []
 
 
 def test_a_card_outside_the_catalog_is_added() -> None:

@@ -8,7 +8,16 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from trials.simulation.clock.copies import two_stream_seconds
 from trials.simulation.clock.time_error import time_errors
-from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate, Segment, Wait
+from trials.simulation.recording import (
+    Collective,
+    Column,
+    Kind,
+    OperatorClass,
+    Operators,
+    Rate,
+    Segment,
+    Wait,
+)
 from trials.simulation.timing_model import (
     EfficiencyConstants,
     NoSpeedError,
@@ -337,3 +346,18 @@ def test_a_step_on_a_slower_host_needs_more_work_on_the_gpu() -> None:
     slow = PLAIN.model_copy(update={"host_factor": 2.0})
     assert step_time(operators(moving(40e-6)), A100, PLAIN).is_of_gpu
     assert not step_time(operators(moving(40e-6)), A100, slow).is_of_gpu
+
+
+def test_collectives_among_the_kernels_of_one_stream_are_waited_for() -> None:
+    """Tensor parallelism has no other streams; its steps are not those of one GPU."""
+    sums = operator(
+        OperatorClass.COLLECTIVE, rate=Rate(Collective.ALL_REDUCE), bytes=1e9, products=2, columns=1
+    )
+    alone, divided = (
+        step_time(operators(*rows), A100, PLAIN)
+        for rows in ([moving(1e-3)] * 2, [moving(1e-3), sums, moving(1e-3)])
+    )
+    assert alone.exposed_seconds == 0
+    assert divided.exposed_seconds == pytest.approx(divided.seconds - alone.seconds)
+    assert divided.exposed_seconds > 1e-3
+    assert (alone.is_of_gpu, divided.is_of_gpu) == (True, False)

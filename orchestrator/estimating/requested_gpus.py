@@ -163,12 +163,12 @@ def _gpus(name: str, memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
 
 
 def counted(name: str) -> tuple[int | None, str]:
-    """Number and name of ``8xH100`` or ``H100:8``; None for a name without a number."""
-    match = COUNTED.fullmatch(name.strip())
+    """Number and name of ``8xH100`` or ``H100:8``, also of own ones; None without a number."""
+    match = COUNTED.fullmatch(without_prefix(name).strip())
     if match is None:
         return None, name
     before, after, alone, number = match.groups()
-    return int(before or number), after or alone
+    return int(before or number), f"{PREFIX if is_own(name) else ''}{after or alone}"
 
 
 def _folded(name: str) -> str:

@@ -1,12 +1,13 @@
-"""Files of DeepSpeed in a task: written for TRL's command, or carried for a configuration."""
+"""Files of DeepSpeed in a task: written for TRL's command, or carried in a configuration."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpu_catalog.user_file import text_of
 from orchestrator.configurations.configuration import Configuration
-from orchestrator.configurations.layouts.deepspeed import find_file
+from orchestrator.configurations.layouts.deepspeed import BATCHES, find_file
 from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STAGES
 
@@ -34,20 +35,21 @@ def file_text(training: TrainingJob) -> str:
     return json.dumps({**OF_TRAINER, "zero_optimization": zero}, indent=2)
 
 
-def carried_files(configuration: Configuration) -> Mapping[str, str]:
-    """Texts of the file of DeepSpeed of a configuration, by the name that it has there, if any.
+def carried_content(configuration: Configuration) -> Mapping[str, Any] | None:
+    """Content of the file of DeepSpeed of a configuration; None where it has the same, or no file.
+
+    It travels in the configuration, which all trainers take: a file of a job's own would need a
+    place that is no file of the user's. Its batches are those of the export, which may be others.
 
     Raises:
-        ExportError: it cannot be read, or a job cannot have a file of that name.
+        ConfigurationError: there is no such file.
+        ExportError: it cannot be read.
     """
-    name = configuration.options.get("deepspeed")
-    if not isinstance(name, str):
-        return {}
-    if name.startswith(("/", "~")) or ".." in Path(name).parts:
-        raise ExportError(
-            f"{configuration.file}: deepspeed: {name}: a job has no such folder: name the file by "
-            "a path below the working directory"
-        )
-    text = text_of(find_file(name, Path(configuration.file)), ExportError)
-    # In ASCII, without what ends a line in YAML; it was read as JSON when it was estimated.
-    return {name: json.dumps(json.loads(text), indent=2)}
+    value = configuration.options.get("deepspeed")
+    if isinstance(value, str):
+        # It was read as JSON when it was estimated.
+        stated = json.loads(text_of(find_file(value, Path(configuration.file)), ExportError))
+    else:
+        stated = value or {}
+    content = {name: "auto" if name in BATCHES else part for name, part in stated.items()}
+    return None if content == (value or {}) else content

@@ -1,6 +1,7 @@
 """A trainer's configuration with the batches of an export, and all else as the user wrote it."""
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,24 @@ import yaml
 from gpu_catalog.user_file import text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import as_recipe
+from orchestrator.configurations.key_classes import ABSENT, OFF
 from orchestrator.configurations.keys_of_changes import (
     ACCUMULATION,
     MICRO_BATCH,
     MICRO_BATCH_OF_TRANSFORMERS,
     micro_batch_key,
 )
-from orchestrator.configurations.layouts.several_gpus import layout_of, precision_of
+from orchestrator.configurations.layouts.several_gpus import (
+    EACH_BATCH,
+    OF_REDUCTION,
+    REDUCTION,
+    layout_of,
+    precision_of,
+    reduces_each_batch,
+)
 from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
-from orchestrator.exporting.deepspeed_file import carried_files
+from orchestrator.exporting.deepspeed_file import carried_content
 from orchestrator.exporting.training import ExportError, PatchedConfiguration, TrainingJob
 from orchestrator.spec.recipe_options import plain
 from orchestrator.spec.yaml_lines import read_yaml
@@ -58,11 +67,11 @@ def patched(
         raise ExportError("\n".join(lines))
     before = text_of(Path(file).expanduser(), ExportError)
     trainer, _, version = configuration.trainer.rpartition(" ")
-    after = _with_batches(before, trainer, _changes(configuration, training))
-    if not _keeps_all_else(before, after, configuration, training):
-        raise ExportError(
-            f"{file}: its batches cannot be replaced: write each as a number of its own"
-        )
+    batches, contents = _changes(configuration, training), _contents(configuration, training)
+    after = _with_values(before, trainer, {**batches, **contents})
+    if not _keeps_all_else(before, after, configuration, training, contents):
+        names = ", ".join([*batches, *contents])
+        raise ExportError(f"{file}: {names} cannot be replaced: write each as a value of its own")
     if not DELIMITERS.isdisjoint(after.splitlines()):
         raise ExportError(
             f"{file}: a line is the word {' or '.join(sorted(DELIMITERS))}: indent it"
@@ -77,7 +86,6 @@ def patched(
         text=after,
         diff="\n".join(diff),
         files=local_files(configuration),
-        texts=carried_files(configuration),
     )
 
 
@@ -95,21 +103,36 @@ def _changes(configuration: Configuration, training: TrainingJob) -> dict[str, i
     return changes
 
 
-def _with_batches(text: str, trainer: str, changes: Mapping[str, int]) -> str:
+def _contents(configuration: Configuration, training: TrainingJob) -> dict[str, Mapping[str, Any]]:
+    """Contents by key that the training needs beside its batches, where they are others."""
+    contents, engine = {}, carried_content(configuration)
+    if engine is not None:
+        contents["deepspeed"] = engine
+    stated = {line.key: line.value for line in configuration.lines}.get(REDUCTION, ABSENT)
+    settings = {} if stated in OFF or stated == ABSENT else stated
+    is_accumulated = training.is_sharded and training.accumulation > 1
+    if is_accumulated and isinstance(settings, Mapping) and not reduces_each_batch(settings):
+        reduction = {**(settings.get(OF_REDUCTION) or {}), **EACH_BATCH}
+        contents[REDUCTION] = {**settings, OF_REDUCTION: reduction}
+    return contents
+
+
+def _with_values(text: str, trainer: str, changes: Mapping[str, object]) -> str:
     """Text of a configuration with other values; a key that it lacks is appended."""
     root = yaml.compose(text, yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)  # it was read as a configuration
     nodes = {key.value: value for key, value in root.value}
     if trainer in MICRO_BATCH and WHOLE_BATCH in nodes:
         changes = {name: value for name, value in changes.items() if name in nodes}
+    texts = {name: _in_a_line(value) for name, value in changes.items()}
     spans = sorted(
         (nodes[name].start_mark.index, nodes[name].end_mark.index, value)
-        for name, value in changes.items()
+        for name, value in texts.items()
         if name in nodes
     )
     for start, end, value in reversed(spans):
         text = f"{text[:start]}{' ' * (start == end)}{value}{text[end:]}"
-    added = [f"{name}: {value}" for name, value in changes.items() if name not in nodes]
+    added = [f"{name}: {value}" for name, value in texts.items() if name not in nodes]
     if not added:
         return text
     if root.flow_style:
@@ -119,13 +142,23 @@ def _with_batches(text: str, trainer: str, changes: Mapping[str, int]) -> str:
     return f"{text.rstrip()}\n" + "".join(f"{margin}{line}\n" for line in added)
 
 
+def _in_a_line(value: object) -> str:
+    """Value in YAML; texts are in ASCII, without what ends a line there."""
+    written: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf, sort_keys=False)
+    return written.removesuffix("...\n").rstrip()
+
+
 def _keeps_all_else(
-    before: str, after: str, configuration: Configuration, training: TrainingJob
+    before: str,
+    after: str,
+    configuration: Configuration,
+    training: TrainingJob,
+    contents: Mapping[str, Mapping[str, Any]],
 ) -> bool:
-    """Whether a patched text has the batches of a training, and all else as it was."""
+    """Whether a patched text has the batches of a training, these contents, and the rest as is."""
     old, new = read_yaml(before), read_yaml(after)
-    changeable = {*MICRO_BATCH.values(), MICRO_BATCH_OF_TRANSFORMERS, ACCUMULATION}
-    if new.problems or not isinstance(new.data, dict):
+    changeable = {*MICRO_BATCH.values(), MICRO_BATCH_OF_TRANSFORMERS, ACCUMULATION, *contents}
+    if new.problems or not isinstance(new.data, dict) or not contents.items() <= new.data.items():
         return False
     kept = [[(n, v) for n, v in read.data.items() if n not in changeable] for read in (old, new)]
     options = read_configuration_text(after, Path(configuration.file)).options

@@ -1,7 +1,7 @@
 """A fine-tuning that is to be started, and the offers to start it on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_catalog.errors import UserError
@@ -79,10 +79,10 @@ class PatchedConfiguration:
         name: name of the file, without folder.
         trainer: name of the trainer.
         version: version of the trainer.
-        text: the configuration, with the micro-batch and accumulation of the export.
+        text: the configuration, with the micro-batch and accumulation of the export, and with the
+            content of its file of DeepSpeed.
         diff: unified difference from the user's file; empty where there is none.
         files: local data by the names that the configuration has for them.
-        texts: texts of small files by their names, below the folder that the job runs in.
     """
 
     name: str
@@ -91,7 +91,6 @@ class PatchedConfiguration:
     text: str
     diff: str
     files: Mapping[str, Path]
-    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,12 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
     """
     gpus = training.gpus_per_node
     is_shared = any(place.gpus_per_instance > gpus for place in training.placements)
+    # Several nodes may share the folder of the output.
+    suffix = "-$NODE_RANK" if training.nodes > 1 else ""
     setting = {
+        "training": training,
         "visible": ",".join(map(str, range(gpus))) if is_shared else None,
-        # The folder of several nodes may be the same.
-        "suffix": "-$NODE_RANK" if training.nodes > 1 else "",
+        "suffix": suffix,
         "expandable_segments": training.expandable_segments,
     }
     if training.configuration is not None:
@@ -120,16 +122,21 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
         **setting,
         python=python,
         deepspeed=file_text(training) if training.is_by_deepspeed else None,
-        program=_program(training, is_python=python is not None),
+        program=_program(training, f'"$OUTPUT/train{suffix}.py"' if python else None),
         options=[_written(name, value) for name, value in _all_options(training, options).items()],
     )
 
 
-def _program(training: TrainingJob, *, is_python: bool) -> str:
-    """Command that starts the processes, one for each GPU; the trainer sets the precision."""
+def _program(training: TrainingJob, python: str | None) -> str:
+    """Command that starts the processes, one for each GPU; the trainer sets the precision.
+
+    Args:
+        training: the training.
+        python: Python file that trains; None to train by TRL's command.
+    """
     task, gpus = training.recipe.task, training.gpus
     if gpus == 1:
-        return "python train.py" if is_python else f"trl {task}"
+        return f"trl {task}" if python is None else f"python {python}"
     shares, precision = "--multi_gpu", "no"
     if training.is_sharded:  # its policy of precisions is the launcher's
         shares, precision = SHARDS, training.recipe.autocast or "no"
@@ -137,9 +144,7 @@ def _program(training: TrainingJob, *, is_python: bool) -> str:
         shards = gpus // training.replicas
         shares += REPLICAS.format(replicas=training.replicas, shards=shards)
     launched = f"{shares} {_processes(training)} --mixed_precision {precision}"
-    if not is_python:
-        return f"trl {task} {launched}"
-    return f"accelerate launch {launched} train{'-$NODE_RANK' if training.nodes > 1 else ''}.py"
+    return f"trl {task} {launched}" if python is None else f"accelerate launch {launched} {python}"
 
 
 def _processes(training: TrainingJob) -> str:

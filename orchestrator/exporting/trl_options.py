@@ -146,10 +146,12 @@ def refusals(training: TrainingJob) -> list[str]:
     """Reasons why TRL does not train by a recipe, each with a remedy."""
     recipe, model = training.recipe, training.model
     wrong = [*_refused_fields(recipe), *_refused_adapters(recipe, model)]
-    if recipe.effective_batch is not None and recipe.effective_batch % training.micro_batch:
+    of_all = training.micro_batch * training.gpus
+    if recipe.effective_batch is not None and recipe.effective_batch % of_all:
+        several = f" on {training.gpus} GPUs" if training.gpus > 1 else ""
         wrong.append(
-            f"micro-batch {training.micro_batch} does not divide the effective batch "
-            f"{recipe.effective_batch}, which a trainer needs: give --batch-size a divisor of it"
+            f"micro-batch {training.micro_batch}{several} does not divide the effective batch "
+            f"{recipe.effective_batch}, which a trainer needs: give --batch-size one that does"
         )
     if model.family == "blackmamba":
         wrong.append(f"model {model.name}: transformers has no such model: TRL cannot train it")

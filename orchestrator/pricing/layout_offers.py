@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from gpu_catalog.links.between_nodes import network_of
 from gpu_catalog.offer import Offer
+from orchestrator.pricing.own_cards import of_several_cards
 from trials.recipes.parallel import Parallel
 
 
@@ -11,10 +12,13 @@ def layout_offers(offers: Iterable[Offer], layout: Parallel | None) -> list[Offe
     """Offers of instances with as many GPUs as a node of a layout has, at the price of all nodes.
 
     Instances are rented whole, so further GPUs are idle. Of several nodes, those with the layout's
-    network count: its step time is that of no other.
+    network count: its step time is that of no other. One node may have any number of the cards that
+    the user owns.
     """
     if layout is None:
         return list(offers)
+    if layout.nodes == 1:
+        offers = (of_several_cards(offer, layout.gpus) for offer in offers)
     enough = (offer for offer in offers if offer.gpus_per_instance >= layout.gpus_per_node)
     if layout.nodes == 1:
         return list(enough)

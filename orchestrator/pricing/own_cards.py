@@ -11,6 +11,8 @@ from orchestrator.request import OptionError
 
 PREFIX = f"{OWN}:"
 WATTS_PER_KILOWATT = 1000.0
+ELECTRICITY = "electricity: "
+"""Beginning of the source of a price that is a card's electricity."""
 
 
 def is_own(name: str) -> bool:
@@ -85,5 +87,13 @@ def _electricity(gpu: Gpu, usd_per_kwh: float, today: dt.date) -> Offer:
         instance=gpu.key,
         usd_per_hour=gpu.tdp_watts / WATTS_PER_KILOWATT * usd_per_kwh,
         recorded=today,
-        source=f"electricity: {gpu.tdp_watts:g} W at ${usd_per_kwh:g} per kWh",
+        source=f"{ELECTRICITY}{gpu.tdp_watts:g} W at ${usd_per_kwh:g} per kWh",
     )
+
+
+def of_several_cards(offer: Offer, count: int) -> Offer:
+    """Offer of so many cards that the user owns, which take as much electricity; others as is."""
+    if offer.provider != OWN or not offer.source.startswith(ELECTRICITY):
+        return offer
+    price = count * offer.usd_per_hour
+    return offer.model_copy(update={"gpus_per_instance": count, "usd_per_hour": price})

@@ -161,11 +161,6 @@ class HostDeviceTimeline:
     links: IntArray | None = None
 
     @property
-    def has_ranks(self) -> bool:
-        """Whether streams are those of a rank among several GPUs."""
-        return self.streams is not None and int(self.streams.max()) >= FIRST
-
-    @property
     def load(self) -> float:
         """Seconds of the GPU for each of the host."""
         return float(self.device.sum() / self.host.sum())
@@ -174,7 +169,7 @@ class HostDeviceTimeline:
         """Seconds from start to end, with all host times multiplied by ``host_factor``."""
         host = self.host * host_factor
         if self.overlapped and self.streams is not None:
-            if self.has_ranks:
+            if int(self.streams.max()) >= FIRST:  # of a rank among several GPUs
                 assert self.links is not None
                 return rank_seconds(host, self.device, self.links, self.streams, self.waits)
             is_copy = self.work == OperatorClass.HOST_COPY
@@ -208,8 +203,9 @@ def step_time(
     timeline = timeline_of(operators, gpu, constants, layout)
     busy = np.bincount(timeline.work, weights=timeline.device, minlength=len(OperatorClass))
     seconds = timeline.seconds()
-    exposed = seconds - timeline.without_collectives().seconds() if timeline.has_ranks else 0.0
-    is_of_gpu = timeline.load >= GPU_BOUND and timeline.streams is None and has_own_products(gpu)
+    is_alone, is_plain = timeline.links is None, timeline.streams is None
+    exposed = 0.0 if is_alone else seconds - timeline.without_collectives().seconds()
+    is_of_gpu = timeline.load >= GPU_BOUND and is_alone and is_plain and has_own_products(gpu)
     return SimulatedStepTime(
         seconds, busy.astype(np.float64), exposed, is_of_gpu and not busy[OperatorClass.SCAN]
     )

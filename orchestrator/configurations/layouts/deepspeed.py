@@ -14,13 +14,39 @@ from trials.recipes.parallel import ZERO_STRATEGIES, Strategy
 from trials.recipes.zero_settings import ZeroSettings
 
 LARGEST_BYTES = 2**20
+MICRO_BATCH = "train_micro_batch_size_per_gpu"
+ACCUMULATION = "gradient_accumulation_steps"
+WHOLE_BATCH = "train_batch_size"
+BATCHES = (MICRO_BATCH, ACCUMULATION, WHOLE_BATCH)
 IDLE: tuple[object, ...] = (None, False, "auto", "none", {})
 STAGE_3 = "stage3_"
 SAVING = ("stage3_gather_16bit_weights_on_model_save", "load_from_fp32_weights")
 WEIGHT_DTYPES = ("fp16", "amp", "fp8")
 OPTIMIZERS = ("AdamW", "Adam")
 OFFLOADING = ("offload_optimizer", "offload_param")
-SPLITTING = ("tensor_parallel", "pipeline", "sequence_parallel_size", "compression_training")
+KNOWN = frozenset(
+    {
+        *BATCHES,
+        *WEIGHT_DTYPES,
+        *("zero_optimization", "bf16", "compile", "optimizer", "scheduler", "gradient_clipping"),
+        *("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op"),
+        *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "aio"),
+        *("checkpoint", "nebula", "dataloader_drop_last", "activation_checkpointing"),
+        *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level"),
+        *("tensorboard", "wandb", "csv_monitor", "comet", "monitor_config", "timers"),
+        *("comms_logger", "comms_config", "flops_profiler", "comment", "_comment"),
+    }
+)
+"""Keys that are read here, or that change neither the memory nor the bytes of a Trainer's step."""
+KNOWN_PARTS = {
+    "bf16": ("enabled", "check_grad_overflow"),
+    "compile": ("disable", "backend"),  # by which accelerate compiles, if it does
+}
+AS_BY_DEFAULT: Mapping[str, tuple[object, ...]] = {
+    "communication_data_type": ("bf16", "bfp16"),
+    "data_types": ({"grad_accum_dtype": "bf16"},),
+    "sequence_parallel_size": (1,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +56,12 @@ class DeepSpeedFile:
     Attributes:
         strategy: stage of ZeRO.
         zero: its settings.
+        batches: examples and micro-batches by key, where it states a number.
     """
 
     strategy: Strategy
     zero: ZeroSettings
+    batches: Mapping[str, float]
 
 
 def deepspeed_named(value: object, beside: Path) -> DeepSpeedFile:
@@ -103,7 +131,8 @@ def deepspeed_of(content: Any, place: str) -> DeepSpeedFile:
         problems += [f"{name}: {mistake_text(d, ZeroSettings)}" for name, d in mistakes.items()]
     if problems:
         raise ConfigurationError("\n".join(f"{place}: {problem}" for problem in problems))
-    return DeepSpeedFile(ZERO_STRATEGIES[zero["stage"] - 1], settings)
+    batches = {n: content[n] for n in BATCHES if isinstance(content.get(n), (int, float))}
+    return DeepSpeedFile(ZERO_STRATEGIES[zero["stage"] - 1], settings, batches)
 
 
 def _problems(content: Mapping[str, Any]) -> Iterator[str]:
@@ -118,15 +147,25 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
     kind = optimizer.get("type") if isinstance(optimizer, Mapping) else None
     if optimizer is not None and kind not in OPTIMIZERS:
         yield f"optimizer: type {shown(kind)} is not simulated with DeepSpeed: use AdamW"
-    for name in SPLITTING:
-        if content.get(name) not in (*IDLE, 1):
-            yield f"{name}: is not simulated: remove it"
+    for name, value in _unknown(content):
+        if not _is_idle(value):
+            yield f"{name}: {shown(value)} is not simulated: remove it"
+
+
+def _unknown(content: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Keys outside ``zero_optimization`` that are not known, and their values."""
+    for name, value in content.items():
+        if name in KNOWN_PARTS and isinstance(value, Mapping):
+            parts = KNOWN_PARTS[name]
+            yield from ((f"{name}.{part}", v) for part, v in value.items() if part not in parts)
+        elif name not in KNOWN and value not in AS_BY_DEFAULT.get(name, ()):
+            yield name, value
 
 
 def _problems_of_zero(zero: Mapping[str, Any]) -> Iterator[str]:
     """Keys of ``zero_optimization`` that are not simulated, with a remedy each."""
     stage = zero.get("stage")
-    if stage not in (1, 2, 3) or isinstance(stage, bool):
+    if type(stage) is not int or stage not in (1, 2, 3):
         yield f"stage: {shown(stage)} is not simulated: use 1 to 3, or DDP without DeepSpeed"
     for name, value in zero.items():
         if name in OFFLOADING:
@@ -144,6 +183,14 @@ def _is_on(value: object) -> bool:
         return value not in IDLE
     switch = "enabled" if "enabled" in value else "device"
     return value.get(switch) not in IDLE
+
+
+def _is_idle(value: object) -> bool:
+    """Whether a value turns nothing on, nor does any value in it."""
+    if not isinstance(value, Mapping):
+        return value in IDLE
+    parts = [value["enabled"]] if "enabled" in value else value.values()
+    return all(map(_is_idle, parts))
 
 
 def _field(name: str) -> str:

@@ -6,13 +6,26 @@ from typing import Any
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.estimate_options import as_recipe
-from orchestrator.configurations.key_classes import OFF, Config, Reading, is_idle, shown
-from orchestrator.configurations.layouts.deepspeed import deepspeed_named
+from orchestrator.configurations.key_classes import ABSENT, OFF, Config, Reading, is_idle, shown
+from orchestrator.configurations.layouts.deepspeed import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    WHOLE_BATCH,
+    DeepSpeedFile,
+    deepspeed_named,
+)
 from trials.recipes.parallel import ZERO_STRATEGIES
 
 WORDS = ("full_shard", "auto_wrap", True)
 """Words of ``fsdp`` that mean what FSDP2 does by default; transformers 5 also takes true."""
 IDLE_COUNTS = (None, False, 0, 1)
+REDUCTION = "accelerator_config"
+OF_REDUCTION = "gradient_accumulation_kwargs"
+EACH_BATCH = {"sync_each_batch": True}
+"""Reduction of gradients after every micro-batch, in accelerate's words; so shards are simulated.
+
+Otherwise its ``no_sync`` keeps whole gradients on every GPU until the last micro-batch of a step.
+"""
 LAYOUT_KEYS = (
     *("deepspeed", "fsdp", "fsdp_config", "ddp"),
     *("dp_shard_size", "dp_replicate_size"),
@@ -26,21 +39,24 @@ def mark_idle(config: Config, reading: Reading) -> None:
             reading.mark(name, config[name], "irrelevant", "off")
     if "fsdp_version" in config and not (config.get("fsdp") or config.get("fsdp_config")):
         reading.mark("fsdp_version", config["fsdp_version"], "irrelevant", "read only with fsdp")
+    if REDUCTION in config:
+        reading.mark(REDUCTION, config[REDUCTION], "irrelevant", "read only with fsdp")
 
 
 def read_shards(
-    reading: Reading, *, key: str, value: object, settings: Mapping[str, Any], version: object
+    config: Config, reading: Reading, *, key: str, settings: Mapping[str, Any], version: object
 ) -> None:
     """Read a configuration of FSDP.
 
     Args:
-        reading: the configuration so far.
+        config: the configuration.
+        reading: what was read of it so far.
         key: key that turns sharding on.
-        value: value of the key.
         settings: its ``fsdp_config``.
         version: version of FSDP.
     """
     settings = {str(name).removeprefix("fsdp_"): item for name, item in settings.items()}
+    value = config[key]
     words = value.replace(",", " ").split() if isinstance(value, str) else value
     words = words if isinstance(words, list) else []
     problem = next(_problems(words, settings, str(version)), None)
@@ -51,6 +67,24 @@ def read_shards(
     reading.mark(key, value, "used", "strategy fsdp2")
     if settings.get("activation_checkpointing"):
         reading.options["gradient_checkpointing"] = True
+    _read_reduction(config, reading)
+
+
+def _read_reduction(config: Config, reading: Reading) -> None:
+    """Read whether shards reduce gradients after every micro-batch; so they are simulated."""
+    value = config.get(REDUCTION)
+    if reduces_each_batch(value):
+        reading.mark(REDUCTION, value, "used", "gradients are reduced after every micro-batch")
+    elif config.get("gradient_accumulation_steps") not in (None, 1):
+        assumption = "sync_each_batch: true; without it whole gradients stay on each GPU"
+        value = ABSENT if value is None else value
+        reading.mark(REDUCTION, value, "assumed", f"{OF_REDUCTION}.{assumption}")
+
+
+def reduces_each_batch(value: object) -> bool:
+    """Whether gradients are reduced after every micro-batch by a value of ``REDUCTION``."""
+    settings = value.get(OF_REDUCTION) if isinstance(value, Mapping) else None
+    return isinstance(settings, Mapping) and settings.get("sync_each_batch") is True
 
 
 def read_deepspeed_key(config: Config, reading: Reading) -> bool:
@@ -92,7 +126,7 @@ def read_training_arguments(config: Config, reading: Reading) -> None:
     settings = config.get("fsdp_config") or {}
     if config.get("fsdp"):
         version = settings.get("version", settings.get("fsdp_version", 2))
-        read_shards(reading, key="fsdp", value=config["fsdp"], settings=settings, version=version)
+        read_shards(config, reading, key="fsdp", settings=settings, version=version)
     elif settings:
         reading.mark("fsdp_config", settings, "irrelevant", "read only with fsdp")
 
@@ -116,7 +150,7 @@ def read_axolotl(config: Config, reading: Reading) -> None:
     # schemas/validation.py:922
     stated = settings.get("fsdp_version") or settings.get("version") or 1
     version = config.get("fsdp_version") or stated
-    read_shards(reading, key=key, value=config[key], settings=settings, version=version)
+    read_shards(config, reading, key=key, settings=settings, version=version)
     read_number(reading, "dp_shard_size", shards, "fsdp2")
     if replicas not in IDLE_COUNTS:
         text = "replicas of shards on several GPUs are not read: set 1, and give --nodes"
@@ -156,7 +190,7 @@ def on_several_gpus(
 
     Raises:
         ConfigurationError: the file trains on several GPUs, and their number is missing; or there
-            are several numbers.
+            are several numbers; or its file of DeepSpeed states other batches.
     """
     file = configuration.file
     layout = layout_of(configuration, given)
@@ -179,6 +213,8 @@ def on_several_gpus(
             "one number, or --effective-batch"
         )
     (ranks,) = counts
+    if "zero" in layout:
+        _check_batches(configuration, ranks)
     if changed["strategy"] == "tp":  # the GPUs of a group train on one batch
         degree = given.get("degree")
         ranks = (given.get("nodes") or 1) if degree is None else ranks // degree
@@ -197,11 +233,40 @@ def layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[st
     """
     if given.get("strategy") is not None:
         return {"strategy": given["strategy"]}
-    if (value := configuration.options.get("deepspeed")) is not None:
-        engine = deepspeed_named(value, Path(configuration.file))
+    if "deepspeed" in configuration.options:
+        engine = _engine(configuration)
         return {"strategy": engine.strategy, "zero": engine.zero}
     stated = configuration.options.get("strategy")
     return {} if stated is None else {"strategy": stated}
+
+
+def _engine(configuration: Configuration) -> DeepSpeedFile:
+    return deepspeed_named(configuration.options["deepspeed"], Path(configuration.file))
+
+
+def _check_batches(configuration: Configuration, ranks: int) -> None:
+    """Check that numbers in a file of DeepSpeed are those of the configuration, as trainers do.
+
+    Raises:
+        ConfigurationError: some are others; a line for each.
+    """
+    micro_batch, effective_batch = (
+        configuration.options[name] for name in ("batch_size", "effective_batch")
+    )
+    own = {
+        MICRO_BATCH: micro_batch,
+        ACCUMULATION: effective_batch // micro_batch,
+        WHOLE_BATCH: effective_batch * ranks,
+    }
+    others = {name: n for name, n in _engine(configuration).batches.items() if n != own[name]}
+    if others:
+        raise ConfigurationError(
+            "\n".join(
+                f"{configuration.file}: deepspeed: {name}: {shown(value)} where the configuration "
+                f'comes to {own[name]}, which stops the trainer: set it to "auto"'
+                for name, value in others.items()
+            )
+        )
 
 
 def precision_of(configuration: Configuration, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -160,7 +160,7 @@ KEYS: dict[str, Key] = {
         pretraining_sample_concatenation is_falcon_derived_model is_llama_derived_model
         is_mistral_derived_model is_qwen_derived_model sample_packing_group_size
         sample_packing_bin_size sample_packing_mp_start_method
-        multipack_real_batches accelerator_config gradient_checkpointing_kwargs
+        multipack_real_batches gradient_checkpointing_kwargs
         peft_init_lora_weights flex_attn_compile_kwargs torch_compile_backend
         torch_compile_mode device local_rank torch_compile_options
         cls_model_config is_preprocess preprocess_iterable total_num_tokens
@@ -236,7 +236,7 @@ KEYS: dict[str, Key] = {
     (assumed("the model's own vocabulary"), "resize_token_embeddings_to_32x shrink_embeddings"),
     (refused(SEVERAL_GPUS), "deepcompile"),
     (refused(SEVERAL_GPUS), "use_ray"),
-    (shared("strategy"), "deepspeed fsdp fsdp_config fsdp_version ddp"),
+    (shared("strategy"), "deepspeed fsdp fsdp_config fsdp_version accelerator_config ddp"),
     (shared("gpus, strategy"), "dp_shard_size dp_replicate_size"),
     (irrelevant("only on several GPUs"), "ddp_* ray_* resources_per_worker"),
     (

@@ -71,7 +71,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     (
         LOADING,
         """
-        dataloader_* remove_unused_columns do_train skip_memory_metrics accelerator_config
+        dataloader_* remove_unused_columns do_train skip_memory_metrics
         torch_compile_backend torch_compile_mode use_cache enable_jit_checkpoint debug
         average_tokens_across_devices
         """,
@@ -100,7 +100,7 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     ),
     (assumed(ONE_MICRO_BATCH), "auto_find_batch_size"),
     (assumed(KEPT_CACHE), "torch_empty_cache_steps"),
-    (shared("strategy"), "deepspeed fsdp fsdp_config"),
+    (shared("strategy"), "deepspeed fsdp fsdp_config accelerator_config"),
     (irrelevant("only on several GPUs"), "ddp_* local_rank fsdp_* ray_*"),
     (
         refused(NOT_SIMULATED),
