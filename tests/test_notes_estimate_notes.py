@@ -1,9 +1,15 @@
 """Notes below an estimate in a terminal: short lists of GPUs, and first what decides."""
 
+from dataclasses import replace
+
 import pytest
 
+import orchestrator
 from orchestrator.cli.main import main
+from orchestrator.estimating.estimate_records import Estimated
+from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.reporting.notes.estimate_notes import shortened
+from trials.simulation.clock.time_error import TimeError90, time_errors
 
 TINY = ["estimate", "--model", "llama-tiny", "--seq-len", "16", "--method", "lora"]
 GPUS = ["A40", "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM", "L4", "L40", "L40S"]
@@ -40,3 +46,27 @@ def test_a_terminal_gets_the_rows_and_notes_that_decide(
     assert len(brief.splitlines()) < 40
     assert main([*TINY, "--wide"]) == 0
     assert capsys.readouterr().out == whole.replace("**", "")
+
+
+def with_time_error(row: Estimated, error: TimeError90) -> Estimated:
+    """An estimate whose interval of the step time comes from these measured steps."""
+    return replace(row, estimate=row.estimate.model_copy(update={"time_error": error}))
+
+
+def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:
+    """Each interval has its ends and the number of the measured steps that it comes from."""
+    errors = time_errors()
+    estimates = orchestrator.estimate("llama-tiny", gpu="A40,L4", seq_len=16, method="full")
+    first, second = estimates
+    assert first.estimate.time_error == errors.of_host  # the host launches more than the GPU does
+    one, two = (
+        as_table([first, with_time_error(second, error)], estimates.question)
+        for error in (errors.of_host, errors.of_gpu)
+    )
+    assert "trust the order more" in one
+    assert "trust the order more" not in two
+    for error, number in ((errors.of_host, 2), (errors.of_gpu, 1)):
+        text = f"{1 - error.low:.0%} below to {error.high - 1:.0%} above the prediction"
+        shown = [line for line in (one + two).splitlines() if text in line]
+        assert len(shown) == number
+        assert all(f"{error.steps} measured steps" in line for line in shown)

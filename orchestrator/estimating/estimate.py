@@ -191,6 +191,7 @@ def _estimated(
         constants=constants.source,
         left_out=requested.recipe.left_out,
         memory_error=memory_error,
+        time_error=None if step is None else constants.measured_error(step),
         not_compared=_not_compared(requested),
         options=question.options_text() or None,
         **timed,

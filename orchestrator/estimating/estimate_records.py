@@ -14,6 +14,7 @@ from orchestrator.estimating.question import Question
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis, Outcome
+from trials.simulation.clock.time_error import TimeError90
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.timing_model import SimulatedStepTime
 from trials.simulation.trace_request import Fidelity
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BatchChoice = Literal["asked", "largest", "fastest"]
+NESTED = {"alternatives", "boxes", "assumed_lengths", "memory_error", "time_error"}
+"""Fields of an estimate that are no columns of a frame."""
 
 
 class Price(Record):
@@ -147,6 +150,8 @@ class Estimate(Record):
         constants: source of the timing model's constants.
         left_out: part of the training without which memory, times and price are.
         memory_error: published runs that the intervals of memory and batch size are computed from.
+        time_error: measured steps that the interval of the step time is computed from; None without
+            a step time, and for constants with an error of their own, as ``calibrate`` writes them.
         not_compared: axes of the recipe with a value that no published run has.
         options: options of the command line that state what was chosen of the recipe; None where
             nothing was.
@@ -203,6 +208,7 @@ class Estimate(Record):
     constants: str
     left_out: str | None = None
     memory_error: MemoryError90
+    time_error: TimeError90 | None = None
     not_compared: tuple[str, ...] = ()
     options: str | None = None
     alternatives: tuple[Alternative, ...] = ()
@@ -270,8 +276,7 @@ class Estimates:
         import pandas as pd  # noqa: PLC0415 - the commands do without it
 
         rows = [_row(row.estimate.model_dump(mode="json")) for row in self]
-        lists = {"alternatives", "boxes"}
-        columns = [name for name in dict.fromkeys(_columns(Estimate)) if name not in lists]
+        columns = [name for name in dict.fromkeys(_columns(Estimate)) if name not in NESTED]
         return pd.DataFrame(rows, columns=columns)
 
     def _repr_html_(self) -> str:

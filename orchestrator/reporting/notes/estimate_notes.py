@@ -24,6 +24,7 @@ from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
 from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
+from trials.simulation.clock.time_error import time_errors
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 
 EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
@@ -159,6 +160,7 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
     yield from _caveats(rows[1:])
     yield from _approximations(rows)
     yield from _memory_notes(rows)
+    yield from _time_notes(rows)
     yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
     assumed = sorted({e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None})
     if assumed:
@@ -213,12 +215,17 @@ def _error_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterato
             f"Memory was compared with no measured run that has: {missing}. "
             "The interval may be too narrow for it."
         )
-    if sum(row.price is not None for row in rows) > 1:
+    priced = [row for row in rows if row.price is not None]
+    if len(priced) > 1:
+        shared = "all GPUs: trust the order more than the hours"
+        if len({row.time_error for row in priced}) > 1:
+            shared = (
+                "rows with one interval of the step time: trust their order more than the hours, "
+                "and the order of others no more"
+            )
         shown = "fastest" if wanted.objective == "time" else "cheapest"
-        yield (
-            "Timing errors are mostly shared by all GPUs: trust the order more than the hours. "
-            f"Each row shows the GPU's {shown} offer."
-        )
+        offers = f"Each row shows the GPU's {shown} offer."
+        yield f"Timing errors are mostly shared by {shared}. {offers}"
 
 
 def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
@@ -236,13 +243,39 @@ def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
         )
 
 
+def _time_notes(rows: Sequence[Estimate]) -> Iterator[str]:
+    """Intervals of the step times by measured steps.
+
+    docs/explanation/evidence.md has the steps.
+    """
+    timed = [row for row in rows if row.time_error is not None]
+    for error in dict.fromkeys(row.time_error for row in timed):
+        alike = [row for row in timed if row.time_error == error]
+        limit, alone = "that the GPU limits, where its matrix products were measured", ""
+        if error != time_errors().of_gpu:
+            limit = "that the host may limit, or like which none was measured"
+            alone = "; for several GPUs it is borrowed" * any(row.gpus > 1 for row in alike)
+        yield (
+            f"Times of steps {limit}: the 90 % interval is {1 - error.low:.0%} below to "
+            f"{error.high - 1:.0%} above the prediction, by {error.steps} measured steps of "
+            f"{error.sources} sources, all on one GPU{alone}. Such intervals held "
+            f"{error.covered:.0%} of these steps with their source left out"
+            f"{_on_gpus(alike, rows)}."
+        )
+
+
+def _on_gpus(some: Sequence[Estimate], rows: Sequence[Estimate]) -> str:
+    """GPUs of some rows in parentheses; empty where they are all rows."""
+    gpus = ", ".join(sorted(row.gpu for row in some))
+    return "" if len(some) == len(rows) else f" ({gpus})"
+
+
 def _approximations(rows: Sequence[Estimate]) -> Iterator[str]:
     """Differences between the traced stack and the one that would run, with their GPUs."""
     approximations = dict.fromkeys(text for row in rows for text in row.approximations)
     for text in approximations:
-        gpus = [row.gpu for row in rows if text in row.approximations]
-        on_gpus = "" if len(gpus) == len(rows) else f" ({', '.join(sorted(gpus))})"
-        yield f"Approximate: {text}{on_gpus}."
+        alike = [row for row in rows if text in row.approximations]
+        yield f"Approximate: {text}{_on_gpus(alike, rows)}."
     if not approximations:
         yield "The installed libraries were traced without any approximation."
 
