@@ -28,7 +28,7 @@ class Offer(Record):
         market: on demand, or spot: cheaper, but the provider may reclaim the instance.
         minimum_minutes: shortest billed time, where it is not that of the provider's terms.
         as_of: date of the price, if the source states one; else the earliest possible date, where
-            the note tells from what it is inferred.
+            one is inferred and the note says so.
         recorded: date of this record.
         source: source of the price.
         note: caveats.

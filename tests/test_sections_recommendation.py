@@ -1,5 +1,7 @@
 """Sentences and cells that name an offer."""
 
+import datetime as dt
+
 import pytest
 
 from fitting.laws.fit_result import Interval
@@ -16,6 +18,8 @@ def price_in(region: str) -> Price:
         market="spot",
         gpus_per_instance=8,
         usd_per_hour=8.66,
+        price_as_of=None,
+        price_recorded=dt.date(2026, 11, 20),
         hours=1.0,
         hours_interval=Interval(low=1.0, high=1.0),
         usd=8.66,

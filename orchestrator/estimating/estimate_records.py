@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from gpu_catalog.record import Record
 from orchestrator.estimating.memory_error import MemoryError90
 from orchestrator.estimating.question import Question
 from orchestrator.pricing.offer_constraints import MissedConstraints
+from orchestrator.spec.job import Overheads
 from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis, Outcome
 from trials.simulation.clock.time_error import TimeError90
@@ -24,14 +26,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BatchChoice = Literal["asked", "largest", "fastest"]
-NESTED = {"alternatives", "boxes", "assumed_lengths", "memory_error", "time_error"}
+NESTED = {"alternatives", "boxes", "assumed_lengths", "overheads", "memory_error", "time_error"}
 """Fields of an estimate that are no columns of a frame."""
 
 
 class Price(Record):
     """The job on the best offer of a GPU by the objective, with 90 % intervals.
 
-    ``usd_per_hour`` is the price of the whole instance, or of all ``instances``, one a node.
+    ``usd_per_hour`` is the price of the whole instance, or of all ``instances``, one a node, on the
+    day ``price_as_of``, None where it is unknown; the catalog has it since ``price_recorded``.
     ``note`` has the catalog's caveats on the offer.
     """
 
@@ -42,6 +45,8 @@ class Price(Record):
     gpus_per_instance: int
     instances: int = 1
     usd_per_hour: float
+    price_as_of: date | None
+    price_recorded: date
     hours: float
     hours_interval: Interval
     usd: float
@@ -122,6 +127,7 @@ class Estimate(Record):
             a ``seq_len`` equal to it is a lower bound. None where the length was given.
         batch_size: examples per micro-batch, or packed rows, of all fields below.
         micro_batches: micro-batches per optimizer step.
+        effective_batch: examples, or packed rows, per optimizer step of all GPUs.
         batch: origin of the batch size: requested, the largest that fits, or the fastest.
         tokens_per_example: mean padded length that times refer to; memory refers to ``seq_len``.
         outcome: outcome of a step of that size.
@@ -142,6 +148,9 @@ class Estimate(Record):
             None without draws.
         step_seconds, step_seconds_interval: seconds of a step; they and the fields below are None
             when the GPU's speed is unknown or the batch does not fit.
+        examples, epochs: size of the job that is priced.
+        assumed: options that were not given, and whose values are assumed for the job.
+        overheads: time of the job outside its steps, and drift of prices.
         hours, hours_interval: hours of the job as rented by ``price``, or else on demand.
         price: best offer by the objective; None without an allowed one.
         no_price: reason why ``price`` is None although a step time is known.
@@ -179,6 +188,7 @@ class Estimate(Record):
     seq_len_limit: int | None = None
     batch_size: int
     micro_batches: int
+    effective_batch: int
     batch: BatchChoice
     tokens_per_example: float
     outcome: Outcome
@@ -199,6 +209,10 @@ class Estimate(Record):
     tokens_per_second: float | None = None
     examples_per_second: float | None = None
     examples_per_second_interval: Interval | None = None
+    examples: int
+    epochs: int
+    assumed: tuple[str, ...] = ()
+    overheads: Overheads
     hours: float | None = None
     hours_interval: Interval | None = None
     price: Price | None = None
