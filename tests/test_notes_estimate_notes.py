@@ -8,7 +8,7 @@ import orchestrator
 from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_tables import as_table
-from orchestrator.reporting.notes.estimate_notes import shortened
+from orchestrator.reporting.notes.estimate_notes import brief_notes, shortened
 from trials.simulation.clock.time_error import TimeError90, time_errors
 
 TINY = ["estimate", "--model", "llama-tiny", "--seq-len", "16", "--method", "lora"]
@@ -46,6 +46,14 @@ def test_a_terminal_gets_the_rows_and_notes_that_decide(
     assert len(brief.splitlines()) < 40
     assert main([*TINY, "--wide"]) == 0
     assert capsys.readouterr().out == whole.replace("**", "")
+
+
+def test_rows_that_exceed_the_budget_do_not_count_as_unpriced() -> None:
+    """Another note on the same screen names the dollars by which they exceed it."""
+    over = {"gpu": "A40,L4,L40S,A100-80GB-SXM", "seq_len": 16, "method": "full"}
+    rows = orchestrator.estimate("llama-tiny", budget_usd=0.001, **over).estimated
+    *_, last = brief_notes([""], [rows], 2)
+    assert "2 rows (2 exceed the deadline or budget)" in last
 
 
 def with_time_error(row: Estimated, error: TimeError90) -> Estimated:

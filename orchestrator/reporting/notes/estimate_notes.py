@@ -57,19 +57,28 @@ def brief_notes(
     shown = all_notes(names, groups, _decisive_notes)
     gpus = {row.estimate.gpu for rows in groups for row in rows}
     first = first_rows(groups, most)
-    left_out = [row.estimate for rows in groups for row in rows if row not in first]
+    left_out = [row for rows in groups for row in rows if row not in first]
     parts = []
     if left_out:
-        misfits = sum(row.outcome is not Outcome.FITS for row in left_out)
-        unpriced = sum(row.outcome is Outcome.FITS and row.price is None for row in left_out)
-        why = [f"{misfits} do not fit"] * (misfits > 0)
-        why += [f"{unpriced} fit and have no price"] * (unpriced > 0)
-        why_text = ", ".join(why)
-        parts.append(f"{len(left_out)} rows{f' ({why_text})' if why else ''}")
+        why = ", ".join(_without_dollars(left_out))
+        parts.append(f"{len(left_out)} rows{f' ({why})' if why else ''}")
     more = len(all_notes(names, groups)) - len(shown)
     parts += [f"{more} notes on approximations and assumptions"] * (more > 0)
     last = [f"Not shown: {' and '.join(parts)}; --wide shows them."] if parts else []
     return [*(shortened(note, gpus) for note in shown), *last]
+
+
+def _without_dollars(rows: Sequence[Estimated]) -> list[str]:
+    """Numbers of rows without dollars, by the reason."""
+    fitting = [row for row in rows if row.estimate.outcome is Outcome.FITS]
+    missed = [row for row in fitting if row.missed is not None]
+    unpriced = [row for row in fitting if row.estimate.price is None and row.missed is None]
+    numbers = {
+        "do not fit": len(rows) - len(fitting),
+        "exceed the deadline or budget": len(missed),
+        "fit and have no price": len(unpriced),
+    }
+    return [f"{number} {reason}" for reason, number in numbers.items() if number]
 
 
 def first_rows(groups: Sequence[Sequence[Estimated]], most: int) -> list[Estimated]:
