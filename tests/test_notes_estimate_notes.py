@@ -9,7 +9,8 @@ from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.reporting.notes.estimate_notes import brief_notes, shortened
-from trials.simulation.clock.time_error import TimeError90, time_errors
+from trials.records.observation import Outcome
+from trials.simulation.clock.time_error import time_errors
 
 TINY = ["estimate", "--model", "llama-tiny", "--seq-len", "16", "--method", "lora"]
 GPUS = ["A40", "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM", "L4", "L40", "L40S"]
@@ -56,9 +57,22 @@ def test_rows_that_exceed_the_budget_do_not_count_as_unpriced() -> None:
     assert "2 rows (2 exceed the deadline or budget)" in last
 
 
-def with_time_error(row: Estimated, error: TimeError90) -> Estimated:
-    """An estimate whose interval of the step time comes from these measured steps."""
-    return replace(row, estimate=row.estimate.model_copy(update={"time_error": error}))
+def with_fields(row: Estimated, **fields: object) -> Estimated:
+    """An estimate with other fields."""
+    return replace(row, estimate=row.estimate.model_copy(update=fields))
+
+
+def test_only_rows_that_fit_have_parts_that_no_run_was_compared_with() -> None:
+    """A recipe of GPUs that the job does not fit is none that the user may choose."""
+    estimates = orchestrator.estimate("llama-tiny", gpu="A40,T4", seq_len=16, method="full")
+    of_gpu = {row.gpu.key: row for row in estimates}
+    assert of_gpu["T4"].estimate.not_compared == ("precision fp16",)
+    too_large = with_fields(of_gpu["T4"], outcome=Outcome.OUT_OF_MEMORY)
+    for t4, is_named in ((of_gpu["T4"], True), (too_large, False)):
+        text = as_table([of_gpu["A40"], t4], estimates.question)
+        assert ("precision fp16" in text) == is_named
+    nowhere = as_table([too_large], estimates.question)
+    assert "precision fp16" in nowhere  # the memory that is missing may be wrong
 
 
 def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:
@@ -68,7 +82,7 @@ def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> 
     first, second = estimates
     assert first.estimate.time_error == errors.of_host  # the host launches more than the GPU does
     one, two = (
-        as_table([first, with_time_error(second, error)], estimates.question)
+        as_table([first, with_fields(second, time_error=error)], estimates.question)
         for error in (errors.of_host, errors.of_gpu)
     )
     assert "trust the order more" in one

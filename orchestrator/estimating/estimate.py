@@ -21,7 +21,7 @@ from orchestrator.estimating.batch_choice import (
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import most_tokens
-from orchestrator.estimating.memory_error import published_errors
+from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
 from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.catalog_file import OWN
@@ -214,7 +214,7 @@ def _priced_job(question: Question, cell: Cell, batch: ChosenBatch) -> dict[str,
 def _not_compared(cell: Cell) -> tuple[str, ...]:
     """Parts of a cell that no published run of known memory has."""
     axes = published_errors().not_compared(cell.recipe)
-    further = {"several GPUs": cell.parallel is not None, "images": cell.image_tokens is not None}
+    further = {SEVERAL_GPUS: cell.parallel is not None, "images": cell.image_tokens is not None}
     return (*axes, *(axis for axis, applies in further.items() if applies))
 
 

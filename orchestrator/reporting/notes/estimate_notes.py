@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH
-from orchestrator.estimating.memory_error import published_errors
+from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints
@@ -30,6 +30,10 @@ from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
 LEAST_ROWS = 2  # of each length in a brief answer
 MOST_LISTED = 3  # GPUs in a list of a brief answer
+# torchtitan's, in docs/explanation/evidence.md.
+TWO_RUNS = (
+    " Two published runs on several GPUs, whose recipe no option states, were predicted within 1 %."
+)
 
 
 def all_notes(
@@ -218,11 +222,12 @@ def _error_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterato
     """Warnings of how far times and memory may be off."""
     rows = [e.estimate for e in estimates]
     yield f"Constants of the step times: {rows[0].constants}."
-    missing = ", ".join(dict.fromkeys(name for row in rows for name in row.not_compared))
+    fitting = [row for row in rows if row.outcome is Outcome.FITS]
+    missing = dict.fromkeys(name for row in fitting or rows for name in row.not_compared)
     if missing:
         yield (
-            f"Memory was compared with no measured run that has: {missing}. "
-            "The interval may be too narrow for it."
+            f"Memory was compared with no measured run that has: {', '.join(missing)}. "
+            f"The interval may be too narrow for it.{TWO_RUNS * (SEVERAL_GPUS in missing)}"
         )
     priced = [row for row in rows if row.price is not None]
     if len(priced) > 1:
