@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 import orchestrator
+from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_tables import as_table
-from orchestrator.reporting.notes.estimate_notes import brief_notes, shortened
+from orchestrator.reporting.notes.estimate_notes import SEEN_TOTALS, brief_notes, shortened
 from trials.records.observation import Outcome
 from trials.simulation.clock.time_error import time_errors
 
@@ -55,6 +56,16 @@ def test_rows_that_exceed_the_budget_do_not_count_as_unpriced() -> None:
     rows = orchestrator.estimate("llama-tiny", budget_usd=0.001, **over).estimated
     *_, last = brief_notes([""], [rows], 2)
     assert "2 rows (2 exceed the deadline or budget)" in last
+
+
+def test_usable_memory_is_as_far_from_the_marketed_size_as_the_note_says() -> None:
+    """On the CUDA GPUs whose total was seen."""
+    seen = [
+        gpu.usable_memory_bytes / (gpu.marketed_memory_gb * 1e9)
+        for gpu in load_catalog().gpus
+        if gpu.kind == "cuda" and gpu.usable_memory_bytes and gpu.marketed_memory_gb
+    ]
+    assert (round(min(seen), 2), round(max(seen), 2)) == SEEN_TOTALS
 
 
 def with_fields(row: Estimated, **fields: object) -> Estimated:

@@ -30,6 +30,8 @@ from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 EXCEEDS = " !"  # marks an interval that exceeds the deadline or the budget
 LEAST_ROWS = 2  # of each length in a brief answer
 MOST_LISTED = 3  # GPUs in a list of a brief answer
+SEEN_TOTALS = (0.98, 1.07)
+"""Least and most of the total memory that CUDA reports, relative to the marketed size."""
 # torchtitan's, in docs/explanation/evidence.md.
 TWO_RUNS = (
     " Two published runs on several GPUs, whose recipe no option states, were predicted within 1 %."
@@ -177,7 +179,12 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
     yield f"CUDA's context is assumed to take {CONTEXT_BYTES / GIB:.1f} GiB of the GPU's memory."
     assumed = sorted({e.gpu.key for e in estimates if e.gpu.usable_memory_bytes is None})
     if assumed:
-        yield f"Usable memory is the marketed size, not measured: {', '.join(assumed)}."
+        least, most = SEEN_TOTALS
+        yield (
+            f"Usable memory is the marketed size in 10^9 bytes, not measured: "
+            f"{', '.join(assumed)}. On the other GPUs CUDA reports {1 - least:.0%} less to "
+            f"{most - 1:.0%} more."
+        )
     for row in rows:
         if row.routed_peak_gib is not None:
             median, upper = row.routed_peak_gib
