@@ -181,9 +181,9 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
     if assumed:
         least, most = SEEN_TOTALS
         yield (
-            f"Usable memory is the marketed size in 10^9 bytes, not measured: "
-            f"{', '.join(assumed)}. On the other GPUs CUDA reports {1 - least:.0%} less to "
-            f"{most - 1:.0%} more."
+            "Usable memory is the marketed size in 10^9 bytes, not measured: "
+            f"{', '.join(assumed)}. On the catalog's other GPUs CUDA reports {1 - least:.0%} less "
+            f"to {most - 1:.0%} more."
         )
     for row in rows:
         if row.routed_peak_gib is not None:
@@ -269,9 +269,8 @@ def _time_notes(rows: Sequence[Estimate]) -> Iterator[str]:
 
     docs/explanation/evidence.md has the steps.
     """
-    timed = [row for row in rows if row.time_error is not None]
-    for error in dict.fromkeys(row.time_error for row in timed):
-        alike = [row for row in timed if row.time_error == error]
+    for error in dict.fromkeys(row.time_error for row in rows if row.time_error is not None):
+        alike = [row for row in rows if row.time_error == error]
         limit, alone = "that the GPU limits, where its matrix products were measured", ""
         if error != time_errors().of_gpu:
             limit = "that the host may limit, or like which none was measured"
