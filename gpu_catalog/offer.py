@@ -27,7 +27,8 @@ class Offer(Record):
         usd_per_hour: price of the whole instance in US dollars per hour.
         market: on demand, or spot: cheaper, but the provider may reclaim the instance.
         minimum_minutes: shortest billed time, where it is not that of the provider's terms.
-        as_of: date of the price, if the source states one.
+        as_of: date of the price, if the source states one; else the earliest possible date, where
+            one is inferred and the note says so.
         recorded: date of this record.
         source: source of the price.
         note: caveats.
@@ -53,7 +54,7 @@ class Offer(Record):
 
     @property
     def date(self) -> dt.date:
-        """Date of the price, or of the record if the source states none."""
+        """Date of the price, or of the record if none is known."""
         return self.as_of or self.recorded
 
     @property

@@ -35,7 +35,7 @@ def test_the_bill_is_an_upper_bound() -> None:
     bill = deployment_on("L4", "L40S", request=DeploymentRequest("aws", nodes_each=2)).bill
     prices = [line.split() for line in bill if line.startswith("  L4")]
     assert ["L4:", "g6.xlarge", "spot", "price", "unknown"] in prices
-    assert ["L40S:", "g6e.xlarge", "on-demand", "1.861", "(as", "of", "2026-11-20)"] in prices
+    assert ["L40S:", "g6e.xlarge", "on-demand", "1.861", "(as", "of", "2026-02-01)"] in prices
     # Four nodes at most, and both kinds of L40S may be those.
     (total,) = (line for line in bill if line.startswith("at most "))
     assert f"${4 * 1.861 + 0.12172:.2f} per hour with 4 nodes" in total

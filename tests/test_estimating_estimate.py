@@ -47,6 +47,20 @@ def test_json_of_one_gpu_is_one_object(capsys: pytest.CaptureFixture[str]) -> No
     assert estimate["price"]["hours"] == pytest.approx(30_000 / 8 * estimate["step_seconds"] / 3600)
 
 
+def test_json_has_the_job_that_was_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was assumed is named; the age of the prices in use stands beside the JSON."""
+    options = ("--gpu", "L4", "--batch-size", "8", "--epochs", "2", "--providers", "aws")
+    assert main([*TINY, *options, "--startup-minutes", "7", "--json"]) == 0
+    out, err = capsys.readouterr()
+    estimate = json.loads(out)
+    assert [estimate[name] for name in ("examples", "epochs", "effective_batch")] == [10_000, 2, 8]
+    assert estimate["assumed"] == ["--examples"]
+    assert estimate["overheads"]["startup_minutes"] == 7
+    price = estimate["price"]
+    assert (price["price_as_of"], price["price_recorded"]) == ("2026-02-01", "2026-11-20")
+    assert "prices of 2026-02-01" in err
+
+
 def test_gpus_are_ordered_by_cost_and_incompatible_ones_are_excluded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

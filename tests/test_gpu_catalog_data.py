@@ -1,6 +1,7 @@
 """The shipped figures themselves: public catalogs lie, so ours is checked against itself."""
 
 import datetime as dt
+import re
 from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
@@ -250,9 +251,14 @@ def test_bigger_instances_of_a_provider_cost_about_the_same_for_each_gpu() -> No
         assert max(prices) < 2 * min(prices), key
 
 
-def test_a_price_whose_date_is_not_known_has_none() -> None:
-    """Catalogs of SkyPilot are undated: inferred dates stand in the note, marked as inferred."""
-    assert {o.as_of for o in OFFERS if "skypilot-catalog" in o.source} == {None}
+def test_a_price_whose_date_is_inferred_is_as_old_as_it_may_be() -> None:
+    """Catalogs of SkyPilot are undated: where a note has an inferred date, the price is of it."""
+    for offer in OFFERS:
+        inferred = re.match(r"at or after (\d{4})-(\d{2}) \(inferred\)", offer.note or "")
+        if inferred:
+            assert offer.as_of == dt.date(int(inferred[1]), int(inferred[2]), 1)
+        elif "skypilot-catalog" in offer.source:
+            assert offer.as_of is None
     assert {o.as_of for o in OFFERS if "gpu-price-feed" in o.source} == {
         dt.date(2026, 10, 4),
         dt.date(2026, 10, 1),

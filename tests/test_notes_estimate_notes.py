@@ -1,9 +1,17 @@
 """Notes below an estimate in a terminal: short lists of GPUs, and first what decides."""
 
+from dataclasses import replace
+
 import pytest
 
+import orchestrator
+from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.main import main
-from orchestrator.reporting.notes.estimate_notes import shortened
+from orchestrator.estimating.estimate_records import Estimated
+from orchestrator.reporting.estimate_tables import as_table
+from orchestrator.reporting.notes.estimate_notes import SEEN_TOTALS, brief_notes, shortened
+from trials.records.observation import Outcome
+from trials.simulation.clock.time_error import time_errors
 
 TINY = ["estimate", "--model", "llama-tiny", "--seq-len", "16", "--method", "lora"]
 GPUS = ["A40", "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM", "L4", "L40", "L40S"]
@@ -40,3 +48,58 @@ def test_a_terminal_gets_the_rows_and_notes_that_decide(
     assert len(brief.splitlines()) < 40
     assert main([*TINY, "--wide"]) == 0
     assert capsys.readouterr().out == whole.replace("**", "")
+
+
+def test_rows_that_exceed_the_budget_do_not_count_as_unpriced() -> None:
+    """Another note on the same screen names the dollars by which they exceed it."""
+    over = {"gpu": "A40,L4,L40S,A100-80GB-SXM", "seq_len": 16, "method": "full"}
+    rows = orchestrator.estimate("llama-tiny", budget_usd=0.001, **over).estimated
+    *_, last = brief_notes([""], [rows], 2)
+    assert "2 rows (2 exceed the deadline or budget)" in last
+
+
+def test_usable_memory_is_as_far_from_the_marketed_size_as_the_note_says() -> None:
+    """On the CUDA GPUs whose total was seen."""
+    seen = [
+        gpu.usable_memory_bytes / (gpu.marketed_memory_gb * 1e9)
+        for gpu in load_catalog().gpus
+        if gpu.kind == "cuda" and gpu.usable_memory_bytes and gpu.marketed_memory_gb
+    ]
+    assert (round(min(seen), 2), round(max(seen), 2)) == SEEN_TOTALS
+
+
+def with_fields(row: Estimated, **fields: object) -> Estimated:
+    """An estimate with other fields."""
+    return replace(row, estimate=row.estimate.model_copy(update=fields))
+
+
+def test_only_rows_that_fit_have_parts_that_no_run_was_compared_with() -> None:
+    """A recipe of GPUs that the job does not fit is none that the user may choose."""
+    estimates = orchestrator.estimate("llama-tiny", gpu="A40,T4", seq_len=16, method="full")
+    of_gpu = {row.gpu.key: row for row in estimates}
+    assert of_gpu["T4"].estimate.not_compared == ("precision fp16",)
+    too_large = with_fields(of_gpu["T4"], outcome=Outcome.OUT_OF_MEMORY)
+    for t4, is_named in ((of_gpu["T4"], True), (too_large, False)):
+        text = as_table([of_gpu["A40"], t4], estimates.question)
+        assert ("precision fp16" in text) == is_named
+    nowhere = as_table([too_large], estimates.question)
+    assert "precision fp16" in nowhere  # the memory that is missing may be wrong
+
+
+def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:
+    """Each interval has its ends and the number of the measured steps that it comes from."""
+    errors = time_errors()
+    estimates = orchestrator.estimate("llama-tiny", gpu="A40,L4", seq_len=16, method="full")
+    first, second = estimates
+    assert first.estimate.time_error == errors.of_host  # the host launches more than the GPU does
+    one, two = (
+        as_table([first, with_fields(second, time_error=error)], estimates.question)
+        for error in (errors.of_host, errors.of_gpu)
+    )
+    assert "trust the order more" in one
+    assert "trust the order more" not in two
+    for error, number in ((errors.of_host, 2), (errors.of_gpu, 1)):
+        text = f"{1 - error.low:.0%} below to {error.high - 1:.0%} above the prediction"
+        shown = [line for line in (one + two).splitlines() if text in line]
+        assert len(shown) == number
+        assert all(f"{error.steps} measured steps" in line for line in shown)

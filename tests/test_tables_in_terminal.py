@@ -177,7 +177,7 @@ def test_tables_of_a_run_fit_a_terminal(tmp_path: Path, rows: int, columns: int)
         assert [part.strip() for part in heads[0].strip("| ").split("|")][-3:] == [
             *("GPU", "hours", "$")
         ]
-        assert "\n    aws m8a.large on-demand; " in ranked
+        assert "\n    aws m8a.large on-demand in us-east-1; " in ranked
         assert "Hidden in this narrow terminal: examples/s, $/h;" in " ".join(ranked.split())
     else:
         assert [part.strip() for part in heads[0].strip("| ").split("|")][:2] == [

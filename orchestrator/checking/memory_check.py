@@ -98,8 +98,6 @@ def memory_check(request: EstimateRequest, today: dt.date) -> MemoryCheck:
         fits=is_fit,
         certain=_is_certain(estimate, is_fit=is_fit),
         most_tokens=row.question.model.positions,
-        examples=row.question.workload.examples,
-        epochs=row.question.workload.epochs,
         change=change,
     )
 

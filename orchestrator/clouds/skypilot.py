@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from orchestrator.clouds.node_types import Devices
+from orchestrator.pricing.catalog_file import OWN
 
 SKYPILOT_CLOUDS = {
     **{name: name for name in ("aws", "azure", "cudo", "do", "gcp", "lambda", "nebius", "oci")},
@@ -41,8 +42,11 @@ def skypilot_instance(provider: str, instance: str) -> str | None:
 
 
 def named_region(region: str) -> str | None:
-    """The region of an offer; None where a text such as "all listed regions" stands for several."""
-    return region if REGION.fullmatch(region) else None
+    """The region of an offer; None where a text such as "all listed regions" stands for several.
+
+    Prices of a user's file without a region have none either.
+    """
+    return region if REGION.fullmatch(region) and region != OWN else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from orchestrator.estimating.batch_choice import (
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import most_tokens
-from orchestrator.estimating.memory_error import published_errors
+from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
 from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.catalog_file import OWN
@@ -168,10 +168,7 @@ def _estimated(
         method=requested.recipe.method,
         recipe=requested.recipe.key,
         sparsity=requested.sparsity,
-        batch_size=batch.size,
-        micro_batches=requested.rank_recipe.micro_batches(batch.size),
-        batch=_batch_choice(question, batch),
-        tokens_per_example=batch.tokens,
+        **_priced_job(question, requested, batch),
         outcome=outcome,
         max_batch_size=candidates.largest,
         batch_limit=question.batch_limit,
@@ -191,6 +188,7 @@ def _estimated(
         constants=constants.source,
         left_out=requested.recipe.left_out,
         memory_error=memory_error,
+        time_error=None if step is None else constants.measured_error(step),
         not_compared=_not_compared(requested),
         options=question.options_text() or None,
         **timed,
@@ -198,10 +196,25 @@ def _estimated(
     return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed, prices)
 
 
+def _priced_job(question: Question, cell: Cell, batch: ChosenBatch) -> dict[str, Any]:
+    """Fields of the job, and of the batch that it is priced at."""
+    job, is_assumed = question.workload, question.assumes_batch
+    micro_batches = cell.rank_recipe.micro_batches(batch.size)
+    return {
+        **{name: getattr(job, name) for name in ("examples", "epochs", "overheads")},
+        "assumed": (*question.by_default, *["--effective-batch"] * is_assumed),
+        "batch_size": batch.size,
+        "micro_batches": micro_batches,
+        "effective_batch": batch.size * micro_batches * question.data_parallel_ranks,
+        "batch": _batch_choice(question, batch),
+        "tokens_per_example": batch.tokens,
+    }
+
+
 def _not_compared(cell: Cell) -> tuple[str, ...]:
     """Parts of a cell that no published run of known memory has."""
     axes = published_errors().not_compared(cell.recipe)
-    further = {"several GPUs": cell.parallel is not None, "images": cell.image_tokens is not None}
+    further = {SEVERAL_GPUS: cell.parallel is not None, "images": cell.image_tokens is not None}
     return (*axes, *(axis for axis, applies in further.items() if applies))
 
 
@@ -302,6 +315,8 @@ def _priced(offer: Offer, rented: FloatArray, question: Question) -> Price:
     usd_low, usd_high = widened(usd, usd_low, usd_high, question.drift.sigma(offer))
     return Price(
         **offer.model_dump(include={*TERMS, "note"}),
+        price_as_of=offer.as_of,
+        price_recorded=offer.recorded,
         instances=question.nodes,
         hours=hours,
         hours_interval=Interval(low=low, high=high),

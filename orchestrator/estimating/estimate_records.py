@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -12,8 +13,10 @@ from gpu_catalog.record import Record
 from orchestrator.estimating.memory_error import MemoryError90
 from orchestrator.estimating.question import Question
 from orchestrator.pricing.offer_constraints import MissedConstraints
+from orchestrator.spec.job import Overheads
 from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis, Outcome
+from trials.simulation.clock.time_error import TimeError90
 from trials.simulation.simulated_cell import GIB, SimulatedCell
 from trials.simulation.timing_model import SimulatedStepTime
 from trials.simulation.trace_request import Fidelity
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BatchChoice = Literal["asked", "largest", "fastest"]
+NESTED = {"alternatives", "boxes", "assumed_lengths", "overheads", "memory_error", "time_error"}
+"""Fields of an estimate that are no columns of a frame."""
 
 
 class Price(Record):
     """The job on the best offer of a GPU by the objective, with 90 % intervals.
 
-    ``usd_per_hour`` is the price of the whole instance, or of all ``instances``, one a node.
+    ``usd_per_hour`` is the price of the whole instance, or of all ``instances``, one a node, on the
+    day ``price_as_of``, None where it is unknown; the catalog has it since ``price_recorded``.
     ``note`` has the catalog's caveats on the offer.
     """
 
@@ -39,6 +45,8 @@ class Price(Record):
     gpus_per_instance: int
     instances: int = 1
     usd_per_hour: float
+    price_as_of: date | None
+    price_recorded: date
     hours: float
     hours_interval: Interval
     usd: float
@@ -119,6 +127,7 @@ class Estimate(Record):
             a ``seq_len`` equal to it is a lower bound. None where the length was given.
         batch_size: examples per micro-batch, or packed rows, of all fields below.
         micro_batches: micro-batches per optimizer step.
+        effective_batch: examples, or packed rows, per optimizer step of all GPUs.
         batch: origin of the batch size: requested, the largest that fits, or the fastest.
         tokens_per_example: mean padded length that times refer to; memory refers to ``seq_len``.
         outcome: outcome of a step of that size.
@@ -139,6 +148,9 @@ class Estimate(Record):
             None without draws.
         step_seconds, step_seconds_interval: seconds of a step; they and the fields below are None
             when the GPU's speed is unknown or the batch does not fit.
+        examples, epochs: size of the job that is priced.
+        assumed: options that were not given, and whose values are assumed for the job.
+        overheads: time of the job outside its steps, and drift of prices.
         hours, hours_interval: hours of the job as rented by ``price``, or else on demand.
         price: best offer by the objective; None without an allowed one.
         no_price: reason why ``price`` is None although a step time is known.
@@ -147,6 +159,8 @@ class Estimate(Record):
         constants: source of the timing model's constants.
         left_out: part of the training without which memory, times and price are.
         memory_error: published runs that the intervals of memory and batch size are computed from.
+        time_error: measured steps that the interval of the step time is computed from; None without
+            a step time, and for constants with an error of their own, as ``calibrate`` writes them.
         not_compared: axes of the recipe with a value that no published run has.
         options: options of the command line that state what was chosen of the recipe; None where
             nothing was.
@@ -174,6 +188,7 @@ class Estimate(Record):
     seq_len_limit: int | None = None
     batch_size: int
     micro_batches: int
+    effective_batch: int
     batch: BatchChoice
     tokens_per_example: float
     outcome: Outcome
@@ -194,6 +209,10 @@ class Estimate(Record):
     tokens_per_second: float | None = None
     examples_per_second: float | None = None
     examples_per_second_interval: Interval | None = None
+    examples: int
+    epochs: int
+    assumed: tuple[str, ...] = ()
+    overheads: Overheads
     hours: float | None = None
     hours_interval: Interval | None = None
     price: Price | None = None
@@ -203,6 +222,7 @@ class Estimate(Record):
     constants: str
     left_out: str | None = None
     memory_error: MemoryError90
+    time_error: TimeError90 | None = None
     not_compared: tuple[str, ...] = ()
     options: str | None = None
     alternatives: tuple[Alternative, ...] = ()
@@ -270,8 +290,7 @@ class Estimates:
         import pandas as pd  # noqa: PLC0415 - the commands do without it
 
         rows = [_row(row.estimate.model_dump(mode="json")) for row in self]
-        lists = {"alternatives", "boxes"}
-        columns = [name for name in dict.fromkeys(_columns(Estimate)) if name not in lists]
+        columns = [name for name in dict.fromkeys(_columns(Estimate)) if name not in NESTED]
         return pd.DataFrame(rows, columns=columns)
 
     def _repr_html_(self) -> str:

@@ -32,6 +32,8 @@ AXES = (
     "offload_optimizer",
 )
 """Axes of a recipe that change the memory of a step by code of their own."""
+SEVERAL_GPUS = "several GPUs"
+"""Part of a cell, beside those axes, that no run behind the intervals has."""
 
 
 class MemoryError90(Record):

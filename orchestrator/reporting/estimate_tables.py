@@ -21,6 +21,7 @@ from orchestrator.reporting.sections.alternative_recipes import (
     recipe_words,
 )
 from orchestrator.reporting.sections.cost_text import overheads_text
+from orchestrator.reporting.sections.recommendation import offer_text
 from orchestrator.spec.job import PACKED
 from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
@@ -165,12 +166,8 @@ def _row(
         hours = f"{short(estimate.hours)} ({ends_text(estimate.hours_interval)})"
     if price is not None:
         idle = price.gpus_per_instance - estimate.gpus // estimate.nodes
-        several = f" ({price.gpus_per_instance} GPUs{f', {idle} idle' if idle else ''})"
-        several *= price.gpus_per_instance > 1
-        number = f"{price.instances} x " if price.instances > 1 else ""
-        offer = f"{number}{price.provider} {price.instance}{several} {price.market}"
-        if price.provider == OWN and price.instance == estimate.gpu:
-            offer = "your own"
+        is_own = price.provider == OWN and price.instance == estimate.gpu
+        offer = "your own" if is_own else offer_text(price, idle)
         rate = dollars(price.usd_per_hour)
         hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
         usd = f"{dollars(price.usd)} ({ends_text(price.usd_interval, dollars)})"

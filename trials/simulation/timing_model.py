@@ -25,7 +25,7 @@ from trials.simulation.clock.moving import (
     moving_seconds,
 )
 from trials.simulation.clock.products import matrix_product_seconds
-from trials.simulation.clock.time_error import time_errors
+from trials.simulation.clock.time_error import TimeError90, time_errors
 from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
 from trials.simulation.recording import (
@@ -104,12 +104,19 @@ class EfficiencyConstants(Record):
     error_above: Error | None = None
     source: str = "starting values, not confirmed on your GPUs ('calibrate' fits them)"
 
+    def measured_error(self, step: "SimulatedStepTime") -> TimeError90 | None:
+        """Measured steps that the interval of a step comes from; None where ``error`` is given."""
+        if self.error is not None:
+            return None
+        return time_errors().of_gpu if step.is_of_gpu else time_errors().of_host
+
     def relative_errors(self, step: "SimulatedStepTime") -> tuple[float, float]:
         """Lower and upper half of the relative 90 % interval of a step."""
-        if self.error is not None:
-            return self.error, self.error_above or self.error
-        errors = time_errors().of_gpu if step.is_of_gpu else time_errors().of_host
-        return errors.below, errors.above
+        measured = self.measured_error(step)
+        if measured is not None:
+            return measured.below, measured.above
+        assert self.error is not None
+        return self.error, self.error_above or self.error
 
     def interval(self, step: "SimulatedStepTime") -> tuple[float, float]:
         """Ends of the 90 % interval of a step, in seconds."""

@@ -146,11 +146,12 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
     for reason in estimates.skipped:
         remark(reason)
     rows, is_one = estimates.estimated, len(estimates) + len(estimates.skipped) == 1
+    if rows:
+        remark(f"In use: {estimates.prices}")
     if options.json:
         if rows or not is_one:
             print_result(as_json(rows, one=is_one, explain=options.explain))
     elif rows:
-        remark(f"In use: {estimates.prices}")
         print_result(as_table(rows, estimates.question, most=brief_rows()))
         if options.explain:
             for row in rows:

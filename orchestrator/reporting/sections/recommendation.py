@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gpu_catalog.number_text import dollars, ends, short
+from orchestrator.clouds.skypilot import named_region
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
@@ -154,15 +155,27 @@ def job_title(cell: Cell) -> str:
     return f"{model_name(cell)}{experts}, {cell.seq_len} tokens"
 
 
-def offer_text(row: RankedOffer) -> str:
-    """Provider, instance and market of an offer, for a table."""
-    gpus = f" ({row.gpus_per_instance} GPUs)" if row.gpus_per_instance > 1 else ""
-    return f"{_number(row)}{row.provider} {row.instance}{gpus} {row.market}"
+def offer_text(row: RankedOffer | Price, idle: int = 0) -> str:
+    """Provider, instance, market and region of an offer, for a table.
+
+    Args:
+        row: the offer.
+        idle: GPUs of an instance that the job does not use, where they are to be named.
+    """
+    several = f" ({row.gpus_per_instance} GPUs{f', {idle} idle' if idle else ''})"
+    gpus = several if row.gpus_per_instance > 1 else ""
+    return f"{_number(row)}{row.provider} {row.instance}{gpus} {row.market}{_place(row)}"
 
 
 def _number(row: RankedOffer | Price) -> str:
     """Number of instances that are rented, before their name; empty for one."""
     return f"{row.instances} x " if row.instances > 1 else ""
+
+
+def _place(row: RankedOffer | Price) -> str:
+    """Region of an offer, where it has a single one: the price may be of that region alone."""
+    region = named_region(row.region)
+    return f" in {region}" if region is not None else ""
 
 
 def rent_text(gpu: str, row: RankedOffer | Price) -> str:
@@ -175,11 +188,11 @@ def rent_text(gpu: str, row: RankedOffer | Price) -> str:
 
 
 def provider_text(row: RankedOffer | Price) -> str:
-    """Provider, instance and market of an offer, for a sentence."""
+    """Provider, region, instance and market of an offer, for a sentence."""
     gpus = f", {row.gpus_per_instance} GPUs" if row.gpus_per_instance > 1 else ""
     if row.provider == OWN:
         return f"on your own machine ({row.instance}{gpus})"
-    return f"from {row.provider} ({_number(row)}{row.instance}{gpus}, {row.market})"
+    return f"from {row.provider}{_place(row)} ({_number(row)}{row.instance}{gpus}, {row.market})"
 
 
 def odds_text(odds: float) -> str:
