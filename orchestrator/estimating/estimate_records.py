@@ -209,6 +209,18 @@ class Estimate(Record):
     boxes: tuple[Box, ...] = ()
     basis: Basis = Basis.SIMULATED
 
+    @property
+    def lasting_batch_size(self) -> int:
+        """Largest batch that fits in every step, also where lengths vary."""
+        survives = self.surviving_batch_size
+        return self.max_batch_size if survives is None else survives
+
+    @property
+    def needed_gib(self) -> float:
+        """Memory that the batch reserves at most, also where lengths vary."""
+        varying = self.varying_reserved_gib
+        return self.reserved_gib if varying is None else max(varying.high, self.reserved_gib)
+
 
 @dataclass(frozen=True, slots=True)
 class Estimated:

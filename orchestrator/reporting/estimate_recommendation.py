@@ -167,21 +167,22 @@ def _too_large(estimates: Sequence[Estimated]) -> str:
     rows = [e.estimate for e in estimates]
     if any(row.outcome is Outcome.FITS for row in rows):
         return ""  # it fits on a GPU of unknown speed
-    nearest = min(rows, key=lambda row: row.reserved_gib - row.usable_gib)
+    nearest = min(rows, key=lambda row: row.needed_gib - row.usable_gib)
     problem = "Not even one example fits"
     if nearest.batch_size > 1:
         where = nearest.gpu if len(rows) == 1 else "any GPU"
         problem = f"A batch of {nearest.batch_size} does not fit {where}"
-    most = max(rows, key=lambda row: row.max_batch_size)
+    most = max(rows, key=lambda row: row.lasting_batch_size)
     largest = (
-        f" The largest batch size that fits is {most.max_batch_size}, on {most.gpu}."
-        if most.max_batch_size
+        f" The largest batch size that fits is {most.lasting_batch_size}, on {most.gpu}."
+        if most.lasting_batch_size
         else ""
     )
+    up_to = "" if nearest.varying_reserved_gib is None else "up to "
     closest = f"{nearest.gpu} is the closest and" if len(rows) > 1 else "It"
     return (
-        f"{problem}. {closest} needs "
-        f"{nearest.reserved_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
+        f"{problem}. {closest} needs {up_to}"
+        f"{nearest.needed_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
         f"{cheapest_remedy(estimates)}"
     )
 
