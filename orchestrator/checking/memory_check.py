@@ -135,5 +135,5 @@ def check_text(check: MemoryCheck) -> str:
             f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."
         )
     elif not check.fits:
-        lines.append("It fits with no change that was tried.")
+        lines.append("No change that was tried makes it fit.")
     return "\n".join(lines)
