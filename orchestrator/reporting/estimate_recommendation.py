@@ -55,7 +55,7 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
             f"and takes **{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
             f"{'; generation comes on top' * bool(best.left_out)}."
-            f"{_limits_text(price, wanted)}{safer}{last}"
+            f"{_doubt_text(estimates, superlative)}{_limits_text(price, wanted)}{safer}{last}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
     if misses:
@@ -64,6 +64,23 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     if unpriced:
         return _unpriced(unpriced)
     return "" if any(e.step is not None for e in estimates) else _too_large(estimates)
+
+
+def _doubt_text(estimates: Sequence[Estimated], superlative: str) -> str:
+    """Whether the best batch may not fit, and the best that does if not even one example may."""
+    rows = [e.estimate for e in estimates]
+    best, within = rows[0], rows[0].max_batch_size_interval
+    if within.low >= best.batch_size:
+        return ""
+    doubt = f" A batch of {best.batch_size} may not fit ({ends_text(within)})."
+    sure = (row for row in rows if row.max_batch_size_interval.low >= row.batch_size)
+    row = next(sure, best)
+    if within.low >= 1 or row.price is None or row is best:
+        return doubt
+    return (
+        f"{doubt} The {superlative} choice that surely fits: {row.gpu} "
+        f"{provider_text(row.price)}, ${dollars(row.price.usd)} in {short(row.price.hours)} h."
+    )
 
 
 def _unpriced(rows: Sequence[Estimate]) -> str:
