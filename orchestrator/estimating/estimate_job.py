@@ -45,7 +45,7 @@ from orchestrator.estimating.estimate_request import (
     varied_question,
 )
 from orchestrator.estimating.longest_sequence import at_longest, lengths_among, lengths_up_to
-from orchestrator.estimating.question import EstimatedJob, Question
+from orchestrator.estimating.question import EstimatedJob, EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     left_out_of_all,
     requested_gpus,
@@ -157,12 +157,15 @@ def _of_counts(
     Returns:
         The estimates, and the reason against each GPU that cannot be estimated.
     """
-    on_layouts = [
-        (on_layout(question, placed, BATCH_LIMIT), some)
-        for count, gpus in requested.items()
-        for layout in request.layouts(count)
-        for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
-    ]
+    on_layouts: list[OnGpus] = []
+    refused: list[str] = []
+    for count, gpus in requested.items():
+        try:
+            on_layouts += _on_layouts(count, gpus, request, question, simulation)
+        except EstimateError as error:
+            refused.append(str(error))
+    if refused and not on_layouts:
+        raise EstimateError("\n".join(dict.fromkeys(refused)))
     if len(on_layouts) > 1:
         _prepare(on_layouts, request, simulation)
     estimated: list[Estimated] = []
@@ -176,7 +179,22 @@ def _of_counts(
     rows = best_layouts(estimated)
     answered = {(row.estimate.gpus, row.gpu.key) for row in rows}
     missing = [reason for key, reason in against.items() if key not in answered]
-    return _remedied_counts(rows, request, question, simulation), missing
+    return _remedied_counts(rows, request, question, simulation), [*refused, *missing]
+
+
+def _on_layouts(
+    count: int,
+    gpus: Sequence[Gpu],
+    request: EstimateRequest,
+    question: Question,
+    simulation: "Simulation",
+) -> list[OnGpus]:
+    """The question on each layout of so many GPUs; raises EstimateError where they have none."""
+    return [
+        (on_layout(question, placed, BATCH_LIMIT), some)
+        for layout in request.layouts(count)
+        for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
+    ]
 
 
 def _remedied_counts(
