@@ -64,7 +64,7 @@ def classes(configuration: Configuration) -> dict[str, str]:
         (BASE, {"method": "full", "precision": "bf16", "optimizer": "adamw", "task": "sft"}),
         (BASE, {"batch_size": 2, "effective_batch": 8, "epochs": 3, "max_grad_norm": 1.0}),
         (BASE, {"loss": "full-logits", "gradient_checkpointing": False, "packing": False}),
-        (BASE | {"max_steps": 50}, {"examples": 400, "epochs": 1}),
+        (BASE | {"max_steps": 50}, {"steps": 50, "epochs": 1}),
         (BASE | {"bf16": False, "attn_implementation": "sdpa"}, {"precision": "fp32"}),
         (BASE | {"bf16": False, "float16": True}, {"precision": "bf16"}),
         (LORA | {"bf16": False, "float16": True}, {"adapter_dtype": "fp32"}),
@@ -300,13 +300,6 @@ def test_options_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -
     assert any(text.startswith("--batch-size") for text in remarks)
     with pytest.raises(ConfigurationError, match="--recipe"):
         with_configuration(configuration, {"recipe": "paper-mixtral"})
-
-
-def test_steps_of_packed_rows_hold_several_examples(tmp_path: Path) -> None:
-    """Without data each packed row holds two examples, as many as the estimate assumes."""
-    packed = read(tmp_path, BASE | {"sample_packing": True, "max_steps": 10})
-    options, _ = with_configuration(packed, {})
-    assert options["examples"] == 2 * 10 * 8
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def read(values: dict[str, Any]) -> Configuration:
         (FACTORY, {"lora_targets": ("all-linear",), "precision": "bf16-mixed", "epochs": 3}),
         (FACTORY, {"gradient_checkpointing": True, "batch_size": 8, "loss": "full-logits"}),
         (FACTORY | {"gradient_accumulation_steps": 4}, {"effective_batch": 32}),
-        (FACTORY | {"max_steps": 10}, {"examples": 80, "epochs": 1}),
+        (FACTORY | {"max_steps": 10}, {"steps": 10, "epochs": 1}),
         (FACTORY | {"lora_target": "q_proj, v_proj"}, {"lora_targets": ("q_proj", "v_proj")}),
         (FACTORY | {"additional_target": "lm_head"}, {"modules_to_save": ("lm_head",)}),
         (FACTORY | {"use_dora": True}, {"dora": True}),

@@ -93,10 +93,9 @@ def test_other_layouts_are_refused_by_name(values: dict[str, Any], key: str) -> 
 
 
 def test_each_gpu_takes_the_micro_batches_of_the_file() -> None:
-    """The effective batch, and the examples of so many steps, are those of all GPUs."""
-    asked = request(AXOLOTL | {"fsdp_config": V2, "max_steps": 10}, gpu="8xH100-SXM")
+    """The effective batch is that of all GPUs."""
+    asked = request(AXOLOTL | {"fsdp_config": V2}, gpu="8xH100-SXM")
     assert (asked.batch_size, asked.recipe.effective_batch) == (2, 64)
-    assert asked.job.examples == 640
 
 
 def test_the_gpus_of_a_node_take_one_batch_of_the_file_under_tp() -> None:

@@ -3,10 +3,14 @@
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+import orchestrator
 from gpu_catalog.catalog import load_catalog
+from gpu_catalog.errors import UserError
+from orchestrator.estimating.choosing.boxes import numbers_tried
 from orchestrator.estimating.choosing.layouts import layouts, on_layout
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_job import Simulation, best_boxes, best_on
@@ -59,6 +63,23 @@ def test_copies_on_all_gpus_of_an_instance_cost_less_than_one_that_works_alone()
     assert "Other numbers of A100-80GB-SXM: 1 in" in text
     (alone,), _ = best_on(gpus, *job)
     assert "(8 GPUs, 7 idle)" in as_table([alone], alone.question)
+
+
+def test_numbers_that_cannot_share_the_effective_batch_are_left_out_by_name() -> None:
+    """Eight GPUs cannot share 12 examples; the numbers that are named can be asked for."""
+    job = asked(model="llama-tiny", effective_batch=12)
+    rows, _ = best_boxes([CATALOG.gpu("H100-SXM")], *job)
+    tried = numbers_tried(rows, rows[0].question)
+    assert tried == [1, 2, 4]
+    assert "1,2,4 is shown" in as_table(rows, rows[0].question)
+    tiny = {"model": "llama-tiny", "method": "full", "seq_len": 128, "effective_batch": 12}
+    options: dict[str, Any] = tiny | {"gpu": "H100-SXM", "strategy": "ddp"}
+    found = orchestrator.estimate(**options, gpus=(*tried, 8))
+    assert sorted(row.estimate.gpus for row in found) == tried
+    (reason,) = found.skipped
+    assert "give a multiple of 8" in reason
+    with pytest.raises(UserError, match="give a multiple of 8"):
+        orchestrator.estimate(**options, gpus=8)
 
 
 class Unsharded(Traces):

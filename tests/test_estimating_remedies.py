@@ -4,6 +4,7 @@ import datetime as dt
 from functools import partial
 from typing import Any
 
+import orchestrator
 from gpu_catalog.catalog import load_catalog
 from orchestrator.estimating.choosing.memory_bound import cannot_fit
 from orchestrator.estimating.choosing.recipe_choice import fits
@@ -17,6 +18,7 @@ from orchestrator.estimating.estimate_request import (
 )
 from orchestrator.estimating.question import EstimatedJob
 from orchestrator.estimating.requested_gpus import requested_gpus
+from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.request import request_of
 from trials.simulation.recording import Purpose
 from trials.simulation.simulated_cell import GIB
@@ -34,6 +36,17 @@ WITHOUT_CHECKPOINTING: dict[str, Any] = {
     "experts": "grouped",  # as configurations state it, whether or not the model has any
 }
 CONTEXT_GIB = 0.5
+ONE_OR_TWO: dict[str, Any] = {
+    "model": "qwen2.5-0.5b",
+    "seq_len": 1024,
+    "method": "full",
+    "gradient_checkpointing": "on",
+    "batch_size": 1,
+    "gradient_accumulation": 1,
+    "gpu": "A40",
+    "gpus": (1, 2),
+    "strategy": "fsdp2",
+}
 
 
 def estimated(jobs: list[EstimatedJob]) -> list[Estimated]:
@@ -64,3 +77,20 @@ def test_what_is_left_out_without_a_trace_does_not_fit() -> None:
     assert not any(q.recipe.gradient_checkpointing for q in left_out)
     assert not any(map(fits, estimated([(q, small) for q in left_out])))
     assert not any(cannot_fit(q, row) for q in questions)
+
+
+def test_a_number_of_gpus_that_only_fragments_exclude_fits_by_a_setting() -> None:
+    """One GPU does with pages that grow; where it is too small for that, two may still fit.
+
+    No text says then that no change helps: most changes were not tried.
+    """
+    alone, _ = sorted(orchestrator.estimate(**ONE_OR_TWO), key=lambda row: row.estimate.gpus)
+    in_use, reserved = alone.estimate.peak_gib, alone.estimate.reserved_gib
+    near, small = (CONTEXT_GIB + part * in_use + (1 - part) * reserved for part in (0.2, 1.1))
+    for memory, options in ((near, ["--expandable-segments"]), (small, [])):
+        found = orchestrator.estimate(**ONE_OR_TWO, memory_gib=memory)
+        two, one = found.estimated
+        assert fits(two)
+        assert not fits(one)
+        assert [change.options for change in one.estimate.alternatives] == options
+        assert "No change" not in as_table(found.estimated, found.question)

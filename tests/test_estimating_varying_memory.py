@@ -10,6 +10,7 @@ import orchestrator
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.varying_memory import LengthRemedy, length_remedies
 from orchestrator.reporting.estimate_recommendation import varying_text
+from orchestrator.reporting.estimate_tables import as_table
 from trials.simulation.simulated_prober import usable_bytes
 
 SPREAD = range(16, 1473, 8)
@@ -52,6 +53,21 @@ def test_what_lets_a_larger_micro_batch_survive_is_named(tmp_path: Path) -> None
         assert found[name].batch_size >= (other.estimate.surviving_batch_size or 0)
     text = varying_text([row], row.question) or ""
     assert f"{found['the longest batch first'].batch_size} with the longest batch first" in text
+
+
+def test_the_memory_that_is_missing_is_that_of_varying_lengths(tmp_path: Path) -> None:
+    """A batch that fits at a constant length lacks what the lengths of an epoch fragment."""
+    fitting = estimated(tmp_path, SPREAD).estimate
+    row = estimated(tmp_path, SPREAD, batch_size=fitting.max_batch_size)
+    estimate, varying = row.estimate, row.estimate.varying_reserved_gib
+    assert estimate.reserved_gib < estimate.usable_gib
+    assert varying is not None
+    missing = f"{varying.high - estimate.usable_gib:.1f} GiB more"
+    survives = estimate.surviving_batch_size
+    assert 0 < (survives or 0) < estimate.max_batch_size
+    text = as_table([row], row.question)
+    assert f"up to {missing}. The largest batch size that fits is {survives}," in text
+    assert f"OUT_OF_MEMORY, the largest is {survives} |" in text
 
 
 def test_what_helps_little_is_not_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Notes below an estimate in a terminal: short lists of GPUs, and first what decides."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -103,3 +104,26 @@ def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> 
         shown = [line for line in (one + two).splitlines() if text in line]
         assert len(shown) == number
         assert all(f"{error.steps} measured steps" in line for line in shown)
+
+
+def test_the_share_of_an_effective_batch_is_no_limit_of_the_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A GPU that holds its whole share has no largest batch, but one that may not hold it does."""
+    tiny = ("estimate", "--model", "llama-tiny", "--seq-len", "512", "--method", "full")
+    share = (*tiny, "--effective-batch", "16", "--gpu", "8xA40")
+    assert main([*share, "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)
+    assert estimate["max_batch_size"] == estimate["batch_limit"] == 2
+    assert main(share) == 0
+    shown = capsys.readouterr().out
+    assert "| 2  " in shown
+    assert " of 2 " not in shown
+    assert "at least 2: an effective batch of 16 needs no more on 8 GPUs." in shown
+    less = (*tiny, "--effective-batch", "64", "--gpu", "A40", "--memory-gib", "0.8")
+    assert main([*less, "--json"]) == 0
+    interval = json.loads(capsys.readouterr().out)["max_batch_size_interval"]
+    assert interval["low"] < 64
+    assert main(less) == 0
+    bounds = f" ({interval['low']:.0f} to {interval['high']:.0f}) |"
+    assert bounds in capsys.readouterr().out

@@ -26,7 +26,8 @@ class MemoryCheck(Record):
         strategy: how several GPUs share the training; None for one.
         certain: whether the whole 90 % interval of the memory agrees.
         micro_batches: micro-batches per optimizer step.
-        max_batch_size: largest micro-batch that fits; 0 where not even one example does.
+        max_batch_size: largest micro-batch that fits; 0 where not even one example does. None
+            larger is tried than the effective batch needs.
         peak_gib, peak_gib_interval: peak of the memory that PyTorch's allocator has in use, and its
             90 % interval.
         reserved_gib: peak of the memory that it reserves.
@@ -133,5 +134,5 @@ def check_text(check: MemoryCheck) -> str:
             f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."
         )
     elif not check.fits:
-        lines.append("It fits with no change that was tried.")
+        lines.append("No change that was tried makes it fit.")
     return "\n".join(lines)

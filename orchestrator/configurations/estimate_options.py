@@ -7,7 +7,7 @@ from orchestrator.configurations.configuration import Configuration, Configurati
 from orchestrator.configurations.key_classes import shown
 from orchestrator.model_names import shape_text
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
-from trials.recipes.fields import FEWEST_PACKED, WITH_DROPOUT
+from trials.recipes.fields import WITH_DROPOUT
 from trials.recipes.mistakes import ADAPTER_FIELDS
 from trials.recipes.recipe import Recipe
 from trials.records.model import presets
@@ -25,6 +25,8 @@ REPLACED = {
     "model_config": ("model",),
     "dataset": OF_DATA,
     "length_histogram": OF_DATA,
+    "examples": ("steps",),
+    "epochs": ("steps",),
 }
 """Options of a configuration that another option of the command line replaces."""
 
@@ -56,6 +58,11 @@ def with_configuration(
     ]
     for name, others in REPLACED.items():
         if name in stated:
+            if "steps" in others and "steps" in options:
+                remarks.append(
+                    f"--{name} {shown(stated[name])} replaces max_steps {options['steps']} of "
+                    f"{configuration.file}"
+                )
             options = {n: v for n, v in options.items() if n not in others}
     options = _of_method(options, stated)
     options |= _lengths(configuration, options | stated, given)
@@ -117,8 +124,6 @@ def _lengths(
         }
         if options.get("group_by_length"):
             lengths["group_by_length"] = False  # examples without lengths are all alike
-        if packs and "examples" in configuration.options:
-            lengths["examples"] = FEWEST_PACKED * configuration.options["examples"]
         return lengths
     lengths = {"cutoff": options.get("cutoff") or tokens}
     if packs or configuration.pads_to_limit:

@@ -26,7 +26,15 @@ from orchestrator.estimating.choosing.recipe_choice import (
     recipes_to_try,
     sparing_recipes,
 )
-from orchestrator.estimating.choosing.remedies import with_remedies
+from orchestrator.estimating.choosing.remedies import (
+    ALL_CHANGES,
+    ON_GPU,
+    SETTINGS,
+    Alteration,
+    is_fragmented,
+    largest_misfits,
+    with_remedies,
+)
 from orchestrator.estimating.estimate import by_objective, estimates, simulations
 from orchestrator.estimating.estimate_records import Estimated, Estimates
 from orchestrator.estimating.estimate_request import (
@@ -37,7 +45,7 @@ from orchestrator.estimating.estimate_request import (
     varied_question,
 )
 from orchestrator.estimating.longest_sequence import at_longest, lengths_among, lengths_up_to
-from orchestrator.estimating.question import EstimatedJob, Question
+from orchestrator.estimating.question import EstimatedJob, EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     left_out_of_all,
     requested_gpus,
@@ -134,8 +142,8 @@ def best_boxes(
         rows = search.best(rows, question)
     except TraceError as error:  # an answer for one GPU of each is better than none
         reasons = [*reasons, f"several GPUs: {error}"]
-    offloads = not any(map(fits, rows))
-    return remedied(rows, request, question, simulation, offloads=offloads), reasons
+    alterations = ON_GPU if any(map(fits, rows)) else ALL_CHANGES
+    return remedied(rows, request, question, simulation, alterations), reasons
 
 
 def _of_counts(
@@ -146,17 +154,18 @@ def _of_counts(
 ) -> tuple[list[Estimated], list[str]]:
     """Estimate each number of each GPU that was asked for, by the best of its strategies.
 
-    Changes that make the job fit are looked for on the largest number where none fits.
-
     Returns:
         The estimates, and the reason against each GPU that cannot be estimated.
     """
-    on_layouts = [
-        (on_layout(question, placed, BATCH_LIMIT), some)
-        for count, gpus in requested.items()
-        for layout in request.layouts(count)
-        for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
-    ]
+    on_layouts: list[OnGpus] = []
+    refused: list[str] = []
+    for count, gpus in requested.items():
+        try:
+            on_layouts += _on_layouts(count, gpus, request, question, simulation)
+        except EstimateError as error:
+            refused.append(str(error))
+    if refused and not on_layouts:
+        raise EstimateError("\n".join(dict.fromkeys(refused)))
     if len(on_layouts) > 1:
         _prepare(on_layouts, request, simulation)
     estimated: list[Estimated] = []
@@ -170,26 +179,45 @@ def _of_counts(
     rows = best_layouts(estimated)
     answered = {(row.estimate.gpus, row.gpu.key) for row in rows}
     missing = [reason for key, reason in against.items() if key not in answered]
-    return _remedied_largest(rows, request, question, simulation), missing
+    return _remedied_counts(rows, request, question, simulation), [*refused, *missing]
 
 
-def _remedied_largest(
+def _on_layouts(
+    count: int,
+    gpus: Sequence[Gpu],
+    request: EstimateRequest,
+    question: Question,
+    simulation: "Simulation",
+) -> list[OnGpus]:
+    """The question on each layout of so many GPUs; raises EstimateError where they have none."""
+    return [
+        (on_layout(question, placed, BATCH_LIMIT), some)
+        for layout in request.layouts(count)
+        for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
+    ]
+
+
+def _remedied_counts(
     rows: Sequence[Estimated],
     request: EstimateRequest,
     question: Question,
     simulation: "Simulation",
 ) -> list[Estimated]:
-    """Estimates with changes for the largest number of each GPU of which none fits."""
-    fitting = {row.gpu.key for row in rows if fits(row)}
-    largest = {row.gpu.key: row for row in sorted(rows, key=lambda row: row.estimate.gpus)}
-    misfits = [row for key, row in largest.items() if key not in fitting]
-    helped: dict[tuple[str, int], Estimated] = {}
-    for layout in dict.fromkeys(row.question.parallel for row in misfits):
-        alike = [row for row in misfits if row.question.parallel == layout]
-        on_gpus = on_layout(question, layout, BATCH_LIMIT)
-        for row in remedied(alike, request, on_gpus, simulation):
-            helped[row.gpu.key, row.estimate.gpus] = row
-    return [helped.get((row.gpu.key, row.estimate.gpus), row) for row in rows]
+    """Estimates of several numbers of GPUs with changes that make the job fit.
+
+    They are looked for on the largest number of each GPU of which none fits. On others, it is
+    settings alone, where the job is fragmented.
+    """
+    helped = {(row.gpu.key, row.estimate.gpus): row for row in rows}
+    largest = largest_misfits(rows)
+    others = [row for row in rows if is_fragmented(row) and row not in largest]
+    for misfits, alterations in ((largest, ALL_CHANGES), (others, SETTINGS)):
+        for layout in dict.fromkeys(row.question.parallel for row in misfits):
+            alike = [row for row in misfits if row.question.parallel == layout]
+            on_gpus = on_layout(question, layout, BATCH_LIMIT)
+            for row in remedied(alike, request, on_gpus, simulation, alterations):
+                helped[row.gpu.key, row.estimate.gpus] = row
+    return list(helped.values())
 
 
 def _prepare(
@@ -284,8 +312,7 @@ def remedied(
     request: EstimateRequest,
     question: Question,
     simulation: Simulation,
-    *,
-    offloads: bool = True,
+    alterations: Sequence[Alteration] = ALL_CHANGES,
 ) -> list[Estimated]:
     """Estimates with the cheapest change that fits where the batch does not.
 
@@ -294,7 +321,7 @@ def remedied(
         request: the request.
         question: the question of the rows.
         simulation: prices, constants and traces.
-        offloads: whether to try activations on the host.
+        alterations: kinds of changes to try.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
@@ -309,6 +336,6 @@ def remedied(
         varied,
         estimated_jobs,
         shorter_jobs,
-        offloads=offloads,
+        alterations=alterations,
         trainer=request.recipe.trainer,
     )

@@ -132,9 +132,10 @@ class Estimate(Record):
         tokens_per_example: mean padded length that times refer to; memory refers to ``seq_len``.
         outcome: outcome of a step of that size.
         max_batch_size: largest batch that fits; 0 when not even one example fits.
-        batch_limit: largest batch size that was tried; a ``max_batch_size`` equal to it is a lower
-            bound.
-        max_batch_size_interval: interval of it, by that of the memory.
+        batch_limit: largest batch size that was tried, which is the GPU's share of the effective
+            batch where the recipe has one; a ``max_batch_size`` equal to it is a lower bound.
+        max_batch_size_interval: interval of it, by that of the memory; no end exceeds
+            ``batch_limit``.
         surviving_batch_size: largest batch that survives an epoch of examples of varying length, in
             95 % of simulated runs; None where all batches are of one length.
         varying_reserved_gib: 5th and 95th percentile, over these runs, of the most memory that the
@@ -228,6 +229,24 @@ class Estimate(Record):
     alternatives: tuple[Alternative, ...] = ()
     boxes: tuple[Box, ...] = ()
     basis: Basis = Basis.SIMULATED
+
+    @property
+    def lasting_batch_size(self) -> int:
+        """Largest batch that fits in every step, also where lengths vary."""
+        survives = self.surviving_batch_size
+        return self.max_batch_size if survives is None else survives
+
+    @property
+    def holds_limit(self) -> bool:
+        """Whether the largest batch that was tried fits, even by the error of the memory."""
+        most = min(self.lasting_batch_size, self.max_batch_size_interval.low)
+        return most >= self.batch_limit
+
+    @property
+    def needed_gib(self) -> float:
+        """Memory that the batch reserves at most, also where lengths vary."""
+        varying = self.varying_reserved_gib
+        return self.reserved_gib if varying is None else max(varying.high, self.reserved_gib)
 
 
 @dataclass(frozen=True, slots=True)

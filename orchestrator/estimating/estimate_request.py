@@ -82,6 +82,7 @@ class EstimateRequest:
     batch_size: BatchOption | None = None
     routing_draws: PositiveInt | None = None
     expandable_segments: bool = False
+    steps: PositiveInt | None = None
     constants: Path | None = None
     host_speed: float | None = None
     job: JobOptions
@@ -216,14 +217,14 @@ def question_on(
     assert not isinstance(request.seq_len, tuple)  # estimate_job asks for one length at a time
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
     seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
-    job = job_of(job, recipe, seq_len)
+    job = job_of(job, recipe, seq_len, request.steps)
     filled = _fields_of_model(request, recipe, model)
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
-        "--examples": has_data or request.job.examples is not None,
+        "--examples": has_data or request.job.examples or request.steps,
         "--epochs": request.job.epochs,
     }
     return Question(
@@ -341,9 +342,8 @@ def _assumed_batch(request: EstimateRequest) -> int | None:
     It is a multiple of the batch size that is asked for.
     """
     options = _stated(request.recipe)
-    if options.recipe is not None or options.defaults == "plain":
-        return None
-    if options.gradient_accumulation is not None or options.effective_batch is not None:
+    stated = options.recipe, options.gradient_accumulation, options.effective_batch
+    if options.defaults == "plain" or any(value is not None for value in stated):
         return None
     if not isinstance(request.batch_size, int):
         return EFFECTIVE_BATCH

@@ -92,10 +92,7 @@ def _layout(parallel: Parallel | None) -> Parallel | None:
 
 def _largest(row: Estimated) -> int:
     estimate = row.estimate
-    if estimate.outcome is not Outcome.FITS:
-        return 0
-    survives = estimate.surviving_batch_size
-    return estimate.max_batch_size if survives is None else survives
+    return estimate.lasting_batch_size if estimate.outcome is Outcome.FITS else 0
 
 
 def _recipe(row: Estimated) -> Recipe:

@@ -181,7 +181,7 @@ def _differences(
             yield f"trains with {name} {plain(own)}, and the price is for {plain(other)}"
     if seq_len != configuration.tokens:
         yield f"trains at {configuration.tokens} tokens, and the price is for {seq_len}"
-    if "examples" not in options and training.epochs != options["epochs"]:
+    if "steps" not in options and training.epochs != options["epochs"]:
         yield f"trains {options['epochs']} epochs, and the price is for {training.epochs}"
     effective_batch = options["effective_batch"] * training.gpus
     if training.effective_batch != effective_batch:

@@ -55,7 +55,7 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
             f"and takes **{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
             f"{'; generation comes on top' * bool(best.left_out)}."
-            f"{_limits_text(price, wanted)}{safer}{last}"
+            f"{_doubt_text(estimates, superlative)}{_limits_text(price, wanted)}{safer}{last}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
     if misses:
@@ -64,6 +64,23 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     if unpriced:
         return _unpriced(unpriced)
     return "" if any(e.step is not None for e in estimates) else _too_large(estimates)
+
+
+def _doubt_text(estimates: Sequence[Estimated], superlative: str) -> str:
+    """Whether the best batch may not fit, and the best that does if not even one example may."""
+    rows = [e.estimate for e in estimates]
+    best, within = rows[0], rows[0].max_batch_size_interval
+    if within.low >= best.batch_size:
+        return ""
+    doubt = f" A batch of {best.batch_size} may not fit ({ends_text(within)})."
+    sure = (row for row in rows if row.max_batch_size_interval.low >= row.batch_size)
+    row = next(sure, best)
+    if within.low >= 1 or row.price is None or row is best:
+        return doubt
+    return (
+        f"{doubt} The {superlative} choice that surely fits: {row.gpu} "
+        f"{provider_text(row.price)}, ${dollars(row.price.usd)} in {short(row.price.hours)} h."
+    )
 
 
 def _unpriced(rows: Sequence[Estimate]) -> str:
@@ -167,21 +184,22 @@ def _too_large(estimates: Sequence[Estimated]) -> str:
     rows = [e.estimate for e in estimates]
     if any(row.outcome is Outcome.FITS for row in rows):
         return ""  # it fits on a GPU of unknown speed
-    nearest = min(rows, key=lambda row: row.reserved_gib - row.usable_gib)
+    nearest = min(rows, key=lambda row: row.needed_gib - row.usable_gib)
     problem = "Not even one example fits"
     if nearest.batch_size > 1:
         where = nearest.gpu if len(rows) == 1 else "any GPU"
         problem = f"A batch of {nearest.batch_size} does not fit {where}"
-    most = max(rows, key=lambda row: row.max_batch_size)
+    most = max(rows, key=lambda row: row.lasting_batch_size)
     largest = (
-        f" The largest batch size that fits is {most.max_batch_size}, on {most.gpu}."
-        if most.max_batch_size
+        f" The largest batch size that fits is {most.lasting_batch_size}, on {most.gpu}."
+        if most.lasting_batch_size
         else ""
     )
+    up_to = "" if nearest.varying_reserved_gib is None else "up to "
     closest = f"{nearest.gpu} is the closest and" if len(rows) > 1 else "It"
     return (
-        f"{problem}. {closest} needs "
-        f"{nearest.reserved_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
+        f"{problem}. {closest} needs {up_to}"
+        f"{nearest.needed_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
         f"{cheapest_remedy(estimates)}"
     )
 

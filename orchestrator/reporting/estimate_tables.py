@@ -194,13 +194,13 @@ def _short(value: float | None) -> str:
 
 
 def _batch(estimate: Estimate) -> str:
-    """Batch size and the largest one, or why the batch does not fit."""
-    largest, interval = estimate.max_batch_size, estimate.max_batch_size_interval
+    """Batch size, and the largest one where memory limits it, or why the batch does not fit."""
+    interval = estimate.max_batch_size_interval
     if estimate.outcome is Outcome.FITS:
         times = f" x {estimate.micro_batches}" if estimate.micro_batches > 1 else ""
-        bounds = f"({interval.low:.0f} to {interval.high:.0f})"
-        return f"{estimate.batch_size}{times} of {largest} {bounds}"
-    if largest:
+        bounds = f" of {estimate.max_batch_size} ({interval.low:.0f} to {interval.high:.0f})"
+        return f"{estimate.batch_size}{times}{'' if estimate.holds_limit else bounds}"
+    if largest := estimate.lasting_batch_size:
         return f"{estimate.batch_size} {estimate.outcome}, the largest is {largest}"
     return f"not even one example fits: {estimate.outcome}"
 

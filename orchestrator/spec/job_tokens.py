@@ -7,6 +7,7 @@ import math
 
 from fitting.points.packed_rows import rows_per_example
 from orchestrator.datasets.lengths import DataLengths
+from orchestrator.request import OptionError
 from orchestrator.spec.job import PACKED, Job
 from trials.drawn_lengths import DrawnLengths
 from trials.recipes.recipe import Recipe
@@ -16,21 +17,39 @@ FULL = 0.99  # share of a packed row from which it counts as full
 ALIKE = 0.97  # a length of at least this share of another is not simulated as well
 
 
-def job_of(workload: Job, recipe: Recipe, seq_len: int) -> Job:
+def job_of(workload: Job, recipe: Recipe, seq_len: int, steps: int | None = None) -> Job:
     """Job in batches as a recipe has them, with the examples that its trainer makes of the data.
 
     Where the recipe packs, a batch has rows of ``seq_len`` tokens. A job without lengths then has
     as many equal examples in a row as the recipe states.
+
+    Args:
+        workload: the job.
+        recipe: the recipe.
+        seq_len: tokens of a packed row.
+        steps: optimizer steps of an epoch, which decide on the number of examples; None for the
+            job's own number.
+
+    Raises:
+        OptionError: there are steps, and the recipe leaves open how many examples each has.
     """
     workload = of_task(workload, recipe)
-    if recipe.examples_per_row is None:
+    if recipe.examples_per_row is not None:
+        tokens = max(1, seq_len // recipe.examples_per_row)
+        lengths = workload.lengths or DataLengths(
+            source="assumed", histogram=((tokens, workload.examples),)
+        )
+        changes = {"padding": "best-fit", "cutoff": seq_len, "lengths": lengths}
+        workload = workload.model_copy(update=changes)
+    if steps is None:
         return workload
-    tokens = max(1, seq_len // recipe.examples_per_row)
-    lengths = workload.lengths or DataLengths(
-        source="assumed", histogram=((tokens, workload.examples),)
-    )
-    changes = {"padding": "best-fit", "cutoff": seq_len, "lengths": lengths}
-    return workload.model_copy(update=changes)
+    if recipe.effective_batch is None:
+        raise OptionError(
+            f"--gradient-accumulation with max_steps {steps} of a configuration: give "
+            "--effective-batch instead, the examples of a step on all GPUs"
+        )
+    examples = math.floor(steps * recipe.effective_batch / _rows_per_example(workload))
+    return workload.model_copy(update={"examples": examples})
 
 
 def of_task(workload: Job, recipe: Recipe) -> Job:
@@ -68,7 +87,7 @@ def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
         return float(_row_length(workload))
     if workload.padding == "best-fit":
         row = _row_length(workload)
-        mean = data.lengths.cut(row).mean / rows_per_example(data.histogram, row)
+        mean = data.lengths.cut(row).mean / _rows_per_example(workload)
         return float(row) if mean >= FULL * row else mean
     lengths = data.lengths if workload.cutoff is None else data.lengths.cut(workload.cutoff)
     size = min(batch_size, workload.examples)
@@ -162,13 +181,16 @@ def rows(workload: Job) -> int:
     With ``packed``, examples follow one another and are cut where a row is full; no token is lost.
     With ``best-fit``, a row holds whole examples, and examples longer than a row are truncated.
     """
+    return math.ceil(round(_rows_per_example(workload) * workload.examples, 6))
+
+
+def _rows_per_example(workload: Job) -> float:
     if workload.padding not in PACKED or workload.lengths is None:
-        return workload.examples
+        return 1.0
+    row = _row_length(workload)
     if workload.padding == "best-fit":
-        share = rows_per_example(workload.lengths.histogram, _row_length(workload))
-        return math.ceil(round(share * workload.examples, 6))
-    tokens = workload.lengths.lengths.mean * workload.examples
-    return math.ceil(round(tokens) / _row_length(workload))
+        return rows_per_example(workload.lengths.histogram, row)
+    return workload.lengths.lengths.mean / row
 
 
 def steps(workload: Job, batch_size: int) -> int:

@@ -218,10 +218,7 @@ def on_several_gpus(
     if changed["strategy"] == "tp":  # the GPUs of a group train on one batch
         degree = given.get("degree")
         ranks = (given.get("nodes") or 1) if degree is None else ranks // degree
-    for name in ("effective_batch", "examples"):  # of so many steps
-        own = configuration.options.get(name)
-        if own is not None and given.get(name) is None:
-            changed[name] = options[name] * ranks
+    changed["effective_batch"] = options["effective_batch"] * ranks
     return changed
 
 

@@ -11,7 +11,7 @@ Stated = tuple[str, object]
 def length_of(
     reading: Reading, *, micro: Stated, accumulation: Stated, epochs: Stated, steps: Stated
 ) -> None:
-    """Add the micro-batch, the effective batch, and epochs or the examples of so many steps."""
+    """Add the micro-batch, the effective batch, and epochs or optimizer steps."""
     sizes = [_count(reading, *stated) for stated in (micro, accumulation)]
     if None in sizes:
         return
@@ -23,7 +23,7 @@ def length_of(
     if value not in (None, -1, 0):
         count = _count(reading, name, value)
         if count is not None:
-            options["examples"], options["epochs"] = count * options["effective_batch"], 1
+            options["steps"], options["epochs"] = count, 1
         reading.mark(epochs[0], epochs[1], "irrelevant", f"{name} decides")
         return
     name, value = epochs

@@ -117,6 +117,16 @@ def _on(question: Question, count: int, strategy: Strategy) -> Question | None:
     return shared if same and question.recipe.effective_batch is not None else None
 
 
+def numbers_tried(rows: Iterable[Estimated], question: Question) -> list[int]:
+    """Numbers of GPUs that share the effective batch under some strategy of these estimates."""
+    estimates = [row.estimate for row in rows]
+    others = {box.strategy for estimate in estimates for box in estimate.boxes}
+    used = {estimate.strategy for estimate in estimates} | others
+    strategies = [strategy for strategy in used if strategy is not None]
+    shared = (n for n in COUNTS if any(_on(question, n, one) is not None for one in strategies))
+    return [1, *shared]
+
+
 def _by_gpu(rows: Iterable[Estimated]) -> list[list[Estimated]]:
     groups: dict[str, list[Estimated]] = defaultdict(list)
     for row in rows:

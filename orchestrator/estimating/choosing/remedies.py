@@ -31,6 +31,8 @@ SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
 WIDE = ("fp32", "fp32-mixed-load")
 """Precisions that hold frozen weights in fp32."""
 Changes = dict[str, Any]
+Alteration = Callable[[Question], Iterable[Changes]]
+"""Changes of one kind, each of which the settings go with."""
 SPARING_LOSS: Mapping[str, Changes] = {
     "axolotl": {"loss": "cce"},
     "LLaMA-Factory": {"loss": "liger", "liger_kernels": True},
@@ -39,26 +41,25 @@ SPARING_LOSS: Mapping[str, Changes] = {
 """Loss by which each trainer computes only a part of the logits at once."""
 
 
-def with_remedies(  # noqa: PLR0913 - settings with defaults
+def with_remedies(  # noqa: PLR0913 - settings by name
     rows: Sequence[Estimated],
     varied: Varied,
     estimated_jobs: Estimating,
     shorter_jobs: Estimating,
     *,
-    offloads: bool = True,
-    trainer: str = "TRL",
+    alterations: Sequence[Alteration],
+    trainer: str,
 ) -> list[Estimated]:
     """Add the cheapest change that fits to each estimate that does not fit.
 
-    Changes under which training learns the same come first, then those that alter one thing, then
-    two, then shorter examples: each where nothing before fits.
+    Each alteration is tried where none before fits.
 
     Args:
         rows: estimates.
         varied: the question with other options.
         estimated_jobs: estimates questions with examples as long as they are.
         shorter_jobs: estimates questions with shorter examples.
-        offloads: whether to try activations on the host, for which all layers are traced.
+        alterations: kinds of changes to try, in this order.
         trainer: name of the trainer, which decides on the loss to try.
 
     Raises:
@@ -66,9 +67,7 @@ def with_remedies(  # noqa: PLR0913 - settings with defaults
     """
     remedied = {row.gpu.key: row for row in rows}
     weights = {row.gpu.key: row.weights_gib for row in rows}  # the least that was tried
-    steps = (_alike, _offloaded, _altered, _altered_twice, _smallest_offloaded, _shorter)
-    offloading = {_offloaded, _smallest_offloaded}
-    for altered in steps if offloads else [step for step in steps if step not in offloading]:
+    for altered in alterations:
         estimating = shorter_jobs if altered is _shorter else estimated_jobs
         misfits = [r for r in remedied.values() if not fits(r) and not r.estimate.alternatives]
         if altered not in {_altered, _altered_twice}:  # the others keep the weights
@@ -92,9 +91,23 @@ def with_remedies(  # noqa: PLR0913 - settings with defaults
     return list(remedied.values())
 
 
+def largest_misfits(rows: Iterable[Estimated]) -> list[Estimated]:
+    """The largest number of each GPU of which no number fits: there, all changes are tried."""
+    by_number = sorted(rows, key=lambda row: row.estimate.gpus)
+    fitting = {row.gpu.key for row in by_number if fits(row)}
+    largest = {row.gpu.key: row for row in by_number}
+    return [row for key, row in largest.items() if key not in fitting]
+
+
+def is_fragmented(row: Estimated) -> bool:
+    """Whether a job would fit if the allocator reserved no more than is in use."""
+    estimate = row.estimate
+    return not fits(row) and estimate.peak_gib < estimate.usable_gib < estimate.needed_gib
+
+
 def _jobs(
     rows: Iterable[Estimated],
-    altered: Callable[[Question], Iterable[Changes]],
+    altered: Alteration,
     settings: Callable[[Question], Iterable[Changes]],
     varied: Varied,
 ) -> list[EstimatedJob]:
@@ -239,3 +252,14 @@ def _shorter(question: Question) -> Iterator[Changes]:
     while tokens >= MULTIPLE:
         yield _smallest(question) | {name: tokens // MULTIPLE * MULTIPLE}
         tokens //= 2
+
+
+SETTINGS: Sequence[Alteration] = (_alike,)
+"""Changes under which training learns the same, and which take no trace of all layers."""
+ON_GPU: Sequence[Alteration] = (*SETTINGS, _altered, _altered_twice, _shorter)
+"""These first, then those that alter one thing, then two, then shorter examples."""
+ALL_CHANGES: Sequence[Alteration] = (
+    *(_alike, _offloaded),
+    *(_altered, _altered_twice, _smallest_offloaded, _shorter),
+)
+"""The same with activations on the host, for which all layers are traced."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, short
-from orchestrator.estimating.choosing.boxes import COUNTS
+from orchestrator.estimating.choosing.boxes import COUNTS, numbers_tried
 from orchestrator.estimating.estimate_records import Box, Estimated
 
 
@@ -12,11 +12,14 @@ def box_notes(estimates: Sequence[Estimated]) -> Iterator[str]:
     if not any(row.estimate.boxes or row.estimate.gpus > 1 for row in estimates):
         return
     best = estimates[0]
-    counts = ",".join(map(str, (1, *COUNTS)))
     if any(row.estimate.boxes for row in estimates):
+        tried = numbers_tried(estimates, best.question)
+        counts = ",".join(map(str, tried))
+        left_out = [str(count) for count in COUNTS if count not in tried]
+        why = f" ({' and '.join(left_out)} cannot share the effective batch)" * bool(left_out)
         yield (
-            f"Of each GPU the best number of {counts} is shown, of those that an instance has: "
-            "copies of the model (ddp) where one GPU suffices, else shards (fsdp2). "
+            f"Of each GPU the best number of {counts} is shown, of those that an instance has"
+            f"{why}: copies of the model (ddp) where one GPU suffices, else shards (fsdp2). "
             f"--gpus {counts} shows all."
         )
     if best.estimate.boxes:

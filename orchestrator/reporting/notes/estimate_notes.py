@@ -125,7 +125,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from runners_up_text(estimates)
     texts = (length_text, batch_text, varying_text, padding_text)
     yield from filter(None, (text(estimates, question) for text in texts))
-    yield from _batch_legend(rows)
+    yield from _batch_legend(rows, question.recipe.effective_batch)
     if question.has_square_mask:
         subject, parts = "Packing", "tokens"
         if not question.recipe.packing:
@@ -157,15 +157,27 @@ def _caveats(rows: Sequence[Estimate]) -> Iterator[str]:
         yield f"{', '.join(names)}: {note}."
 
 
-def _batch_legend(rows: Sequence[Estimate]) -> Iterator[str]:
+def _batch_legend(rows: Sequence[Estimate], effective_batch: int | None) -> Iterator[str]:
     """Meaning of the table's batches, by the first that fits."""
-    for row in [row for row in rows if row.outcome is Outcome.FITS][:1]:
+    fitting = [row for row in rows if row.outcome is Outcome.FITS]
+    for row in fitting[:1]:
         steps = f", {row.micro_batches} for each optimizer step" if row.micro_batches > 1 else ""
-        within = row.max_batch_size_interval
+        within, least, why = row.max_batch_size_interval, "", ""
+        if row.max_batch_size >= row.batch_limit:
+            on_gpus = f" on {row.gpus} GPUs" if row.gpus > 1 else ""
+            least, why = (
+                "at least ",
+                f": an effective batch of {effective_batch} needs no more{on_gpus}",
+            )
+            if effective_batch is None:
+                why = ": larger ones were not tried"
+        error = f", {within.low:g} to {within.high:g} by the 90 % interval"
         yield (
             f"Batches: on {row.gpu} micro-batches of {row.batch_size}{steps}; the largest that "
-            f"fits is {row.max_batch_size}, {within.low:g} to {within.high:g} by the 90 % interval."
+            f"fits is {least}{row.max_batch_size}{'' if row.holds_limit else error}{why}."
         )
+    if not all(row.holds_limit == fitting[0].holds_limit for row in fitting):
+        yield "Where the table has no largest batch, the job needs none larger."
 
 
 def _background_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, short
 from orchestrator.estimating.choosing.recipe_choice import fits
-from orchestrator.estimating.choosing.remedies import lacks_offloading
+from orchestrator.estimating.choosing.remedies import lacks_offloading, largest_misfits
 from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
 from orchestrator.markdown_table import table
 from orchestrator.spec.recipe_options import ChosenRecipe, OpenCell
@@ -89,13 +89,8 @@ def chosen_section(chosen: Sequence[ChosenRecipe]) -> str:
 def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
     """For GPUs on which the job does not fit, the cheapest change that does, or that none does."""
     gpus: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
-    hopeless = []
     for row in rows:
-        if fits(row):
-            continue
-        if not row.estimate.alternatives:
-            hopeless.append(row.estimate.gpu)
-        for change in row.estimate.alternatives:
+        for change in () if fits(row) else row.estimate.alternatives:
             key = (not change.learns_alike, change.options)
             gpus[key].append(f"{row.estimate.gpu} ({_costs(change)})")
     if [len(places) for places in gpus.values()] == [1] and not any(map(fits, rows)):
@@ -103,8 +98,10 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
     for (alters, options), places in sorted(gpus.items()):
         which = f", {ALTERS}," * alters
         yield f"With {options}{which} the job fits on {', '.join(places)}."
+    tried = () if rows[0].question.finds_seq_len else largest_misfits(rows)
+    hopeless = [row.estimate.gpu for row in tried if not row.estimate.alternatives]
     if hopeless:
-        yield f"On {', '.join(hopeless)} the job fits with no change that was tried."
+        yield f"No change that was tried makes the job fit on {', '.join(hopeless)}."
     untried = [row.estimate.gpu for row in rows if lacks_offloading(row)]
     if untried:
         yield (
