@@ -33,9 +33,7 @@ MOST_LISTED = 3  # GPUs in a list of a brief answer
 SEEN_TOTALS = (0.98, 1.07)
 """Least and most of the total memory that CUDA reports, relative to the marketed size."""
 # torchtitan's, in docs/explanation/evidence.md.
-TWO_RUNS = (
-    " Two published runs on several GPUs, whose recipe no option states, were predicted within 1 %."
-)
+TWO_RUNS = " The memory of two published runs on several GPUs, with other recipes, was predicted within 1 %."
 
 
 def all_notes(
@@ -253,8 +251,8 @@ def _error_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterato
         shared = "all GPUs: trust the order more than the hours"
         if len({row.time_error for row in priced}) > 1:
             shared = (
-                "rows with one interval of the step time: trust their order more than the hours, "
-                "and the order of others no more"
+                "rows whose step times have the same interval: trust the order of these more than "
+                "the hours"
             )
         shown = "fastest" if wanted.objective == "time" else "cheapest"
         offers = f"Each row shows the GPU's {shown} offer."
