@@ -33,7 +33,7 @@ MOST_LISTED = 3  # GPUs in a list of a brief answer
 SEEN_TOTALS = (0.98, 1.07)
 """Least and most of the total memory that CUDA reports, relative to the marketed size."""
 # torchtitan's, in docs/explanation/evidence.md.
-TWO_RUNS = " The memory of two published runs on several GPUs, with other recipes, was predicted within 1 %."
+TWO_RUNS = " Two published runs of other recipes on several GPUs were predicted within 1 %."
 
 
 def all_notes(
