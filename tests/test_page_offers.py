@@ -1,15 +1,20 @@
 """The offers of a report in a browser: the same numbers and warnings as in the run's files."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from builders.observations import observation
 from builders.rankings import DESK, SPEC, limit_probes, timed
 from builders.report_pages import report_page
+from builders.runs import ONE_CELL, SIMULATED, results
 from fakes.browser import Opened
 from playwright.sync_api import BrowserContext
 
+from orchestrator.datasets.lengths import DataLengths
 from orchestrator.planning.plan import Plan
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.observation import Observation, Outcome
@@ -46,3 +51,48 @@ def test_the_largest_batch_of_an_offer_survives_drawn_lengths(
     with opened(browser, tmp_path, run) as page:
         sizes = page.texts("#ranking tbody td[data-label='batch size'] small")
         assert set(sizes) == {"max 4"}
+
+
+SEVERAL_JOBS = f"""\
+{SIMULATED.replace("bf16", "bf16, task: grpo")}\
+{SIMULATED.replace("[A40, H100-SXM]", "[H100-SXM]")}\
+    parallel: [{{gpus: 16, nodes: 2, strategy: fsdp2}}]
+workload:"""
+
+
+def as_if_full() -> RunResults:
+    """A run whose data are shorter than its cells, each timed at one length alone."""
+    run = results(ONE_CELL.replace("llama-tiny", "llama-tiny, qwen3-moe-tiny"))
+    lengths = DataLengths(source="made", histogram=((8, 500), (12, 500)))
+    job = run.spec.workload.model_copy(update={"lengths": lengths})
+    return replace(run, spec=run.spec.model_copy(update={"workload": job}))
+
+
+@pytest.mark.parametrize(
+    ("run", "caveats"),
+    [
+        (results(ONE_CELL.replace("workload:", SEVERAL_JOBS)), ["generation comes", "2 x"]),
+        (as_if_full(), ["if all examples have the full length"]),
+    ],
+)
+def test_a_filter_that_keeps_the_recommended_offer_keeps_its_caveats(
+    browser: BrowserContext, tmp_path: Path, run: RunResults, caveats: list[str]
+) -> None:
+    """The answer is the same up to the number of offers that its odds compare."""
+    lead, end = ".answer:not([hidden]) .lead", r"\. (It is|Of the \d+ offers that match, it is) "
+    answers = []
+    with opened(browser, tmp_path, run) as page:
+        for job in range(page.page.locator("#job option").count()):
+            page.page.select_option("#job", index=job)
+            (whole,) = page.texts(lead)
+            page.page.select_option("#market", "spot" if "spot)" in whole else "on-demand")
+            (filtered,) = page.texts(lead)
+            assert " that match, " in filtered
+            assert re.split(end, filtered)[0] == re.split(end, whole)[0]
+            assert (
+                filtered.partition("probability of ")[2].partition(",")[2]
+                == (whole.partition("probability of ")[2].partition(",")[2])
+            )
+            answers.append(whole)
+            page.page.select_option("#market", "")
+    assert all(any(caveat in answer for answer in answers) for caveat in caveats)

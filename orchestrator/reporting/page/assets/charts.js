@@ -99,12 +99,18 @@ function scaleOf(values, format) {
   return { type: "log", domain, ticks: ticks.filter((v) => v >= domain[0] && v <= domain[1]), tickFormat: (v) => format(v) };
 }
 
+/** How many instances an offer rents, before their name; empty for one. */
+const numberOf = (row) => (row.instances > 1 ? `${row.instances} x ` : "");
+const without = (row) => (row.left_out ? " without generation" : "");
+const priceOf = (row) => `${dollars(row.usd)} in ${hours(row.hours)}${without(row)}`;
+
 function offerTitle(row) {
   return [
     `${row.cell.gpu}, ${row.basis}`,
-    `${row.provider} ${row.instance} ${row.market}`,
+    `${numberOf(row)}${row.provider} ${row.instance} ${row.market}`,
     `${dollars(row.usd)} (${span(row.usd_low, row.usd_high, cents)})`,
-    `${hours(row.hours)} (${span(row.hours_low, row.hours_high)})`,
+    `${hours(row.hours)} (${span(row.hours_low, row.hours_high)})${without(row)}`,
+    ...(row.as_if_full ? ["if all examples have the full length"] : []),
   ].join("\n");
 }
 
