@@ -11,7 +11,7 @@ from builders.rankings import (
     SPEC,
     ranked,
 )
-from builders.runs import whole_trial
+from builders.runs import ONE_CELL, SIMULATED, results, whole_trial
 
 from orchestrator.ranking.ranked_offer import (
     RankedOffer,
@@ -20,6 +20,7 @@ from orchestrator.ranking.ranked_offer import (
     ranking_csv,
     ranking_json,
 )
+from orchestrator.reporting.markdown_report import ranking_notes
 
 
 def full_ranking() -> Ranking:
@@ -71,6 +72,24 @@ def test_csv_has_the_numbers_of_the_ranking() -> None:
         assert (row["active_experts"], row["seq_len"]) == ("", "16")
         assert (row["examples"], row["epochs"]) == ("1000", "3")
     assert {row["limited_by"] for row in rows} == {"OUT_OF_MEMORY at 41", "the search's limit"}
+
+
+def test_csv_has_the_number_of_instances_that_the_price_is_of() -> None:
+    """A layout of two nodes rents two instances, whose prices the column adds up."""
+    nodes = "parallel: [{gpus: 16, nodes: 2, strategy: fsdp2}]"
+    block = SIMULATED.replace("A40, H100-SXM]\n", f"H100-SXM]\n    {nodes}\n")
+    run = results(ONE_CELL.replace("workload:", f"{block}workload:"))
+    rows = [*csv.DictReader(io.StringIO(ranking_csv(run.ranking)))]
+    several = next(row for row in rows if row["instance"] == "p5.48xlarge")
+    price = next(
+        offer.usd_per_hour
+        for offer in run.catalog.offers("H100-SXM")
+        if all(several[name] == getattr(offer, name) for name in ("instance", "region", "market"))
+    )
+    assert several["instances"] == "2"
+    assert float(several["usd_per_hour"]) == pytest.approx(2 * price)
+    assert {row["instances"] for row in rows if row["gpu"] == "cpu"} == {"1"}
+    assert "the price of all rented instances" in ranking_notes(run.ranking.offers, run.ranking)
 
 
 def test_ranking_survives_a_round_trip_through_json() -> None:

@@ -214,9 +214,9 @@ def test_a_table_can_be_saved(report: Opened) -> None:
         report.page.locator("#ranking").get_by_role("button", name="Save as CSV").click()
     lines = download.value.path().read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith(
-        "gpu,provider,instance,region,market,gpus,usd,usd_low,usd_high,hours"
+        "gpu,provider,instance,region,market,gpus,instances,usd,usd_low,usd_high,hours"
     )
-    assert lines[1].startswith("cpu,own,desk,here,spot,1,0.0")
+    assert lines[1].startswith("cpu,own,desk,here,spot,1,1,0.0")
     assert len(lines) > 30
 
 

@@ -163,7 +163,7 @@ def ranking_csv(ranking: Ranking) -> str:
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
     parts.append("layout")
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*parts, *fields, "examples", "epochs"])
+    writer.writerow([*parts, *fields, "instances", "examples", "epochs"])
     of_offer = itemgetter(*fields)
     texts: dict[Cell, list[object]] = {}
     safe = cache(spreadsheet_cell)
@@ -175,7 +175,8 @@ def ranking_csv(ranking: Ranking) -> str:
             of_cell = vars(cell) | names
             texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
         values = [safe(v) if type(v) is str else v for v in of_offer(vars(row))]
-        writer.writerow([*texts[cell], *values, ranking.workload.examples, row.epochs])
+        of_job = ranking.workload.examples, row.epochs
+        writer.writerow([*texts[cell], *values, row.instances, *of_job])
     return buffer.getvalue()
 
 

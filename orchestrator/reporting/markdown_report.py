@@ -297,10 +297,12 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
             f"~ The 90 % interval spans more than {STABLE:.0%} of the hours: measure longer "
             "(`timing` in the specification) or on a quieter machine."
         )
-    if any(row.gpus_per_instance > 1 for row in rows):
+    is_several_instances = any(row.instances > 1 for row in rows)
+    if is_several_instances or any(row.gpus_per_instance > 1 for row in rows):
         is_several = any(row.cell.ranks > 1 for row in rows)
-        used = "as many of its GPUs as the row names" if is_several else "one of its GPUs"
-        notes.append(f"$/h is the price of the whole instance. The job uses {used}.")
+        used = "as many GPUs as the row names" if is_several else "one of its GPUs"
+        rented = "all rented instances" if is_several_instances else "the whole instance"
+        notes.append(f"$/h is the price of {rented}. The job uses {used}.")
     return "\n".join(notes)
 
 

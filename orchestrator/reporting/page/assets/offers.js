@@ -121,7 +121,7 @@ const offerColumns = [
   {
     label: "GPU and offer", of: (row) => row.cell.gpu, head: true,
     under: (row) => `${numberOf(row)}${row.provider} ${row.instance}${row.gpus > 1 ? ` (${row.gpus} GPUs)` : ""}, ${row.region}, ${row.market}`,
-    csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus"].map((name) => [name, (r) => r[name]])],
+    csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus", "instances"].map((name) => [name, (r) => r[name]])],
   },
   {
     label: "cost", of: (row) => row.usd, number: true, show: (row) => dollars(row.usd), under: (row) => `${span(row.usd_low, row.usd_high, cents)}${mayExceed(row) ? ", may exceed the budget" : ""}`,
