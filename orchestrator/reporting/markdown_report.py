@@ -27,6 +27,7 @@ from orchestrator.reporting.sections.recommendation import (
     is_mostly_startup,
     job_title,
     model_name,
+    odds_text,
     offer_text,
     recommendations,
     steps_per_epoch,
@@ -275,7 +276,7 @@ def _offer(row: RankedOffer) -> dict[str, object]:
         "hours": f"{short(row.hours)} ({ends(row.hours_low, row.hours_high)})"
         + (" ~" if _is_unstable(row) else ""),
         "$": f"{dollars(row.usd)} ({ends(row.usd_low, row.usd_high, dollars)})",
-        "P(cheapest)": f"{row.probability_cheapest:.0%}",
+        "P(cheapest)": odds_text(row.probability_cheapest),
         "basis": f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
     }
 

@@ -14,7 +14,8 @@ from orchestrator.spec.job_tokens import job_of, steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis
 
-NEARLY_CERTAIN = 0.995  # draws cannot support a higher probability
+# Draws can support neither a higher probability nor a lower one.
+NEARLY_CERTAIN, NEARLY_IMPOSSIBLE = 0.995, 0.005
 MOSTLY = 0.5  # part of a job's hours
 FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
 WORTHWHILE_SPEEDUP = 0.9  # a faster offer is named if it takes at most this part of the time
@@ -183,7 +184,9 @@ def provider_text(row: RankedOffer | Price) -> str:
 
 
 def odds_text(odds: float) -> str:
-    """A probability estimated by random draws, never shown as certain."""
+    """A probability estimated by random draws, never shown as certain or impossible."""
+    if odds < NEARLY_IMPOSSIBLE:
+        return "less than 1%"
     return f"{odds:.0%}" if odds < NEARLY_CERTAIN else "more than 99%"
 
 
