@@ -4,6 +4,7 @@ import csv
 import io
 
 import pytest
+from builders.catalog_offers import offer as offer_row
 from builders.rankings import (
     DESK,
     JOB,
@@ -21,6 +22,7 @@ from orchestrator.ranking.ranked_offer import (
     ranking_json,
 )
 from orchestrator.reporting.markdown_report import ranking_notes
+from orchestrator.reporting.sections.recommendation import doubts
 
 
 def full_ranking() -> Ranking:
@@ -90,6 +92,17 @@ def test_csv_has_the_number_of_instances_that_the_price_is_of() -> None:
     assert float(several["usd_per_hour"]) == pytest.approx(2 * price)
     assert {row["instances"] for row in rows if row["gpu"] == "cpu"} == {"1"}
     assert "the price of all rented instances" in ranking_notes(run.ranking.offers, run.ranking)
+
+
+def test_an_offer_taken_to_be_as_fast_as_this_machine_says_so() -> None:
+    """A column of the CSV and a doubt of the recommendation; a machine of one's own has neither."""
+    own = offer_row(0.02, instance="desk") + offer_row(0.05, provider="them", instance="rack")
+    ranking = results(f"{ONE_CELL}catalog:\n  offers:\n{own}").ranking
+    rows = {row["instance"]: row for row in csv.DictReader(io.StringIO(ranking_csv(ranking)))}
+    assert (rows["desk"]["elsewhere"], rows["rack"]["elsewhere"]) == ("False", "True")
+    shown = {row.instance: doubts(ranking.workload, row) for row in ranking.offers}
+    assert [text for text in shown["rack"] if "machine that ran the sweep" in text] != []
+    assert [text for text in shown["desk"] if "machine that ran the sweep" in text] == []
 
 
 def test_ranking_survives_a_round_trip_through_json() -> None:

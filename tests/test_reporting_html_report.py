@@ -1,5 +1,6 @@
 """The report as one file in a real browser: it shows, sorts, filters, and makes no request."""
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -217,6 +218,11 @@ def test_a_table_can_be_saved(report: Opened) -> None:
         "gpu,provider,instance,region,market,gpus,instances,usd,usd_low,usd_high,hours"
     )
     assert lines[1].startswith("cpu,own,desk,here,spot,1,1,0.0")
+    rows = [*csv.DictReader(lines)]
+    assert {(row["elsewhere"], row["provider"] == "own") for row in rows} == {
+        ("false", True),
+        ("true", False),
+    }
     assert len(lines) > 30
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from fitting.laws.fit_result import Fit
 from gpu_catalog.number_text import dollars, ends, given, short
 from orchestrator.markdown_table import records_table, span
-from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
+from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.reporting.notes.certainty_notes import interval_sources
 from orchestrator.reporting.notes.data_notes import approximate_text
@@ -266,7 +266,7 @@ def _rank_text(row: RankedOffer) -> str:
 
 def _offer(row: RankedOffer) -> dict[str, object]:
     law = f", law: {LAW_NAMES[row.law]}" if row.law is not None else ""
-    elsewhere = " elsewhere" if stands_in(row.cell.gpu, row.provider) else ""
+    elsewhere = " elsewhere" if row.elsewhere else ""
     return {
         "GPU": row.cell.gpus,
         "offer": offer_text(row),
@@ -289,7 +289,7 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
         *_column_notes(rows, ranking),
         *_job_notes(rows, ranking),
     ]
-    if any(stands_in(row.cell.gpu, row.provider) for row in rows):
+    if any(row.elsewhere for row in rows):
         notes.append("Measured elsewhere: on the machine that ran the sweep, not on this instance.")
     if any(row.source == "law" for row in rows):
         notes.append("Law: the batch size was not timed, so a law predicts its step time.")

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from orchestrator.planning.node_pricing import offer_name
-from orchestrator.pricing.catalog_file import OWN, stands_in
+from orchestrator.pricing.catalog_file import OWN
 from orchestrator.ranking.ranked_offer import RankedOffer, comparable
 from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recipe_section import recipe_text
@@ -239,9 +239,7 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
         "hours hours_low hours_high usd usd_low usd_high",
         "own_error_share",
         {"basis": lambda row: row.basis.value, "source": _step_time_source},
-        "extrapolated",
-        {"elsewhere": lambda row: stands_in(row.cell.gpu, row.provider)},
-        "stack",
+        "extrapolated elsewhere stack",
     )
 
 

@@ -122,6 +122,11 @@ def doubts(job: Job, row: RankedOffer) -> list[str]:
     reasons = []
     if row.basis is Basis.SIMULATED:
         reasons.append("Nothing was measured on this GPU: its times are simulated.")
+    if row.elsewhere:
+        reasons.append(
+            "Nothing was measured on this instance: it is taken to be as fast as the machine that "
+            "ran the sweep."
+        )
     if steps_per_epoch(job, row) < FEW_STEPS:
         reasons.append(
             f"An epoch has fewer than {FEW_STEPS} optimizer steps: a smaller batch size may train "

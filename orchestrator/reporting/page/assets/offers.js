@@ -136,7 +136,7 @@ const offerColumns = [
     under: (row) => [row.isClose && row !== ranking.best ? "not told apart" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
   },
   {
-    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis),
+    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: ["basis", "elsewhere"].map((name) => [name, (r) => r[name]]),
     under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
   { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
