@@ -16,6 +16,7 @@ from playwright.sync_api import BrowserContext
 
 from orchestrator.datasets.lengths import DataLengths
 from orchestrator.planning.plan import Plan
+from orchestrator.reporting.markdown_report import markdown
 from orchestrator.run_folder.run_results import RunResults
 from trials.records.observation import Observation, Outcome
 
@@ -96,3 +97,23 @@ def test_a_filter_that_keeps_the_recommended_offer_keeps_its_caveats(
             answers.append(whole)
             page.page.select_option("#market", "")
     assert all(any(caveat in answer for answer in answers) for caveat in caveats)
+
+
+def test_the_throughput_of_packed_rows_counts_rows(browser: BrowserContext, tmp_path: Path) -> None:
+    """In the offers, the charts and their captions; other jobs of the run count examples."""
+    packed = SIMULATED.replace(
+        "bf16", "bf16, packing: true, examples_per_row: 8, attention: flash_attention_2"
+    ).replace("[64]", "[512]")
+    run = results(ONE_CELL.replace("workload:", f"{packed}workload:"))
+    text = markdown(run)
+    assert re.findall(r"\| (\w+)/s", text) == ["examples", "rows"] * 2
+    with opened(browser, tmp_path, run) as page:
+        for job, rows, row in ((0, "examples", "example"), (1, "rows", "packed row")):
+            page.page.select_option("#job", index=job)
+            units = page.texts("#ranking tbody td[data-label=throughput] small")
+            assert set(units) == {f"{rows}/s"}
+            assert page.texts("#speed [data-of]")[0].endswith(f"tokens per {row}")
+            labels = page.page.locator("#speed-charts figure").first.locator(
+                "[aria-label$='axis label']"
+            )
+            assert labels.all_text_contents() == [f"↑ {rows}/s", f"{rows} per step, log scale →"]

@@ -30,6 +30,7 @@ from orchestrator.reporting.sections.recommendation import (
     odds_text,
     offer_text,
     recommendations,
+    rows_word,
     steps_per_epoch,
 )
 from orchestrator.reporting.sections.stability_section import stability_section
@@ -272,7 +273,7 @@ def _offer(row: RankedOffer) -> dict[str, object]:
         "offer": offer_text(row),
         "$/h": dollars(row.usd_per_hour),
         "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
-        "examples/s": short(row.examples_per_second),
+        f"{rows_word(row.cell)}/s": short(row.examples_per_second),
         "hours": f"{short(row.hours)} ({ends(row.hours_low, row.hours_high)})"
         + (" ~" if _is_unstable(row) else ""),
         "$": f"{dollars(row.usd)} ({ends(row.usd_low, row.usd_high, dollars)})",

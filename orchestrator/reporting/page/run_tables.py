@@ -25,6 +25,7 @@ from orchestrator.reporting.sections.recommendation import (
     job_title,
     provider_text,
     recommendations,
+    rows_word,
     steps_per_epoch,
 )
 from orchestrator.run_folder.run_results import RunResults
@@ -210,6 +211,7 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
             "recipe_words": lambda cell: recipe_text(cell.recipe),
         },
         "experts active_experts sparsity seq_len simulated",
+        {"row": lambda cell: cell.recipe.row, "rows": rows_word},
     )
 
 

@@ -144,6 +144,11 @@ def batch_text(row: RankedOffer) -> str:
     return f"{row.batch_size} x {micro_batches}" if micro_batches > 1 else str(row.batch_size)
 
 
+def rows_word(cell: Cell) -> str:
+    """What the throughput of a cell counts: packed rows, or examples."""
+    return "rows" if cell.recipe.packing else "examples"
+
+
 def each_gpu_text(row: RankedOffer) -> str:
     """Words after the batch size of a cell on several GPUs, each of which has as many."""
     return " on each GPU" if row.cell.ranks > 1 else ""

@@ -244,7 +244,7 @@ function wholeTicks(least, most, count) {
 
 function batchScale(rows) {
   const domain = [1, Math.max(d3.max(rows, (row) => row.batch), 2)];
-  return { ...labelled({ type: "log", base: 2 }, "examples per step"), domain, ticks: wholeTicks(...domain, 6), tickFormat: "d", grid: true };
+  return { ...labelled({ type: "log", base: 2 }, `${rows[0].cell.rows} per step`), domain, ticks: wholeTicks(...domain, 6), tickFormat: "d", grid: true };
 }
 
 /** Throughput against batch size: visits as points, the law and its 90 % interval. */
@@ -256,13 +256,13 @@ function speedCharts(holder, key, probes, laws) {
   const most = (gpu) => d3.max([...gpu(timed).map((row) => row.examples_per_second), ...gpu(laws).map((row) => row.examples_per_second_high)]);
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} examples per step`,
-    `${short(row.examples_per_second)} examples/s, steps of ${short(row.step_seconds)} s`,
+    `${row.batch} ${row.cell.rows} per step`,
+    `${short(row.examples_per_second)} ${row.cell.rows}/s, steps of ${short(row.step_seconds)} s`,
   ].join("\n");
   return forEachGpu(holder, timed, (chart, gpu, own) => drawn(chart, (width) => plot({
     width, height: 230,
     x: batchScale(own(all)),
-    y: { domain: [0, most(own)], label: upwards("examples/s"), grid: true, ticks: 5 },
+    y: { domain: [0, most(own)], label: upwards(`${timed[0].cell.rows}/s`), grid: true, ticks: 5 },
     marks: [
       ...bySparsity(own(laws), all, (rows, { colour, dash }) => [
         Plot.areaY(rows, { x: "batch", y1: "examples_per_second_low", y2: "examples_per_second_high", fill: colour, fillOpacity: 0.16 }),
@@ -271,7 +271,7 @@ function speedCharts(holder, key, probes, laws) {
       ...bySparsity(own(timed), all, (rows, { colour }) => points(rows, { x: "batch", y: "examples_per_second" }, colour)),
       tip(own(timed), { x: "batch", y: "examples_per_second" }, title),
     ],
-  }, `Examples per second on ${gpu} against batch size, with the law and its 90 % interval.`)));
+  }, `Throughput on ${gpu} against batch size, with the law and its 90 % interval.`)));
 }
 
 /** Peak memory against batch size: what fitted, what did not, the law, and the limit. */
@@ -283,7 +283,7 @@ function memoryCharts(holder, key, probes, laws) {
   const peak = (row) => unit * row.peak_gib;
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} examples per step: ${outcomeOf(row)}`,
+    `${row.batch} ${row.cell.rows} per step: ${outcomeOf(row)}`,
     row.peak_gib === null ? "" : `${short(peak(row))} ${name} at most`,
   ].join("\n");
   return forEachGpu(holder, peaked, (chart, gpu, own) => {
@@ -330,7 +330,7 @@ function largestChart(holder, rows) {
   const scale = most > 8 * least ? { type: "log", base: 2, domain: [least, most] } : { domain: [0, most] };
   const ticks = (count) => (scale.type ? wholeTicks(least, most, count) : d3.ticks(0, most, count).filter(Number.isInteger));
   return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
-    x: { ...labelled(scale, "examples per step"), grid: true, ticks: ticks(width < 400 ? 4 : 8), tickFormat: "d" },
+    x: { ...labelled(scale, `${rows[0].cell.rows} per step`), grid: true, ticks: ticks(width < 400 ? 4 : 8), tickFormat: "d" },
     marks: [
       Plot.ruleY(predicted, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
       Plot.tickX(predicted, { x: "predicted", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),

@@ -141,7 +141,7 @@ const offerColumns = [
   },
   { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
   { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.largest ?? "unknown"}${row.each}` },
-  { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
+  { label: "throughput", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), under: (row) => `${row.cell.rows}/s`, csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
 ];
 
 const ranking = new Table(at("ranking"), {

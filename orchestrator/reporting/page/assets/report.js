@@ -17,7 +17,7 @@ function showJob() {
   const onGpu = (row) => !isFiltered() || gpus.has(row.cell.gpu);
   const alike = (row) => isAlike(row.cell) && row.cell.seq_len === chosen.seq_len && onGpu(row);
   const caption = `${chosen.model}, ${chosen.recipe_words}`;
-  document.querySelectorAll("[data-of=length]").forEach((part) => { part.textContent = `${caption}, ${chosen.seq_len} tokens per example`; });
+  document.querySelectorAll("[data-of=length]").forEach((part) => { part.textContent = `${caption}, ${chosen.seq_len} tokens per ${chosen.row}`; });
   document.querySelectorAll("[data-of=recipe]").forEach((part) => { part.textContent = caption; });
   const shown = {
     probes: PROBES.filter(alike), speeds: SPEEDS.filter(alike), memory: MEMORY.filter(alike),
@@ -41,12 +41,13 @@ function showJob() {
 const SHOWN = {};
 const batchColumn = { label: "batch size", of: (row) => row.batch, number: true };
 const numeric = (label, name, format = short) => ({ label, of: (row) => row[name], number: true, show: (row) => format(row[name]) });
+const throughputColumn = { ...numeric("throughput", "examples_per_second"), under: (row) => `${row.cell.rows}/s`, csv: [["examples_per_second", (row) => row.examples_per_second]] };
 const outcomeColumn = { label: "outcome", of: outcomeOf };
 const stackColumn = { label: "stack", of: (row) => row.stack };
 const NUMBERS = [
-  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("seconds per step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
+  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, throughputColumn, numeric("seconds per step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
     () => SHOWN.probes.filter((row) => row.examples_per_second !== null)),
-  numbersOf("speed-laws", { caption: "Throughput by the law", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("low", "examples_per_second_low"), numeric("high", "examples_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
+  numbersOf("speed-laws", { caption: "Throughput by the law", columns: [...cellColumns, basisColumn, batchColumn, throughputColumn, numeric("low", "examples_per_second_low"), numeric("high", "examples_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
     () => SHOWN.speeds),
   numbersOf("memory-points", { caption: "Memory peaks", columns: [...cellColumns, basisColumn, batchColumn, outcomeColumn, numeric("peak GiB", "peak_gib"), numeric("limit GiB", "limit_gib"), ...whatColumns, stackColumn], sort: 4 },
     () => SHOWN.probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY")),
