@@ -1,4 +1,4 @@
-"""The offers of a report in a browser: the same numbers and warnings as in the run's files."""
+"""Offers and curves of a report in a browser: the same numbers and warnings as in its files."""
 
 import re
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders.observations import observation
+from builders.observations import environment, observation
 from builders.rankings import DESK, SPEC, limit_probes, timed
 from builders.report_pages import report_page
-from builders.runs import ONE_CELL, SIMULATED, results
+from builders.runs import ONE_CELL, SIMULATED, results, spec_of, whole_trial
 from fakes.browser import Opened
 from playwright.sync_api import BrowserContext
 
@@ -117,3 +117,21 @@ def test_the_throughput_of_packed_rows_counts_rows(browser: BrowserContext, tmp_
                 "[aria-label$='axis label']"
             )
             assert labels.all_text_contents() == [f"↑ {rows}/s", f"{rows} per step, log scale →"]
+
+
+def test_laws_of_two_stacks_are_curves_of_their_own(
+    browser: BrowserContext, tmp_path: Path
+) -> None:
+    """One cell that ran on two versions has two, and the tips of its points name the stack."""
+    newer = environment(versions=(("python", "3.11.1"), ("torch", "2.10.0")))
+    spec = spec_of(ONE_CELL)
+    (cell,) = spec.all_cells()
+    recorded = [o for where in (environment(), newer) for o in whole_trial(cell, spec, where=where)]
+    for run, count in ((results(ONE_CELL), 1), (results(ONE_CELL, recorded), 2)):
+        with opened(browser, tmp_path, run) as page:
+            for charts in ("#speed-charts", "#memory-charts"):
+                curves = page.page.locator(f"{charts} [aria-label=line] path")
+                assert curves.count() == count
+            names = page.page.evaluate("PROBES.map(stackNames(PROBES))")
+            assert len(set(names)) == count
+            assert ("" in names) == (count == 1)

@@ -200,13 +200,20 @@ function forEachGpu(holder, rowsOfAll, make) {
 const sparsities = (rows) => d3.sort(new Set(rows.map((row) => row.cell.sparsity)));
 const DASHES = [null, "7 4", "2 3", "9 3 2 3"];
 
-/** Lines of one sparsity each, with their colour and dash. */
+/** Lines of one cell, stack and basis each, with the colour and dash of their sparsity. */
 function bySparsity(rows, all, draw) {
   const order = sparsities(all);
-  return [...d3.group(rows, (row) => row.cell)].flatMap(([cell, ofCell]) => {
-    const at = order.indexOf(cell.sparsity);
-    return draw(ofCell, { colour: `var(--s${at % COLOURS})`, dash: DASHES[at % DASHES.length], cell });
+  const curve = (row) => [CELLS.indexOf(row.cell), row.stack ?? row.software, row.basis].join(" ");
+  return [...d3.group(rows, curve).values()].flatMap((ofCurve) => {
+    const at = order.indexOf(ofCurve[0].cell.sparsity);
+    return draw(ofCurve, { colour: `var(--s${at % COLOURS})`, dash: DASHES[at % DASHES.length] });
   });
+}
+
+/** Names of the rows' stacks, for their tips; empty where a cell has one alone. */
+function stackNames(rows) {
+  const stacks = d3.rollup(rows, (ofCell) => new Set(ofCell.map((row) => row.stack).filter(Boolean)).size, (row) => row.cell);
+  return (row) => (stacks.get(row.cell) > 1 ? `, stack ${row.stack ?? "unknown"}` : "");
 }
 
 function sparsityKey(holder, rows) {
@@ -253,9 +260,10 @@ function speedCharts(holder, key, probes, laws) {
   const all = [...timed, ...laws];
   if (!timed.length) return nothing(holder, "No steps were timed.");
   sparsityKey(key, all);
+  const stack = stackNames(timed);
   const most = (gpu) => d3.max([...gpu(timed).map((row) => row.examples_per_second), ...gpu(laws).map((row) => row.examples_per_second_high)]);
   const title = (row) => [
-    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
+    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}${stack(row)}`,
     `${row.batch} ${row.cell.rows} per step`,
     `${short(row.examples_per_second)} ${row.cell.rows}/s, steps of ${short(row.step_seconds)} s`,
   ].join("\n");
@@ -279,10 +287,11 @@ function memoryCharts(holder, key, probes, laws) {
   const peaked = probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY");
   if (!peaked.some((row) => row.peak_gib !== null)) return nothing(holder, "No peak was measured.");
   sparsityKey(key, peaked);
+  const stack = stackNames(peaked);
   const [unit, name] = d3.max(peaked, (row) => row.limit_gib) < 1 ? [1024, "MiB"] : [1, "GiB"];
   const peak = (row) => unit * row.peak_gib;
   const title = (row) => [
-    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
+    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}${stack(row)}`,
     `${row.batch} ${row.cell.rows} per step: ${outcomeOf(row)}`,
     row.peak_gib === null ? "" : `${short(peak(row))} ${name} at most`,
   ].join("\n");
