@@ -15,7 +15,7 @@ from orchestrator.markdown_table import table
 # Columns in the order in which they are hidden.
 MINOR = (
     *("stack", "price date", "condition number", "reserved GiB", "peak GiB", "s/step"),
-    *("source", "region", "examples/s", "largest", "$/h"),
+    *("source", "region", "examples/s", "rows/s", "largest", "$/h"),
     *("billed", "recorded", "as of"),
 )
 # Columns of long text, one of which moves to a line below each row.

@@ -4,6 +4,7 @@ import csv
 import io
 
 import pytest
+from builders.catalog_offers import offer as offer_row
 from builders.rankings import (
     DESK,
     JOB,
@@ -11,7 +12,7 @@ from builders.rankings import (
     SPEC,
     ranked,
 )
-from builders.runs import whole_trial
+from builders.runs import ONE_CELL, SIMULATED, results, whole_trial
 
 from orchestrator.ranking.ranked_offer import (
     RankedOffer,
@@ -20,6 +21,8 @@ from orchestrator.ranking.ranked_offer import (
     ranking_csv,
     ranking_json,
 )
+from orchestrator.reporting.markdown_report import ranking_notes
+from orchestrator.reporting.sections.recommendation import doubts
 
 
 def full_ranking() -> Ranking:
@@ -71,6 +74,35 @@ def test_csv_has_the_numbers_of_the_ranking() -> None:
         assert (row["active_experts"], row["seq_len"]) == ("", "16")
         assert (row["examples"], row["epochs"]) == ("1000", "3")
     assert {row["limited_by"] for row in rows} == {"OUT_OF_MEMORY at 41", "the search's limit"}
+
+
+def test_csv_has_the_number_of_instances_that_the_price_is_of() -> None:
+    """A layout of two nodes rents two instances, whose prices the column adds up."""
+    nodes = "parallel: [{gpus: 16, nodes: 2, strategy: fsdp2}]"
+    block = SIMULATED.replace("A40, H100-SXM]\n", f"H100-SXM]\n    {nodes}\n")
+    run = results(ONE_CELL.replace("workload:", f"{block}workload:"))
+    rows = [*csv.DictReader(io.StringIO(ranking_csv(run.ranking)))]
+    several = next(row for row in rows if row["instance"] == "p5.48xlarge")
+    price = next(
+        offer.usd_per_hour
+        for offer in run.catalog.offers("H100-SXM")
+        if all(several[name] == getattr(offer, name) for name in ("instance", "region", "market"))
+    )
+    assert several["instances"] == "2"
+    assert float(several["usd_per_hour"]) == pytest.approx(2 * price)
+    assert {row["instances"] for row in rows if row["gpu"] == "cpu"} == {"1"}
+    assert "the price of all rented instances" in ranking_notes(run.ranking.offers, run.ranking)
+
+
+def test_an_offer_taken_to_be_as_fast_as_this_machine_says_so() -> None:
+    """A column of the CSV and a doubt of the recommendation; a machine of one's own has neither."""
+    own = offer_row(0.02, instance="desk") + offer_row(0.05, provider="them", instance="rack")
+    ranking = results(f"{ONE_CELL}catalog:\n  offers:\n{own}").ranking
+    rows = {row["instance"]: row for row in csv.DictReader(io.StringIO(ranking_csv(ranking)))}
+    assert (rows["desk"]["elsewhere"], rows["rack"]["elsewhere"]) == ("False", "True")
+    shown = {row.instance: doubts(ranking.workload, row) for row in ranking.offers}
+    assert [text for text in shown["rack"] if "machine that ran the sweep" in text] != []
+    assert [text for text in shown["desk"] if "machine that ran the sweep" in text] == []
 
 
 def test_ranking_survives_a_round_trip_through_json() -> None:

@@ -1,5 +1,6 @@
 """The report as one file in a real browser: it shows, sorts, filters, and makes no request."""
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -214,9 +215,14 @@ def test_a_table_can_be_saved(report: Opened) -> None:
         report.page.locator("#ranking").get_by_role("button", name="Save as CSV").click()
     lines = download.value.path().read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith(
-        "gpu,provider,instance,region,market,gpus,usd,usd_low,usd_high,hours"
+        "gpu,provider,instance,region,market,gpus,instances,usd,usd_low,usd_high,hours"
     )
-    assert lines[1].startswith("cpu,own,desk,here,spot,1,0.0")
+    assert lines[1].startswith("cpu,own,desk,here,spot,1,1,0.0")
+    rows = [*csv.DictReader(lines)]
+    assert {(row["elsewhere"], row["provider"] == "own") for row in rows} == {
+        ("false", True),
+        ("true", False),
+    }
     assert len(lines) > 30
 
 

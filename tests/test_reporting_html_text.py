@@ -89,12 +89,13 @@ def test_two_runs_are_compared(browser: BrowserContext, tmp_path: Path) -> None:
 
 
 def test_a_run_without_observations_opens(browser: BrowserContext, tmp_path: Path) -> None:
-    """The page says why nothing can be ranked."""
+    """The page says why nothing can be ranked, and does not claim that anything was simulated."""
     path = tmp_path / "report.html"
     path.write_text(html_report(results(ONE_CELL, []), MADE), encoding="utf-8")
     opened = Opened(browser, path)
     assert "Nothing can be ranked" in opened.texts(".answer .lead")[0]
     assert "not measured" in opened.texts("#excluded")[0]
+    assert opened.texts("#spending p") == ["Nothing has run yet."]
     assert opened.complaints == []
     opened.page.close()
 

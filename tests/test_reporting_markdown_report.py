@@ -173,11 +173,14 @@ def test_the_recommendation_is_a_sentence() -> None:
         "    - {gpu: cpu, provider: own, region: here, instance: rack, usd_per_hour: 0.05, "
         "source: me, recorded: 2026-01-31}\n"
     )
-    sentence = part(report(SEEN, spec_of(ONE_CELL + rows)), "Cheapest").splitlines()[0]
+    text = report(SEEN, spec_of(ONE_CELL + rows))
+    sentence = part(text, "Cheapest").splitlines()[0]
     assert sentence.startswith("- llama-tiny")
     assert re.findall(r"cpu.*?\((\w+)\)", sentence) == ["desk", "rack"]
     assert "at $0.02 an hour" in sentence
     assert "**more than 99%**" in sentence
+    odds = re.findall(r"\| ([^|%]*%) *\|", part(text, "Every offer"))
+    assert {odds[0], odds[-1]} == {"more than 99%", "less than 1%"}  # of the sentence, too
 
 
 def test_many_cells_excluded_for_one_reason_are_one_line() -> None:

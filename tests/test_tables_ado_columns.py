@@ -3,16 +3,17 @@
 import pandas as pd
 import pytest
 from builders.messages import assert_lines
-from builders.observations import MIB, environment, measurement, observation, tiny_cell
+from builders.observations import MIB, environment, measurement, observation, recipe, tiny_cell
 
 from fitting.points.fit_points import ladders
 from fitting.points.observation_columns import columns_of
 from fitting.tables.ado_columns import ado_frame
-from fitting.tables.csv_rows import LEFT_CAPPED, LEFT_INVALID, LEFT_UNTIMED
+from fitting.tables.csv_rows import LEFT_CAPPED, LEFT_INVALID, LEFT_SEVERAL_GPUS, LEFT_UNTIMED
 from fitting.tables.csv_table import UnusedRows
 from fitting.tables.observations_table import read_frame
 from fitting.tables.table_error import TableError
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome
 
@@ -162,6 +163,35 @@ def test_observations_are_written_in_the_columns_of_ado() -> None:
     identifier = str(row["identifier"])
     assert identifier.startswith("model_name.mixtral-tiny-number_gpus.1-model_max_length.64-")
     assert identifier.endswith("-gpu_model.NVIDIA-A100-SXM4-80GB-gradient_accumulation_steps.1")
+
+
+def test_a_run_on_several_gpus_says_so() -> None:
+    """Its batch is that of all GPUs, and fits of one GPU's steps leave it out when read back."""
+    several = on("H100-SXM", parallel=Parallel(gpus=16, nodes=2, strategy="fsdp2"))
+    of_rank = several.model_copy(update={"recipe": recipe("full", effective_batch=128)})
+    probes = [timed(on("H100-SXM"), 2, 0.5), timed(several, 2, 0.5), timed(of_rank, 2, 0.5)]
+    frame = ado_frame(probes, GPUS)
+    one, two_nodes, accumulated = frame.to_dict("records")
+    assert (one["number_gpus"], one["number_nodes"], one["batch_size"]) == (1, 1, 2)
+    assert (two_nodes["number_gpus"], two_nodes["number_nodes"]) == (16, 2)
+    assert two_nodes["batch_size"] == 32
+    assert two_nodes["train_samples_per_second"] == 64.0
+    assert two_nodes["dataset_tokens_per_second"] == 4096.0
+    per_gpu = ("train_tokens_per_gpu_per_second", "dataset_tokens_per_second_per_gpu")
+    assert [two_nodes[name] for name in per_gpu] == [256.0, 256.0]
+    assert "-number_gpus.16-" in two_nodes["identifier"]
+    assert accumulated["train_steps_per_second"] == 2.0
+    assert "gradient_accumulation_steps.4" in accumulated["identifier"]
+    read = read_frame(frame)
+    assert read.rows.seconds.tolist() == [0.5]
+    assert read.left_out == (UnusedRows(LEFT_SEVERAL_GPUS, 2),)
+
+
+def test_several_processes_without_a_gpu_are_not_exported() -> None:
+    """Ado has no number of them, so that they would be read back as one."""
+    ranks = on("cpu", parallel=Parallel(gpus=2, strategy="ddp"))
+    frame = ado_frame([timed(ranks, 2, 0.5), timed(on("cpu"), 2, 0.5)], GPUS)
+    assert frame["batch_size"].tolist() == [2]
 
 
 def test_an_exported_run_has_the_same_families_and_points_when_read_back() -> None:

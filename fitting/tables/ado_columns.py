@@ -5,7 +5,7 @@ space", "Measured properties", "is_valid logic") measures fine-tuning. Hugging F
 measurements as ibm-research/LLMFineTuningBench, a row for each run. Its conventions:
 
 - ``batch_size`` counts one forward and backward pass over all GPUs of the run. The optimizer steps
-  after ``gradient_accumulation_steps`` passes, by default 4; rows written here step after each.
+  after ``gradient_accumulation_steps`` passes, by default 4; ``identifier`` has their number.
 - Every example is cut and padded to ``tokens_per_sample`` (``model_max_length`` in exports of ado
   itself). ``dataset_tokens_per_second`` counts no padding: it equals examples per second times that
   length in all data sets but ``news-chars-*``, whose texts are shorter.
@@ -121,36 +121,44 @@ def ado_frame(observations: Sequence[Observation], gpus: Mapping[str, Gpu]) -> p
     """Frame of observations in ado's columns, with recipe, basis and other canonical columns.
 
     It has a row for each probe that shows whether a batch fits. Throughput is that of the median
-    step; rows of capped GPUs have none.
+    step; rows of capped GPUs have none. Several processes without a GPU have no row: ado has no
+    column for their number.
     """
     verdicts = (Outcome.FITS, Outcome.OUT_OF_MEMORY)
     of_length = (o for o in observations if not o.is_drawn)
-    return pd.DataFrame([_row(o, gpus) for o in of_length if o.outcome in verdicts])
+    counted = (o for o in of_length if o.cell.ranks == 1 or _has_gpu(gpus[o.cell.gpu]))
+    return pd.DataFrame([_row(o, gpus) for o in counted if o.outcome in verdicts])
+
+
+def _has_gpu(gpu: Gpu) -> bool:
+    return gpu.kind == "cuda"
 
 
 def _row(observation: Observation, gpus: Mapping[str, Gpu]) -> dict[str, object]:
     o, cell = observation, observation.cell
     gpu = gpus[cell.gpu]
-    has_gpu = gpu.kind == "cuda"
+    has_gpu = _has_gpu(gpu)
     label = gpu.device_names[0].replace(" ", "-") if has_gpu else None
+    number_gpus = cell.ranks if has_gpu else 0
+    batch_size = o.batch_size * cell.data_parallel_ranks
     entity = {
         "model_name": cell.model,
-        "number_gpus": int(has_gpu),
+        "number_gpus": number_gpus,
         "model_max_length": cell.seq_len,
-        "batch_size": o.batch_size,
+        "batch_size": batch_size,
         **({"gpu_model": label} if has_gpu else {}),
-        "gradient_accumulation_steps": cell.recipe.gradient_accumulation,
+        "gradient_accumulation_steps": o.micro_batches,
     }
     return {
         "identifier": "-".join(f"{key}.{value}" for key, value in entity.items()),
         "experiment_id": f"finetune-cost.{cell.recipe.key}",
         "method": cell.recipe.method,
         "model_name": cell.model,
-        "number_nodes": 1,
+        "number_nodes": cell.nodes,
         "gpu_model": label,
-        "number_gpus": int(has_gpu),
+        "number_gpus": number_gpus,
         "tokens_per_sample": cell.seq_len,
-        "batch_size": o.batch_size,
+        "batch_size": batch_size,
         "torch_dtype": DTYPES[cell.recipe.base_dtype],
         "is_valid": int(o.outcome is Outcome.FITS),
         **_measured(o),
@@ -178,8 +186,7 @@ def _measured(observation: Observation) -> dict[str, float | None]:
             if measurement.energy_joules is not None:
                 watts = measurement.energy_joules / runtime
             tokens = rate * o.cell.seq_len
-            rates = dict(
-                zip(_RATES, (rate, rate / o.examples_per_step, *[tokens] * 4), strict=True)
-            )
+            speeds = (rate, rate / o.examples_per_step, *[tokens, tokens / o.cell.ranks] * 2)
+            rates = dict(zip(_RATES, speeds, strict=True))
     own = {"gpu_memory_utilization_peak": peak, "gpu_power_watts_avg": watts}
     return {**own, "train_runtime": runtime, **rates}

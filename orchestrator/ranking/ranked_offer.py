@@ -12,6 +12,7 @@ from fitting.families.cell_step_time import StepTimeOrigin
 from fitting.laws.forms import Form
 from gpu_catalog.record import Record
 from gpu_catalog.safe_text import spreadsheet_cell
+from orchestrator.pricing.catalog_file import stands_in
 from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints
 from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.spec.job import Job
@@ -104,6 +105,11 @@ class RankedOffer(Record):
         """Number of instances that are rented."""
         return self.cell.nodes
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is taken to be as fast as the machine that ran the sweep."""
+        return stands_in(self.cell.gpu, self.provider)
+
 
 class Excluded(Record):
     """A cell that is not ranked.
@@ -163,7 +169,7 @@ def ranking_csv(ranking: Ranking) -> str:
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
     parts.append("layout")
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*parts, *fields, "examples", "epochs"])
+    writer.writerow([*parts, *fields, "instances", "elsewhere", "examples", "epochs"])
     of_offer = itemgetter(*fields)
     texts: dict[Cell, list[object]] = {}
     safe = cache(spreadsheet_cell)
@@ -175,7 +181,8 @@ def ranking_csv(ranking: Ranking) -> str:
             of_cell = vars(cell) | names
             texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
         values = [safe(v) if type(v) is str else v for v in of_offer(vars(row))]
-        writer.writerow([*texts[cell], *values, ranking.workload.examples, row.epochs])
+        of_job = ranking.workload.examples, row.epochs
+        writer.writerow([*texts[cell], *values, row.instances, row.elsewhere, *of_job])
     return buffer.getvalue()
 
 

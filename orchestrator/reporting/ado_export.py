@@ -33,7 +33,8 @@ def export_ado(folder: RunFolder, path: Path | None) -> str:
     counts = Counter(frame["basis"]) if len(frame) else Counter()
     bases = ", ".join(f"{count} {basis}" for basis, count in sorted(counts.items())) or "none"
     dropped = len(observations) - len(frame)
-    note = f"; {dropped} not exported, with neither a fit nor an out-of-memory" if dropped else ""
+    kinds = "failures, drawn lengths or several processes without a GPU"
+    note = f"; {dropped} not exported: {kinds}" if dropped else ""
     return f"{written}: {len(frame)} observations, {bases}{note}"
 
 

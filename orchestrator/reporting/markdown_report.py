@@ -8,7 +8,7 @@ from itertools import groupby
 from fitting.laws.fit_result import Fit
 from gpu_catalog.number_text import dollars, ends, given, short
 from orchestrator.markdown_table import records_table, span
-from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE, stands_in
+from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.reporting.notes.certainty_notes import interval_sources
 from orchestrator.reporting.notes.data_notes import approximate_text
@@ -27,8 +27,10 @@ from orchestrator.reporting.sections.recommendation import (
     is_mostly_startup,
     job_title,
     model_name,
+    odds_text,
     offer_text,
     recommendations,
+    rows_word,
     steps_per_epoch,
 )
 from orchestrator.reporting.sections.stability_section import stability_section
@@ -265,17 +267,17 @@ def _rank_text(row: RankedOffer) -> str:
 
 def _offer(row: RankedOffer) -> dict[str, object]:
     law = f", law: {LAW_NAMES[row.law]}" if row.law is not None else ""
-    elsewhere = " elsewhere" if stands_in(row.cell.gpu, row.provider) else ""
+    elsewhere = " elsewhere" if row.elsewhere else ""
     return {
         "GPU": row.cell.gpus,
         "offer": offer_text(row),
         "$/h": dollars(row.usd_per_hour),
         "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
-        "examples/s": short(row.examples_per_second),
+        f"{rows_word(row.cell)}/s": short(row.examples_per_second),
         "hours": f"{short(row.hours)} ({ends(row.hours_low, row.hours_high)})"
         + (" ~" if _is_unstable(row) else ""),
         "$": f"{dollars(row.usd)} ({ends(row.usd_low, row.usd_high, dollars)})",
-        "P(cheapest)": f"{row.probability_cheapest:.0%}",
+        "P(cheapest)": odds_text(row.probability_cheapest),
         "basis": f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
     }
 
@@ -288,7 +290,7 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
         *_column_notes(rows, ranking),
         *_job_notes(rows, ranking),
     ]
-    if any(stands_in(row.cell.gpu, row.provider) for row in rows):
+    if any(row.elsewhere for row in rows):
         notes.append("Measured elsewhere: on the machine that ran the sweep, not on this instance.")
     if any(row.source == "law" for row in rows):
         notes.append("Law: the batch size was not timed, so a law predicts its step time.")
@@ -297,10 +299,12 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
             f"~ The 90 % interval spans more than {STABLE:.0%} of the hours: measure longer "
             "(`timing` in the specification) or on a quieter machine."
         )
-    if any(row.gpus_per_instance > 1 for row in rows):
+    is_several_instances = any(row.instances > 1 for row in rows)
+    if is_several_instances or any(row.gpus_per_instance > 1 for row in rows):
         is_several = any(row.cell.ranks > 1 for row in rows)
-        used = "as many of its GPUs as the row names" if is_several else "one of its GPUs"
-        notes.append(f"$/h is the price of the whole instance. The job uses {used}.")
+        used = "as many GPUs as the row names" if is_several else "one of its GPUs"
+        rented = "all rented instances" if is_several_instances else "the whole instance"
+        notes.append(f"$/h is the price of {rented}. The job uses {used}.")
     return "\n".join(notes)
 
 

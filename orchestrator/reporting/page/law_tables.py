@@ -75,8 +75,8 @@ def memory_table(results: RunResults) -> PageTable:
             for size in _sizes(max(sizes, default=0) + 1):
                 peak = predict_peak(fit, size * cell.seq_len)
                 values = (peak.value, peak.low, peak.high, peak.extrapolated)
-                rows.append((results.place(cell), fit.basis.value, size, *values))
-    columns = ("cell", "basis", "batch", "gib", "gib_low", "gib_high", "extrapolated")
+                rows.append((results.place(cell), fit.stack, fit.basis.value, size, *values))
+    columns = ("cell", "software", "basis", "batch", "gib", "gib_low", "gib_high", "extrapolated")
     return PageTable(columns, rows)
 
 

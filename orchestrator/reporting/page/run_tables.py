@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from orchestrator.planning.node_pricing import offer_name
-from orchestrator.pricing.catalog_file import OWN, stands_in
+from orchestrator.pricing.catalog_file import OWN
 from orchestrator.ranking.ranked_offer import RankedOffer, comparable
 from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recipe_section import recipe_text
@@ -23,13 +23,15 @@ from orchestrator.reporting.sections.recommendation import (
     doubts,
     each_gpu_text,
     job_title,
+    provider_text,
     recommendations,
+    rows_word,
     steps_per_epoch,
 )
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.job import Job
 from trials.records.cell import Cell
-from trials.records.observation import Observation, largest_batch
+from trials.records.observation import Observation
 
 DIGITS = 5  # significant digits of a number in the page
 MOST_OFFERS = 100  # cheapest offers of one job in the page
@@ -196,10 +198,6 @@ def page_jobs(results: RunResults) -> list[PageJob]:
 def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     """Cells in the order of the run; other tables refer to a cell by its row."""
     job_of = {comparable(job.cell): place for place, job in enumerate(jobs)}
-
-    def limit(cell: Cell) -> tuple[int | None, Observation | None]:
-        return largest_batch(results.observations_of(cell)) or (None, None)
-
     return page_table(
         results.cells,
         {
@@ -213,10 +211,7 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
             "recipe_words": lambda cell: recipe_text(cell.recipe),
         },
         "experts active_experts sparsity seq_len simulated",
-        {
-            "largest": lambda cell: limit(cell)[0],
-            "limited_by": lambda cell: _maybe(limit(cell)[1], lambda miss: miss.outcome.value),
-        },
+        {"row": lambda cell: cell.recipe.row, "rows": rows_word},
     )
 
 
@@ -228,24 +223,25 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
         {"cell": lambda row: results.place(row.cell)},
         "rank",
         {"odds": lambda row: row.probability_cheapest},
-        "tied pareto provider instance region market",
-        {"gpus": lambda row: row.gpus_per_instance},
+        "tied pareto provider instance region market instances",
+        {"gpus": lambda row: row.gpus_per_instance, "where": provider_text},
         "usd_per_hour",
         {
             "price_of": lambda row: str(row.price_as_of or row.price_recorded),
             "batch": lambda row: row.batch_size,
             "batches": batch_text,
             "each": each_gpu_text,
+            "largest": lambda row: row.largest_batch,
             "owned": lambda row: row.provider == OWN,
             "few_steps": lambda row: _few_steps(job, row),
             "doubts": lambda row: doubts(job, row) or None,
         },
-        "examples_per_second tokens_per_example hours hours_low hours_high usd usd_low usd_high",
+        "examples_per_second tokens_per_example as_if_full",
+        {"left_out": lambda row: row.cell.recipe.left_out is not None},
+        "hours hours_low hours_high usd usd_low usd_high",
         "own_error_share",
         {"basis": lambda row: row.basis.value, "source": _step_time_source},
-        "extrapolated",
-        {"elsewhere": lambda row: stands_in(row.cell.gpu, row.provider)},
-        "stack",
+        "extrapolated elsewhere stack",
     )
 
 

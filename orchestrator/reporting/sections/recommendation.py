@@ -15,7 +15,8 @@ from orchestrator.spec.job_tokens import job_of, steps
 from trials.records.cell import Cell
 from trials.records.observation import Basis
 
-NEARLY_CERTAIN = 0.995  # draws cannot support a higher probability
+# Draws can support neither a higher probability nor a lower one.
+NEARLY_CERTAIN, NEARLY_IMPOSSIBLE = 0.995, 0.005
 MOSTLY = 0.5  # part of a job's hours
 FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
 WORTHWHILE_SPEEDUP = 0.9  # a faster offer is named if it takes at most this part of the time
@@ -122,6 +123,11 @@ def doubts(job: Job, row: RankedOffer) -> list[str]:
     reasons = []
     if row.basis is Basis.SIMULATED:
         reasons.append("Nothing was measured on this GPU: its times are simulated.")
+    if row.elsewhere:
+        reasons.append(
+            "Nothing was measured on this instance: it is taken to be as fast as the machine that "
+            "ran the sweep."
+        )
     if steps_per_epoch(job, row) < FEW_STEPS:
         reasons.append(
             f"An epoch has fewer than {FEW_STEPS} optimizer steps: a smaller batch size may train "
@@ -137,6 +143,11 @@ def batch_text(row: RankedOffer) -> str:
     """Micro-batch, and the number of them that accumulate."""
     micro_batches = row.cell.rank_recipe.micro_batches(row.batch_size)
     return f"{row.batch_size} x {micro_batches}" if micro_batches > 1 else str(row.batch_size)
+
+
+def rows_word(cell: Cell) -> str:
+    """What the throughput of a cell counts: packed rows, or examples."""
+    return "rows" if cell.recipe.packing else "examples"
 
 
 def each_gpu_text(row: RankedOffer) -> str:
@@ -196,7 +207,9 @@ def provider_text(row: RankedOffer | Price) -> str:
 
 
 def odds_text(odds: float) -> str:
-    """A probability estimated by random draws, never shown as certain."""
+    """A probability estimated by random draws, never shown as certain or impossible."""
+    if odds < NEARLY_IMPOSSIBLE:
+        return "less than 1%"
     return f"{odds:.0%}" if odds < NEARLY_CERTAIN else "more than 99%"
 
 

@@ -99,12 +99,18 @@ function scaleOf(values, format) {
   return { type: "log", domain, ticks: ticks.filter((v) => v >= domain[0] && v <= domain[1]), tickFormat: (v) => format(v) };
 }
 
+/** How many instances an offer rents, before their name; empty for one. */
+const numberOf = (row) => (row.instances > 1 ? `${row.instances} x ` : "");
+const without = (row) => (row.left_out ? " without generation" : "");
+const priceOf = (row) => `${dollars(row.usd)} in ${hours(row.hours)}${without(row)}`;
+
 function offerTitle(row) {
   return [
     `${row.cell.gpu}, ${row.basis}`,
-    `${row.provider} ${row.instance} ${row.market}`,
+    `${numberOf(row)}${row.provider} ${row.instance} ${row.market}`,
     `${dollars(row.usd)} (${span(row.usd_low, row.usd_high, cents)})`,
-    `${hours(row.hours)} (${span(row.hours_low, row.hours_high)})`,
+    `${hours(row.hours)} (${span(row.hours_low, row.hours_high)})${without(row)}`,
+    ...(row.as_if_full ? ["if all examples have the full length"] : []),
   ].join("\n");
 }
 
@@ -194,13 +200,20 @@ function forEachGpu(holder, rowsOfAll, make) {
 const sparsities = (rows) => d3.sort(new Set(rows.map((row) => row.cell.sparsity)));
 const DASHES = [null, "7 4", "2 3", "9 3 2 3"];
 
-/** Lines of one sparsity each, with their colour and dash. */
+/** Lines of one cell, stack and basis each, with the colour and dash of their sparsity. */
 function bySparsity(rows, all, draw) {
   const order = sparsities(all);
-  return [...d3.group(rows, (row) => row.cell)].flatMap(([cell, ofCell]) => {
-    const at = order.indexOf(cell.sparsity);
-    return draw(ofCell, { colour: `var(--s${at % COLOURS})`, dash: DASHES[at % DASHES.length], cell });
+  const curve = (row) => [CELLS.indexOf(row.cell), row.stack ?? row.software, row.basis].join(" ");
+  return [...d3.group(rows, curve).values()].flatMap((ofCurve) => {
+    const at = order.indexOf(ofCurve[0].cell.sparsity);
+    return draw(ofCurve, { colour: `var(--s${at % COLOURS})`, dash: DASHES[at % DASHES.length] });
   });
+}
+
+/** Names of the rows' stacks, for their tips; empty where a cell has one alone. */
+function stackNames(rows) {
+  const stacks = d3.rollup(rows, (ofCell) => new Set(ofCell.map((row) => row.stack).filter(Boolean)).size, (row) => row.cell);
+  return (row) => (stacks.get(row.cell) > 1 ? `, stack ${row.stack ?? "unknown"}` : "");
 }
 
 function sparsityKey(holder, rows) {
@@ -238,7 +251,7 @@ function wholeTicks(least, most, count) {
 
 function batchScale(rows) {
   const domain = [1, Math.max(d3.max(rows, (row) => row.batch), 2)];
-  return { ...labelled({ type: "log", base: 2 }, "examples per step"), domain, ticks: wholeTicks(...domain, 6), tickFormat: "d", grid: true };
+  return { ...labelled({ type: "log", base: 2 }, `${rows[0].cell.rows} per step`), domain, ticks: wholeTicks(...domain, 6), tickFormat: "d", grid: true };
 }
 
 /** Throughput against batch size: visits as points, the law and its 90 % interval. */
@@ -247,16 +260,17 @@ function speedCharts(holder, key, probes, laws) {
   const all = [...timed, ...laws];
   if (!timed.length) return nothing(holder, "No steps were timed.");
   sparsityKey(key, all);
+  const stack = stackNames(timed);
   const most = (gpu) => d3.max([...gpu(timed).map((row) => row.examples_per_second), ...gpu(laws).map((row) => row.examples_per_second_high)]);
   const title = (row) => [
-    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} examples per step`,
-    `${short(row.examples_per_second)} examples/s, steps of ${short(row.step_seconds)} s`,
+    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}${stack(row)}`,
+    `${row.batch} ${row.cell.rows} per step`,
+    `${short(row.examples_per_second)} ${row.cell.rows}/s, steps of ${short(row.step_seconds)} s`,
   ].join("\n");
   return forEachGpu(holder, timed, (chart, gpu, own) => drawn(chart, (width) => plot({
     width, height: 230,
     x: batchScale(own(all)),
-    y: { domain: [0, most(own)], label: upwards("examples/s"), grid: true, ticks: 5 },
+    y: { domain: [0, most(own)], label: upwards(`${timed[0].cell.rows}/s`), grid: true, ticks: 5 },
     marks: [
       ...bySparsity(own(laws), all, (rows, { colour, dash }) => [
         Plot.areaY(rows, { x: "batch", y1: "examples_per_second_low", y2: "examples_per_second_high", fill: colour, fillOpacity: 0.16 }),
@@ -265,7 +279,7 @@ function speedCharts(holder, key, probes, laws) {
       ...bySparsity(own(timed), all, (rows, { colour }) => points(rows, { x: "batch", y: "examples_per_second" }, colour)),
       tip(own(timed), { x: "batch", y: "examples_per_second" }, title),
     ],
-  }, `Examples per second on ${gpu} against batch size, with the law and its 90 % interval.`)));
+  }, `Throughput on ${gpu} against batch size, with the law and its 90 % interval.`)));
 }
 
 /** Peak memory against batch size: what fitted, what did not, the law, and the limit. */
@@ -273,11 +287,12 @@ function memoryCharts(holder, key, probes, laws) {
   const peaked = probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY");
   if (!peaked.some((row) => row.peak_gib !== null)) return nothing(holder, "No peak was measured.");
   sparsityKey(key, peaked);
+  const stack = stackNames(peaked);
   const [unit, name] = d3.max(peaked, (row) => row.limit_gib) < 1 ? [1024, "MiB"] : [1, "GiB"];
   const peak = (row) => unit * row.peak_gib;
   const title = (row) => [
-    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}`,
-    `${row.batch} examples per step: ${outcomeOf(row)}`,
+    `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}${stack(row)}`,
+    `${row.batch} ${row.cell.rows} per step: ${outcomeOf(row)}`,
     row.peak_gib === null ? "" : `${short(peak(row))} ${name} at most`,
   ].join("\n");
   return forEachGpu(holder, peaked, (chart, gpu, own) => {
@@ -324,7 +339,7 @@ function largestChart(holder, rows) {
   const scale = most > 8 * least ? { type: "log", base: 2, domain: [least, most] } : { domain: [0, most] };
   const ticks = (count) => (scale.type ? wholeTicks(least, most, count) : d3.ticks(0, most, count).filter(Number.isInteger));
   return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
-    x: { ...labelled(scale, "examples per step"), grid: true, ticks: ticks(width < 400 ? 4 : 8), tickFormat: "d" },
+    x: { ...labelled(scale, `${rows[0].cell.rows} per step`), grid: true, ticks: ticks(width < 400 ? 4 : 8), tickFormat: "d" },
     marks: [
       Plot.ruleY(predicted, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
       Plot.tickX(predicted, { x: "predicted", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),

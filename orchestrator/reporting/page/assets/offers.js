@@ -77,10 +77,6 @@ function setChances(rows) {
   });
 }
 
-const offerText = (row) => {
-  const gpus = row.gpus > 1 ? `, ${row.gpus} GPUs` : "";
-  return row.owned ? `on your own machine (${row.instance}${gpus})` : `from ${row.provider} (${row.instance}${gpus}, ${row.market})`;
-};
 const strong = (text) => element("strong", {}, text);
 
 /** The recommendation among rows, as the page's own is worded. */
@@ -88,13 +84,15 @@ function adviceOf(rows) {
   const best = d3.least(rows, (row) => row.rank);
   const isCheapest = rows.every((row) => row.usd >= best.usd);  // else the run's objective is time
   const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
-  const lead = element("p", { class: "lead" }, best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
-    ` ${offerText(best)} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
+  const isOwnCard = best.owned && best.instance === best.cell.gpu;
+  const ifFull = best.as_if_full ? ", if all examples have the full length" : "";
+  const lead = element("p", { class: "lead" }, isOwnCard ? "Use your " : best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
+    `${isOwnCard ? "" : ` ${best.where}`} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
     ` (${span(best.usd_low, best.usd_high, cents)}) and takes `, strong(hours(best.hours)),
-    ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}. `,
-    ...(rows.length === 1 ? ["No other offer matches."]
-      : isCheapest ? [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), "."]
-        : [`It is the fastest of the ${rows.length} offers that match.`]));
+    ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}${best.left_out ? "; generation comes on top" : ""}. `,
+    ...(rows.length === 1 ? [`No other offer matches.${ifFull && ` Its cost holds${ifFull.slice(1)}.`}`]
+      : isCheapest ? [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), `${ifFull}.`]
+        : [`It is the fastest of the ${rows.length} offers that match${ifFull}.`]));
   const named = [best];
   const others = [
     ["Cheapest without interruptions", best.market === "spot" ? d3.least(rows.filter((row) => row.market !== "spot"), (row) => row.usd) : null],
@@ -102,7 +100,7 @@ function adviceOf(rows) {
     ["Faster, but more expensive", d3.least(rows.filter((row) => row.hours < 0.9 * best.hours), (row) => row.hours)],
   ].filter(([, row]) => row && !named.includes(row) && named.push(row));
   const apart = (row) => (isCheapest && row.isClose ? ", not told apart in cost" : "");
-  const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${offerText(row)}: ${dollars(row.usd)} in ${hours(row.hours)}${apart(row)}.`));
+  const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${row.where}: ${priceOf(row)}${apart(row)}.`));
   const doubts = [...(best.doubts ?? []), mayMiss(best) ? "The 90 % interval of its hours ends after the deadline." : "", mayExceed(best) ? "The 90 % interval of its cost ends above the budget." : ""];
   return [lead, list.length ? element("ul", {}, ...list) : null, ...doubts.filter(Boolean).map((text) => element("p", { class: "warn" }, text))];
 }
@@ -122,8 +120,8 @@ function noneOf(ofJob) {
 const offerColumns = [
   {
     label: "GPU and offer", of: (row) => row.cell.gpu, head: true,
-    under: (row) => `${row.provider} ${row.instance}${row.gpus > 1 ? ` (${row.gpus} GPUs)` : ""}, ${row.region}, ${row.market}`,
-    csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus"].map((name) => [name, (r) => r[name]])],
+    under: (row) => `${numberOf(row)}${row.provider} ${row.instance}${row.gpus > 1 ? ` (${row.gpus} GPUs)` : ""}, ${row.region}, ${row.market}`,
+    csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus", "instances"].map((name) => [name, (r) => r[name]])],
   },
   {
     label: "cost", of: (row) => row.usd, number: true, show: (row) => dollars(row.usd), under: (row) => `${span(row.usd_low, row.usd_high, cents)}${mayExceed(row) ? ", may exceed the budget" : ""}`,
@@ -138,12 +136,12 @@ const offerColumns = [
     under: (row) => [row.isClose && row !== ranking.best ? "not told apart" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
   },
   {
-    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis),
+    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: ["basis", "elsewhere"].map((name) => [name, (r) => r[name]]),
     under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
   { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
-  { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.cell.largest ?? "unknown"}${row.each}` },
-  { label: "examples/s", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
+  { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.largest ?? "unknown"}${row.each}` },
+  { label: "throughput", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), under: (row) => `${row.cell.rows}/s`, csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
 ];
 
 const ranking = new Table(at("ranking"), {

@@ -17,7 +17,7 @@ function showJob() {
   const onGpu = (row) => !isFiltered() || gpus.has(row.cell.gpu);
   const alike = (row) => isAlike(row.cell) && row.cell.seq_len === chosen.seq_len && onGpu(row);
   const caption = `${chosen.model}, ${chosen.recipe_words}`;
-  document.querySelectorAll("[data-of=length]").forEach((part) => { part.textContent = `${caption}, ${chosen.seq_len} tokens per example`; });
+  document.querySelectorAll("[data-of=length]").forEach((part) => { part.textContent = `${caption}, ${chosen.seq_len} tokens per ${chosen.row}`; });
   document.querySelectorAll("[data-of=recipe]").forEach((part) => { part.textContent = caption; });
   const shown = {
     probes: PROBES.filter(alike), speeds: SPEEDS.filter(alike), memory: MEMORY.filter(alike),
@@ -41,20 +41,22 @@ function showJob() {
 const SHOWN = {};
 const batchColumn = { label: "batch size", of: (row) => row.batch, number: true };
 const numeric = (label, name, format = short) => ({ label, of: (row) => row[name], number: true, show: (row) => format(row[name]) });
+const throughputColumn = { ...numeric("throughput", "examples_per_second"), under: (row) => `${row.cell.rows}/s`, csv: [["examples_per_second", (row) => row.examples_per_second]] };
 const outcomeColumn = { label: "outcome", of: outcomeOf };
 const stackColumn = { label: "stack", of: (row) => row.stack };
+const softwareColumn = { label: "software", of: (row) => row.software };
 const NUMBERS = [
-  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("seconds per step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
+  numbersOf("speed-points", { caption: "Timed probes", columns: [...cellColumns, basisColumn, batchColumn, throughputColumn, numeric("seconds per step", "step_seconds"), numeric("steps", "steps"), ...whatColumns, stackColumn], sort: 4 },
     () => SHOWN.probes.filter((row) => row.examples_per_second !== null)),
-  numbersOf("speed-laws", { caption: "Throughput by the law", columns: [...cellColumns, basisColumn, batchColumn, numeric("examples/s", "examples_per_second"), numeric("low", "examples_per_second_low"), numeric("high", "examples_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
+  numbersOf("speed-laws", { caption: "Throughput by the law", columns: [...cellColumns, basisColumn, batchColumn, throughputColumn, numeric("low", "examples_per_second_low"), numeric("high", "examples_per_second_high"), { label: "law", of: (row) => row.law }, { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, stackColumn] },
     () => SHOWN.speeds),
   numbersOf("memory-points", { caption: "Memory peaks", columns: [...cellColumns, basisColumn, batchColumn, outcomeColumn, numeric("peak GiB", "peak_gib"), numeric("limit GiB", "limit_gib"), ...whatColumns, stackColumn], sort: 4 },
     () => SHOWN.probes.filter((row) => row.peak_gib !== null || row.outcome === "OUT_OF_MEMORY")),
-  numbersOf("memory-laws", { caption: "Memory by the law", columns: [...cellColumns, basisColumn, batchColumn, numeric("GiB", "gib"), numeric("low", "gib_low"), numeric("high", "gib_high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns] },
+  numbersOf("memory-laws", { caption: "Memory by the law", columns: [...cellColumns, basisColumn, batchColumn, numeric("GiB", "gib"), numeric("low", "gib_low"), numeric("high", "gib_high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns, softwareColumn] },
     () => SHOWN.memory),
   numbersOf("largest-numbers", { caption: "Largest batches", columns: [...cellColumns, basisColumn, numeric("largest", "largest", (v) => v ?? "unknown"), { label: "next batch size", of: (row) => row.next }, numeric("predicted", "predicted"), numeric("low", "low"), numeric("high", "high"), { label: "extrapolated", of: (row) => (row.extrapolated ? "yes" : "") }, ...whatColumns], most: 20 },
     () => SHOWN.largest),
-  numbersOf("errors-numbers", { caption: "Cross-validation errors", columns: [{ label: "law", of: (row) => row.law, head: true }, { label: "model", of: (row) => row.model }, { label: "recipe", of: (row) => row.recipe }, basisColumn, { label: "chosen", of: (row) => (row.chosen ? "yes" : "") }, numeric("error, one point excluded", "error", percent), numeric("standard error", "standard_error", percent), numeric("error, larger batches excluded", "growing_error", percent), numeric("error, one length excluded", "length_error", percent), numeric("points", "points"), { label: "software", of: (row) => row.software }], most: 30 },
+  numbersOf("errors-numbers", { caption: "Cross-validation errors", columns: [{ label: "law", of: (row) => row.law, head: true }, { label: "model", of: (row) => row.model }, { label: "recipe", of: (row) => row.recipe }, basisColumn, { label: "chosen", of: (row) => (row.chosen ? "yes" : "") }, numeric("error, one point excluded", "error", percent), numeric("standard error", "standard_error", percent), numeric("error, larger batches excluded", "growing_error", percent), numeric("error, one length excluded", "length_error", percent), numeric("points", "points"), softwareColumn], most: 30 },
     () => SHOWN.errors),
   numbersOf("all-probes", { caption: "Every probe", columns: [...cellColumns, basisColumn, ...whatColumns, { label: "purpose", of: (row) => row.purpose }, batchColumn, { ...outcomeColumn, under: (row) => row.detail ?? "", csv: [["outcome", (r) => r.outcome], ["detail", (r) => r.detail]] }, numeric("seconds per step", "step_seconds"), numeric("peak GiB", "peak_gib"), numeric("seconds", "seconds"), { label: "host", of: (row) => row.host }, stackColumn, { label: "started", of: (row) => row.started }], most: 50 },
     () => PROBES),
