@@ -59,6 +59,13 @@ def test_nodes_on_google_cloud_start_in_a_zone_that_exists(region: str, zone: st
     assert f"availability_zone: {zone}  #" in deployment_on("L4", request=request).text
 
 
+@pytest.mark.parametrize("file", ["aws.yaml", "gcp.yaml", "azure.yaml"])
+def test_containers_of_workers_get_their_gpus(file: str) -> None:
+    """NVIDIA's runtime adds GPUs only where this variable is set, and our image does not set it."""
+    docker = ray_config(shipped(file))["docker"]
+    assert "--env NVIDIA_VISIBLE_DEVICES=all" in docker["worker_run_options"]
+
+
 def test_a_sweep_plans_for_nodes_that_are_not_there_yet() -> None:
     """The head lists them; a GPU without a node type in the file has no resources."""
     config = ray_config(
