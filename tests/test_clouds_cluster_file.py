@@ -59,6 +59,17 @@ def test_nodes_on_google_cloud_start_in_a_zone_that_exists(region: str, zone: st
     assert f"availability_zone: {zone}  #" in deployment_on("L4", request=request).text
 
 
+def test_disks_on_google_cloud_are_of_a_type_that_every_machine_takes() -> None:
+    """g2 and a3 refuse pd-standard, which is the default."""
+    config = ray_config(shipped("gcp.yaml"))
+    types = {
+        node["node_config"]["disks"][0]["initializeParams"].get("diskType")
+        for node in config["available_node_types"].values()
+    }
+    zone = config["provider"]["availability_zone"]
+    assert types == {f"zones/{zone}/diskTypes/pd-balanced"}
+
+
 @pytest.mark.parametrize("file", ["aws.yaml", "gcp.yaml", "azure.yaml"])
 def test_containers_of_workers_get_their_gpus(file: str) -> None:
     """NVIDIA's runtime adds GPUs only where this variable is set, and our image does not set it."""
