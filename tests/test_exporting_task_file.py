@@ -1,16 +1,19 @@
 """Task files of five formats: offers, variables, and a script that bash accepts."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from builders.trainings import NOWHERE, OF_HUGGING_FACE, SECURE, SPOT, training_of
+from packaging.specifiers import SpecifierSet
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.clouds.skypilot import skypilot_instance
@@ -61,6 +64,26 @@ def test_skypilot_has_the_next_offers_in_their_order() -> None:
         "it has no provider hyperstack",
         "it mounts no bucket on machines of runpod",
     ]
+
+
+def test_skypilot_trains_in_a_python_that_the_task_brings(tmp_path: Path) -> None:
+    """Images of Ubuntu 22.04 have Python 3.10, which TRL does not run on."""
+    environment, programs = tmp_path / "training" / "bin", tmp_path / ".local" / "bin"
+    for folder, name in ((environment, "pip"), (environment, "trl"), (programs, "uv")):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / name
+        file.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{name}-calls\n', encoding="utf-8")
+        file.chmod(0o755)
+    task = yaml.safe_load(task_file(training_of(), "skypilot").text)
+    variables = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]} | task["envs"]
+    for script in (task["setup"], task["run"]):
+        subprocess.run(["bash", "-c", script], env=variables, cwd=tmp_path, check=True)
+    calls = {name: (tmp_path / f"{name}-calls").read_text("utf-8") for name in ("uv", "pip", "trl")}
+    *_, version, place = calls["uv"].split()
+    assert place == str(tmp_path / "training")
+    assert SpecifierSet(str(metadata.metadata("trl")["Requires-Python"])).contains(version)
+    assert calls["pip"].startswith("install trl==")
+    assert calls["trl"].startswith("sft ")
 
 
 @pytest.mark.parametrize(
