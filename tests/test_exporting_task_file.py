@@ -145,6 +145,15 @@ def test_dstack_chooses_within_the_offers() -> None:
     assert (alone["regions"], alone["spot_policy"]) == (["us-east-1"], "spot")
 
 
+@pytest.mark.parametrize(
+    ("price", "limit"), [(113.9328, 113.9328), (14.0, 14.0), (5.29601, 5.2961), (100 / 3, 33.3334)]
+)
+def test_the_price_limit_of_dstack_is_not_below_the_price(price: float, limit: float) -> None:
+    """It has at most four decimals, rounded up."""
+    text = task_file(training_of(placements=(replace(SPOT, usd_per_hour=price),)), "dstack").text
+    assert yaml.safe_load(text)["max_price"] == limit
+
+
 def sbatch_options(text: str) -> dict[str, str]:
     """Options of the lines of a batch script, which end where commands begin."""
     lines = text.splitlines()

@@ -236,6 +236,7 @@ def dstack_lists(placements: Iterable[ChosenOffer]) -> Dstack:
     regions = [place.named_region for place in places]
     counts = sorted({place.gpus_per_instance for place in places})
     spot = {place.is_spot for place in places}
+    highest = max(place.usd_per_hour / place.instances for place in places)
     return Dstack(
         backends=_once(DSTACK_BACKENDS[place.provider] for place in places),
         # An offer of all regions allows them all.
@@ -244,7 +245,7 @@ def dstack_lists(placements: Iterable[ChosenOffer]) -> Dstack:
         memory_gb=min(DSTACK_GPUS[place.gpu][1] for place in places),
         counts=f"{counts[0]}..{counts[-1]}" if len(counts) > 1 else str(counts[0]),
         spot_policy="auto" if len(spot) > 1 else "spot" if True in spot else "on-demand",
-        max_price=max(place.usd_per_hour / place.instances for place in places),
+        max_price=math.ceil(highest * 1e4) / 1e4,  # rounded down, it would exclude the offer itself
     )
 
 
