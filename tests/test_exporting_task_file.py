@@ -87,6 +87,18 @@ def test_skypilot_trains_in_a_python_that_the_task_brings(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("target", "reason"), [("skypilot", r"driver 535,.* 580 "), ("dstack", "no provider cudo")]
+)
+def test_a_machine_of_cudo_is_no_choice(target: Target, reason: str) -> None:
+    """The driver in SkyPilot's image is older than PyTorch needs; dstack has dropped the cloud."""
+    cudo = replace(SPOT, provider="cudo", instance="ice-lake-a40-compute_1x24v48gb")
+    file = task_file(training_of(placements=(cudo, SPOT)), target)
+    assert file.placements == (SPOT,)
+    (line,) = file.left_out
+    assert re.search(reason, line)
+
+
+@pytest.mark.parametrize(
     ("provider", "instance", "name"),
     [
         ("runpod", "1x_A40_SECURE", "1x_A40_SECURE"),

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gpu_catalog.safe_text import printable
-from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, UNMOUNTED_CLOUDS, skypilot_instance
+from orchestrator.clouds.skypilot import (
+    SKYPILOT_CLOUDS,
+    UNMOUNTED_CLOUDS,
+    old_driver,
+    skypilot_instance,
+)
 from orchestrator.exporting.names import (
     DSTACK_BACKENDS,
     DSTACK_CLUSTERS,
@@ -93,7 +98,7 @@ def _listed(what: str, names: Mapping[str, object]) -> Callable[[ChosenOffer], s
 
 
 def _refused_by_skypilot(place: ChosenOffer) -> str | None:
-    by_provider = _listed("provider", SKYPILOT_CLOUDS)(place)
+    by_provider = _listed("provider", SKYPILOT_CLOUDS)(place) or old_driver(place.provider)
     if by_provider is None and SKYPILOT_CLOUDS[place.provider] in UNMOUNTED_CLOUDS:
         return f"it mounts no bucket on machines of {place.provider}"
     has_name = skypilot_instance(place.provider, place.instance) is not None
