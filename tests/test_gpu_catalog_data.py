@@ -1,6 +1,7 @@
 """The shipped figures themselves: public catalogs lie, so ours is checked against itself."""
 
 import datetime as dt
+import re
 from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
@@ -248,6 +249,14 @@ def test_bigger_instances_of_a_provider_cost_about_the_same_for_each_gpu() -> No
     for key, group in groupby(sorted(OFFERS, key=of_provider), key=of_provider):
         prices = [offer.usd_per_gpu_hour for offer in group]
         assert max(prices) < 2 * min(prices), key
+
+
+def test_machines_that_cudo_sizes_by_request_can_load_a_model() -> None:
+    """Its smallest ones have 4 GB; the price of one holds for the size in its name alone."""
+    names = [offer.instance for offer in OFFERS if offer.provider == "cudo"]
+    sizes = [re.search(r"_(\d+)x\d+v(\d+)gb$", name) for name in names]
+    assert len(sizes) == 5
+    assert all(size and int(size[2]) >= 24 * int(size[1]) for size in sizes)
 
 
 def test_a_price_whose_date_is_not_known_has_none() -> None:
