@@ -59,6 +59,24 @@ def test_nodes_on_google_cloud_start_in_a_zone_that_exists(region: str, zone: st
     assert f"availability_zone: {zone}  #" in deployment_on("L4", request=request).text
 
 
+def test_disks_on_google_cloud_are_of_a_type_that_every_machine_takes() -> None:
+    """g2 and a3 refuse pd-standard, which is the default."""
+    config = ray_config(shipped("gcp.yaml"))
+    types = {
+        node["node_config"]["disks"][0]["initializeParams"].get("diskType")
+        for node in config["available_node_types"].values()
+    }
+    zone = config["provider"]["availability_zone"]
+    assert types == {f"zones/{zone}/diskTypes/pd-balanced"}
+
+
+@pytest.mark.parametrize("file", ["aws.yaml", "gcp.yaml", "azure.yaml"])
+def test_containers_of_workers_get_their_gpus(file: str) -> None:
+    """NVIDIA's runtime adds GPUs only where this variable is set, and our image does not set it."""
+    docker = ray_config(shipped(file))["docker"]
+    assert "--env NVIDIA_VISIBLE_DEVICES=all" in docker["worker_run_options"]
+
+
 def test_a_sweep_plans_for_nodes_that_are_not_there_yet() -> None:
     """The head lists them; a GPU without a node type in the file has no resources."""
     config = ray_config(

@@ -64,7 +64,7 @@ catalog:
         (
             ["A40"],
             DeploymentRequest("aws"),
-            "A40: aws does not offer it; elsewhere: cudo, runpod\nsmall.yaml",
+            "A40: aws does not offer it; elsewhere: runpod, cudo\nsmall.yaml",
         ),
         (
             ["desk"],

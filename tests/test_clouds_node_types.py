@@ -174,7 +174,7 @@ def test_each_gpu_that_a_provider_lacks_has_a_line() -> None:
     ).left_out
     absent, several = left_out
     assert absent.startswith("A40: aws ")
-    assert absent.endswith("elsewhere: cudo, runpod")
+    assert absent.endswith("elsewhere: runpod, cudo")
     assert several.startswith("A100-80GB-SXM: ")
     assert "8 GPUs per instance" in several
     assert "p4de.24xlarge, $12.55/h" in several

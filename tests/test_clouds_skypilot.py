@@ -19,11 +19,9 @@ from orchestrator.clouds.skypilot_node import labels_text
 from orchestrator.planning.cluster_resources import Node
 from orchestrator.planning.node_pricing import NodeRental
 
-CUDO = "ice-lake-a40-compute_1x2v4gb"
 BY_SKYPILOT = DeploymentRequest("skypilot", nodes_each=2)
 # A SkyPilot that rents on a cloud finds its instances in a catalog, which is else downloaded.
 INSTANCES = {
-    "cudo": f"{CUDO},A40,1,2,4,,0.4,,ca-montreal-3,",
     "runpod": "1x_A40_SECURE,A40,1,9,48,,0.4,,CA,CA",
     "verda": "1A100.22V,A100-80GB,1,22,120,,1.3,0.5,FIN-01,FIN-01",
 }
@@ -43,6 +41,14 @@ def test_the_cheapest_offer_of_one_gpu_comes_first() -> None:
     assert {place.offer.gpus_per_instance for place in together} == {4, 8}
 
 
+def test_a_cloud_whose_driver_is_too_old_for_pytorch_is_left_out_by_name() -> None:
+    """SkyPilot's image for CUDO has driver 535, so no node of it could join."""
+    assert any(offer.provider == "cudo" for offer in CATALOG.offers("A40"))
+    made = deployment_on("A40", "L4", request=BY_SKYPILOT)
+    assert [line.partition(":")[0] for line in made.left_out] == ["cudo"]
+    assert "cudo" not in yaml.safe_load(made.text.split("\n---\n")[1])["envs"]["OFFERS"]
+
+
 @pytest.mark.trainers
 def test_skypilot_reads_a_task_for_each_gpu(tmp_path: Path) -> None:
     """Each has the offers, the specification and the nodes, and asks for its secrets."""
@@ -53,7 +59,7 @@ def test_skypilot_reads_a_task_for_each_gpu(tmp_path: Path) -> None:
     assert [task["name"] for task in tasks] == ["finetune-cost-a40", "finetune-cost-a100-80gb-sxm"]
     rented = [[(r["cloud"], r["region"], r["spot"]) for r in task["resources"]] for task in tasks]
     assert rented == [
-        [("cudo", "ca-montreal-3", False), ("runpod", None, False)],
+        [("runpod", None, False)],
         [("verda", "FIN-01", True), ("verda", "FIN-01", False)],
     ]
     for task in tasks:
@@ -70,12 +76,6 @@ def test_skypilot_reads_a_task_for_each_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "cloud", "region", "labels"),
     [
-        (
-            "A40",
-            "Cudo",
-            "ca-montreal-3",
-            "cudo ice-lake-a40-compute_1x2v4gb ca-montreal-3 on-demand",
-        ),
         ("A40", "RunPod", "CA", "runpod 1x_A40_SECURE on-demand"),
         ("A100-80GB-SXM", "Verda", "FIN-01", "verda 1A100.22V FIN-01 on-demand"),  # or spot
         ("A40", "Verda", "FIN-01", ""),

@@ -1,16 +1,19 @@
 """Task files of five formats: offers, variables, and a script that bash accepts."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from builders.trainings import NOWHERE, OF_HUGGING_FACE, SECURE, SPOT, training_of
+from packaging.specifiers import SpecifierSet
 
 from gpu_catalog.catalog import load_catalog
 from orchestrator.clouds.skypilot import skypilot_instance
@@ -61,6 +64,38 @@ def test_skypilot_has_the_next_offers_in_their_order() -> None:
         "it has no provider hyperstack",
         "it mounts no bucket on machines of runpod",
     ]
+
+
+def test_skypilot_trains_in_a_python_that_the_task_brings(tmp_path: Path) -> None:
+    """Images of Ubuntu 22.04 have Python 3.10, which TRL does not run on."""
+    environment, programs = tmp_path / "training" / "bin", tmp_path / ".local" / "bin"
+    for folder, name in ((environment, "pip"), (environment, "trl"), (programs, "uv")):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / name
+        file.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{name}-calls\n', encoding="utf-8")
+        file.chmod(0o755)
+    task = yaml.safe_load(task_file(training_of(), "skypilot").text)
+    variables = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]} | task["envs"]
+    for script in (task["setup"], task["run"]):
+        subprocess.run(["bash", "-c", script], env=variables, cwd=tmp_path, check=True)
+    calls = {name: (tmp_path / f"{name}-calls").read_text("utf-8") for name in ("uv", "pip", "trl")}
+    *_, version, place = calls["uv"].split()
+    assert place == str(tmp_path / "training")
+    assert SpecifierSet(str(metadata.metadata("trl")["Requires-Python"])).contains(version)
+    assert calls["pip"].startswith("install trl==")
+    assert calls["trl"].startswith("sft ")
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"), [("skypilot", r"driver 535,.* 580 "), ("dstack", "no provider cudo")]
+)
+def test_a_machine_of_cudo_is_no_choice(target: Target, reason: str) -> None:
+    """The driver in SkyPilot's image is older than PyTorch needs; dstack has dropped the cloud."""
+    cudo = replace(SPOT, provider="cudo", instance="ice-lake-a40-compute_1x24v48gb")
+    file = task_file(training_of(placements=(cudo, SPOT)), target)
+    assert file.placements == (SPOT,)
+    (line,) = file.left_out
+    assert re.search(reason, line)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +155,15 @@ def test_dstack_chooses_within_the_offers() -> None:
     assert (task["spot_policy"], task["max_price"]) == ("auto", 14.0)
     alone = yaml.safe_load(task_file(training_of(placements=(SPOT,)), "dstack").text)
     assert (alone["regions"], alone["spot_policy"]) == (["us-east-1"], "spot")
+
+
+@pytest.mark.parametrize(
+    ("price", "limit"), [(113.9328, 113.9328), (14.0, 14.0), (5.29601, 5.2961), (100 / 3, 33.3334)]
+)
+def test_the_price_limit_of_dstack_is_not_below_the_price(price: float, limit: float) -> None:
+    """It has at most four decimals, rounded up."""
+    text = task_file(training_of(placements=(replace(SPOT, usd_per_hour=price),)), "dstack").text
+    assert yaml.safe_load(text)["max_price"] == limit
 
 
 def sbatch_options(text: str) -> dict[str, str]:

@@ -251,6 +251,14 @@ def test_bigger_instances_of_a_provider_cost_about_the_same_for_each_gpu() -> No
         assert max(prices) < 2 * min(prices), key
 
 
+def test_machines_that_cudo_sizes_by_request_can_load_a_model() -> None:
+    """Its smallest ones have 4 GB; the price of one holds for the size in its name alone."""
+    names = [offer.instance for offer in OFFERS if offer.provider == "cudo"]
+    sizes = [re.search(r"_(\d+)x\d+v(\d+)gb$", name) for name in names]
+    assert len(sizes) == 5
+    assert all(size and int(size[2]) >= 24 * int(size[1]) for size in sizes)
+
+
 def test_a_price_whose_date_is_inferred_is_as_old_as_it_may_be() -> None:
     """Catalogs of SkyPilot are undated: where a note has an inferred date, the price is of it."""
     for offer in OFFERS:

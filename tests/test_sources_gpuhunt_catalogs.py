@@ -41,6 +41,11 @@ gpu_1x_h100_pcie,us-west-3,2.49,26,241.6,1,H100,80.0,False,1099.8,nvidia,,x86,{{
 gpu_2x_a100,us-west-3,2.58,60,429.6,2,A100,40.0,False,1099.8,nvidia,,x86,{{}}
 gpu_1x_a10,us-west-3,free,30,214.8,1,A10,24.0,False,1503.6,nvidia,,x86,{{}}
 """
+GOOGLE = f"""{COLUMNS}
+g2-standard-4,europe-west4-a,0.79,4,16,1,L4,24.0,False,,nvidia,,x86,{{}}
+g2-standard-4,europe-west4-c,0.78,4,16,1,L4,24.0,False,,nvidia,,x86,{{}}
+g2-standard-4,us-south1-ai1b,0.71,4,16,1,L4,24.0,False,,nvidia,,x86,{{}}
+"""
 
 
 @pytest.fixture
@@ -121,6 +126,14 @@ def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
     assert "line 4" in warning
     assert "'free'" in warning
     assert folder.exists()
+
+
+def test_offers_of_google_cloud_are_of_regions(server: PriceServer) -> None:
+    """Its catalog lists zones; the cheapest one stands for its region."""
+    publish(server, "gcp", "20261119", GOOGLE)
+    result = refresh([GpuhuntCatalogs(TODAY, live=False)], load_catalog(), [], TODAY)
+    offers = [(o.region, o.usd_per_hour) for o in result.offers]
+    assert offers == [("europe-west4", 0.78), ("us-south1", 0.71)]
 
 
 def test_a_server_of_catalogs_is_read_with_the_date_of_each(server: PriceServer) -> None:

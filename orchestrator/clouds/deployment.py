@@ -22,7 +22,7 @@ from orchestrator.clouds.cluster_file import (
 from orchestrator.clouds.cuda_support import too_old
 from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, choose, instances
-from orchestrator.clouds.skypilot import places
+from orchestrator.clouds.skypilot import old_driver, places
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -201,7 +201,10 @@ def _by_skypilot(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment
     possible = {one: places(one, sweep.catalog, spot=request.spot) for one in sweep.devices}
     tasks = {one: offers for one, offers in possible.items() if offers}
     missing = tuple(f"{one.name}: {NO_PLACE}" for one in possible if one not in tasks)
-    left_out = (*sweep.unmeasured, *missing)
+    offers = (offer for one in possible for offer in sweep.catalog.offers(one.gpu))
+    old = {offer.provider: old_driver(offer.provider) for offer in offers}
+    old_lines = (f"{provider}: excluded: {why}" for provider, why in old.items() if why)
+    left_out = (*sweep.unmeasured, *missing, *old_lines)
     if not tasks:
         raise DeployError("\n".join([*left_out, f"{sweep.name}: none of its GPUs can be rented"]))
     bill = (

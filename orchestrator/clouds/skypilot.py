@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
+from orchestrator.clouds.cuda_support import PINNED_CUDA, least_driver
 from orchestrator.clouds.node_types import Devices
 from orchestrator.pricing.catalog_file import OWN
 
@@ -19,6 +20,12 @@ SKYPILOT_CLOUDS = {
 
 UNMOUNTED_CLOUDS = frozenset({"runpod", "vast", "verda"})
 """Clouds on which SkyPilot 0.14 mounts no bucket; nor does it start several nodes there."""
+
+DRIVERS = {"cudo": 535}
+"""Branch of the driver in SkyPilot's image of a cloud, where its name states one.
+
+``sky/provision/cudo/cudo_wrapper.py`` of 0.14.1: ``ubuntu-2204-nvidia-535-docker-v20240214``.
+"""
 
 OWN_NAMES = {"runpod": re.compile(r"\d+x_\S+"), "vast": re.compile(r"\d+x-\S+")}
 """Names that SkyPilot itself gives to the instances of a cloud, which has none."""
@@ -39,6 +46,16 @@ def skypilot_instance(provider: str, instance: str) -> str | None:
         return None  # a host, to which GPUs are attached
     name = instance.replace(" ", "_") if cloud == "nebius" else instance
     return None if " " in name else name
+
+
+def old_driver(provider: str) -> str | None:
+    """Reason why PyTorch does not run on the machines that SkyPilot rents; None where it does."""
+    driver = DRIVERS.get(SKYPILOT_CLOUDS.get(provider, ""))
+    least = least_driver(PINNED_CUDA)
+    if driver is None or least is None or driver >= least:
+        return None
+    needs = f"PyTorch with CUDA {PINNED_CUDA} needs {least} or newer"
+    return f"SkyPilot's image for {provider} has driver {driver}, and {needs}"
 
 
 def named_region(region: str) -> str | None:
@@ -80,6 +97,8 @@ def places(devices: Devices, catalog: Catalog, *, spot: bool | None) -> list[Pla
     for offer in sorted(catalog.offers(devices.gpu), key=lambda o: o.usd_per_hour):
         instance = skypilot_instance(offer.provider, offer.instance)
         if instance is None or not devices.are_in(offer.gpus_per_instance):
+            continue
+        if old_driver(offer.provider) is not None:
             continue
         region = named_region(offer.region)
         infra = SKYPILOT_CLOUDS[offer.provider] + (f"/{region}" if region else "")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 DSTACK_BACKENDS = {
-    **{name: name for name in ("aws", "azure", "crusoe", "cudo", "gcp", "lambda", "nebius", "oci")},
+    **{name: name for name in ("aws", "azure", "crusoe", "gcp", "lambda", "nebius", "oci")},
     **{name: name for name in ("cloudrift", "hotaisle", "runpod", "vastai", "verda", "vultr")},
     "datacrunch": "verda",
     "digitalocean": "digitalocean",

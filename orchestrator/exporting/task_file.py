@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gpu_catalog.safe_text import printable
-from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, UNMOUNTED_CLOUDS, skypilot_instance
+from orchestrator.clouds.skypilot import (
+    SKYPILOT_CLOUDS,
+    UNMOUNTED_CLOUDS,
+    old_driver,
+    skypilot_instance,
+)
 from orchestrator.exporting.names import (
     DSTACK_BACKENDS,
     DSTACK_CLUSTERS,
@@ -93,7 +98,7 @@ def _listed(what: str, names: Mapping[str, object]) -> Callable[[ChosenOffer], s
 
 
 def _refused_by_skypilot(place: ChosenOffer) -> str | None:
-    by_provider = _listed("provider", SKYPILOT_CLOUDS)(place)
+    by_provider = _listed("provider", SKYPILOT_CLOUDS)(place) or old_driver(place.provider)
     if by_provider is None and SKYPILOT_CLOUDS[place.provider] in UNMOUNTED_CLOUDS:
         return f"it mounts no bucket on machines of {place.provider}"
     has_name = skypilot_instance(place.provider, place.instance) is not None
@@ -236,6 +241,7 @@ def dstack_lists(placements: Iterable[ChosenOffer]) -> Dstack:
     regions = [place.named_region for place in places]
     counts = sorted({place.gpus_per_instance for place in places})
     spot = {place.is_spot for place in places}
+    highest = max(place.usd_per_hour / place.instances for place in places)
     return Dstack(
         backends=_once(DSTACK_BACKENDS[place.provider] for place in places),
         # An offer of all regions allows them all.
@@ -244,7 +250,7 @@ def dstack_lists(placements: Iterable[ChosenOffer]) -> Dstack:
         memory_gb=min(DSTACK_GPUS[place.gpu][1] for place in places),
         counts=f"{counts[0]}..{counts[-1]}" if len(counts) > 1 else str(counts[0]),
         spot_policy="auto" if len(spot) > 1 else "spot" if True in spot else "on-demand",
-        max_price=max(place.usd_per_hour / place.instances for place in places),
+        max_price=math.ceil(highest * 1e4) / 1e4,  # rounded down, it would exclude the offer itself
     )
 
 

@@ -25,6 +25,8 @@ PROVIDERS = {"datacrunch": "verda", "digitalocean": "do", "lambdalabs": "lambda"
 NOT_RENTED_ALONE = frozenset({"gcp-dws-calendar-mode", "runpod-cluster"})
 SECONDS = 30.0  # without a byte, until a request fails; gpuhunt sets no timeout
 MOST_WARNINGS = 5
+ZONE_OF_GOOGLE = re.compile(r"-[a-z0-9]*[a-z]$")
+"""End of a zone's name, as in us-central1-a; what stands before it is the region."""
 DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})")
 
 
@@ -116,9 +118,10 @@ def _raw(items: Iterable[Any], source: str, as_of: dt.date | None) -> Iterator[R
     for item in items:
         if not item.gpu_count or NOT_RENTED_ALONE & set(item.flags):
             continue
+        is_zone = item.provider == "gcp"  # whose prices are those of regions
         yield RawOffer(
             provider=PROVIDERS.get(item.provider, item.provider),
-            region=item.location,
+            region=ZONE_OF_GOOGLE.sub("", item.location) if is_zone else item.location,
             instance=item.instance_name,
             gpus=item.gpu_count,
             price=item.price,
