@@ -146,7 +146,7 @@ def batch_text(row: RankedOffer) -> str:
 
 
 def rows_word(cell: Cell) -> str:
-    """What the throughput of a cell counts: packed rows, or examples."""
+    """Noun for what the throughput of a cell counts: packed rows, or examples."""
     return "rows" if cell.recipe.packing else "examples"
 
 
