@@ -317,17 +317,15 @@ def _attention(config: Config, reading: Reading) -> None:
 
 
 def _memory_savers(config: Config, reading: Reading) -> None:
-    saves, offloads = config.get("gradient_checkpointing"), config.get("activation_offloading")
+    saves = config.get("gradient_checkpointing", False)  # schemas/config.py:606
+    offloads = config.get("activation_offloading")
     if saves in ("offload", "offload_disk"):  # schemas/validation.py:1577
         offloads = {"offload": True, "offload_disk": "disk"}[saves]
     if offloads in ("disk", "hidden_states"):
-        name = (
-            "activation_offloading"
-            if "activation_offloading" in config
-            else ("gradient_checkpointing")
-        )
+        own = "activation_offloading"
+        name = own if own in config else "gradient_checkpointing"
         reading.refuse(name, config[name], "not simulated: use activation_offloading: true")
-    # TRL's configurations have checkpointing on by default; axolotl's own are off.
+    # core/builders/base.py:608: null leaves the default to TRL's configurations, which is on.
     is_trl = reading.options["task"] != "sft"
     reading.options["gradient_checkpointing"] = is_trl if saves is None else bool(saves)
     reading.options["activation_offloading"] = bool(offloads)
