@@ -83,6 +83,11 @@ KEYS: dict[str, Key] = (
         "bias": refused("only the adapters are trained: use none", idle=(None, "none")),
         "router_aux_loss_coef": shared("router_loss"),
         "pad_to_multiple_of": shared("pad_to_multiple"),
+        # trl/trainer/sft_trainer.py:1601
+        "label_smoothing_factor": refused(
+            "takes all logits and a second forward pass, not simulated: use 0",
+            idle=(None, False, 0, 0.0),
+        ),
         "dataset_name": assumed(
             "not read: lengths and examples come from --dataset, or are assumed"
         ),
