@@ -11,6 +11,10 @@ from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import with_configuration
 from orchestrator.configurations.local_data import with_local_data
 from orchestrator.configurations.read_file import read_configuration
+from orchestrator.estimating.estimate_request import DEFAULT_JOB, EstimateRequest
+from orchestrator.request import request_of
+from orchestrator.spec.job import Job
+from orchestrator.spec.job_options import changed_job
 
 AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
 LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
@@ -102,6 +106,45 @@ def test_data_of_the_command_line_replaces_that_of_the_file(
     options, _ = with_configuration(read(tmp_path, values), given)
     assert not options.keys() & ({"dataset", "chat", "most"} - given.keys())
     assert given.items() <= options.items()
+
+
+def job_of(configuration: Configuration, histogram: str, folder: Path) -> Job:
+    """Job of a configuration with lengths of the command line."""
+    path = folder / "lengths.csv"
+    path.write_text(f"tokens,examples\n{histogram}", "utf-8")
+    options, _ = with_configuration(configuration, {"length_histogram": path})
+    return changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [])
+
+
+DOCUMENTS = axolotl(path="owner/name", type="completion")
+SPLIT = ((100, 2), (200, 1), (400, 2))
+PACKED = {"max_length": 400, "packing": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "histogram"),
+    [
+        (DOCUMENTS | {"sequence_len": 400}, SPLIT),
+        (DOCUMENTS | {"sequence_len": 500}, ((100, 2), (500, 2))),
+        (AXOLOTL | {"sequence_len": 400}, ((100, 2),)),
+        (AXOLOTL | {"sequence_len": 400, "rl": "dpo"}, ((100, 2),)),
+        (
+            AXOLOTL | {"sequence_len": 400, "excess_length_strategy": "truncate"},
+            ((100, 2), (1000, 1)),
+        ),
+        (TRL | PACKED | {"packing_strategy": "bfd_split"}, SPLIT),
+        (TRL | PACKED, ((100, 2), (1000, 1))),
+    ],
+)
+def test_examples_longer_than_a_row_are_split_dropped_or_cut_as_the_trainer_does(
+    tmp_path: Path, values: dict[str, Any], histogram: tuple[tuple[int, int], ...]
+) -> None:
+    """The job has as many examples as the trainer makes of them."""
+    job = job_of(read(tmp_path, values), "100,2\n1000,1\n", tmp_path)
+    assert job.lengths is not None
+    assert job.lengths.histogram == histogram
+    assert job.examples == job.lengths.examples
+    assert job.cutoff == max(values.get("sequence_len", 0), values.get("max_length", 0))
 
 
 def test_a_length_of_the_command_line_cuts_the_examples(tmp_path: Path) -> None:

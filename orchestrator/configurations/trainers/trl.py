@@ -152,6 +152,8 @@ def derive(config: Config, reading: Reading) -> None:
     options["max_grad_norm"] = norm or "none"
     length = config.get("max_length", 1024)  # trl/trainer/sft_config.py:203
     options["sequence_len"] = length
+    if options.get("packing") and config.get("packing_strategy") == "bfd_split":
+        options["long_examples"] = "split"
     multiple = config.get("pad_to_multiple_of")
     options["pad_to_multiple"] = 1 if multiple in (None, "auto") else multiple
     length_of(
