@@ -20,10 +20,26 @@ AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
 LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
 TRL: dict[str, Any] = {"model_name_or_path": "a/b"}
 MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+PAIR_COLUMNS = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
 INFO = {
     "mine": {"file_name": "chats.json"},
-    "custom": {"file_name": "turns.json", "columns": {"messages": "turns"}},
+    "custom": {
+        "file_name": "turns.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "turns"},
+    },
     "of_the_hub": {"hf_hub_url": "owner/name"},
+    "alpaca": {"file_name": "chats.json", "columns": {"query": "q", "prompt": "p", "system": "s"}},
+    "pairs": {"file_name": "pairs.json", "ranking": True, "columns": PAIR_COLUMNS},
+    "renamed": {
+        "file_name": "pairs.json",
+        "ranking": True,
+        "columns": PAIR_COLUMNS | {"prompt": "question"},
+    },
+    "spoken": {"file_name": "chats.json", "ranking": True, "formatting": "sharegpt"},
+    "liked": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"kto_tag": "label"}},
+    "tools": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"tools": "tools"}},
+    "history": {"file_name": "chats.json", "columns": {"prompt": "p", "history": "h"}},
 }
 
 
@@ -34,6 +50,8 @@ def read(folder: Path, values: dict[str, Any]) -> Configuration:
     for name in ("chats.json", "train.jsonl"):
         (data / name).write_text(json.dumps(MESSAGES) + "\n", "utf-8")
     (data / "turns.json").write_text(json.dumps({"turns": MESSAGES["messages"]}) + "\n", "utf-8")
+    pair = dict.fromkeys(("instruction", "input", "chosen", "rejected"), "a")
+    (data / "pairs.json").write_text(json.dumps(pair) + "\n", "utf-8")
     (data / "dataset_info.json").write_text(json.dumps(INFO), "utf-8")
     (folder / "config.yml").write_text(yaml.safe_dump(values), "utf-8")
     return with_local_data(read_configuration(folder / "config.yml"))
@@ -57,6 +75,17 @@ def axolotl(**entry: object) -> dict[str, Any]:
         (LLAMA_FACTORY | {"dataset": "mine"}, "chats.json", {}),
         (LLAMA_FACTORY | {"dataset": "mine", "max_samples": 5}, "chats.json", {"most": 5}),
         (LLAMA_FACTORY | {"dataset": "custom"}, "turns.json", {"chat": "turns"}),
+        (
+            LLAMA_FACTORY | {"dataset": "alpaca"},
+            "chats.json",
+            {"text_fields": ("s", "p", "q")},
+        ),
+        (
+            LLAMA_FACTORY | {"dataset": "alpaca", "stage": "pt"},
+            "chats.json",
+            {"text_fields": ("p", "q")},
+        ),
+        (LLAMA_FACTORY | {"dataset": "pairs", "stage": "dpo"}, "pairs.json", {}),
     ],
 )
 def test_a_local_file_is_the_data_of_the_estimate(
@@ -82,6 +111,11 @@ def test_a_local_file_is_the_data_of_the_estimate(
         (TRL | {"datasets": [{"path": "data/chats.json"}, {"path": "a/b"}]}, "2 data sets"),
         (LLAMA_FACTORY | {"dataset": "mine,custom"}, "2 data sets"),
         (LLAMA_FACTORY | {"dataset": "of_the_hub"}, "not read"),
+        (LLAMA_FACTORY | {"dataset": "renamed"}, "ranking"),
+        (LLAMA_FACTORY | {"dataset": "spoken"}, "ranking"),
+        (LLAMA_FACTORY | {"dataset": "liked"}, "kto_tag"),
+        (LLAMA_FACTORY | {"dataset": "tools"}, "tools"),
+        (LLAMA_FACTORY | {"dataset": "history"}, "history"),
         (LLAMA_FACTORY | {"dataset": "mine", "dataset_dir": "none"}, "not read"),
     ],
 )

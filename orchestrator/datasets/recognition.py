@@ -4,14 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.datasets.examples import examples
-from orchestrator.datasets.preference import COLUMNS, Preference, preference_in
+from orchestrator.datasets.preference import (
+    COLUMNS,
+    INPUT,
+    INSTRUCTION,
+    MESSAGES,
+    Preference,
+    is_pair,
+    preference_in,
+)
 from orchestrator.datasets.rendering import Chat, Rendering, Template, TextFields, texts_of
 from orchestrator.datasets.source import DatasetSource, Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
-MESSAGES = ("messages", "conversations", "conversation")
-"""Columns of conversations: OpenAI's, then ShareGPT's."""
-INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
+OUTPUT = "output"
 PROMPT, COMPLETION, TEXT = "prompt", "completion", "text"
 WITHOUT_INPUT = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
@@ -108,7 +114,7 @@ def recognised(source: DatasetSource) -> Recognised | Preference | None:
     entries = examples(source, wanted)
     first = next((entry.fields for entry in entries if isinstance(entry, Example)), {})
     preference = preference_in(first)
-    if preference is not None:
+    if preference is not None or is_pair(first):
         return preference
     for name in MESSAGES:
         messages = first.get(name)

@@ -1,4 +1,4 @@
-"""What axolotl reads: images, and examples longer than a row."""
+"""Data of axolotl: images, and examples longer than a row."""
 
 from orchestrator.configurations.key_classes import ABSENT, TRAINS_TOWER, Config, Reading
 
