@@ -15,6 +15,7 @@ from orchestrator.estimating.estimate_request import DEFAULT_JOB, EstimateReques
 from orchestrator.request import request_of
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import changed_job
+from orchestrator.spec.job_tokens import rows
 
 AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
 LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
@@ -179,6 +180,30 @@ def test_examples_longer_than_a_row_are_split_dropped_or_cut_as_the_trainer_does
     assert job.lengths.histogram == histogram
     assert job.examples == job.lengths.examples
     assert job.cutoff == max(values.get("sequence_len", 0), values.get("max_length", 0))
+
+
+@pytest.mark.parametrize(
+    ("values", "padding", "expected"),
+    [
+        ({"stage": "pt"}, "packed", 3),
+        ({"stage": "pt", "packing": False}, "longest", 10),
+        ({"packing": True}, "best-fit", 4),
+        ({}, "longest", 10),
+    ],
+)
+def test_rows_of_llama_factory_hold_several_examples_where_it_packs(
+    tmp_path: Path, values: dict[str, Any], padding: str, expected: int
+) -> None:
+    """Documents follow one another over full rows, and other examples stay whole.
+
+    Without lengths nothing is packed, and each row has the stated length.
+    """
+    configuration = read(tmp_path, LLAMA_FACTORY | {"cutoff_len": 400} | values)
+    job = job_of(configuration, "120,10\n", tmp_path)
+    assert (job.padding, job.cutoff, rows(job)) == (padding, 400, expected)
+    options, _ = with_configuration(configuration, {})
+    bare = changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [])
+    assert (bare.padding, bare.lengths, options["seq_len"]) == ("longest", None, 400)
 
 
 def test_a_length_of_the_command_line_cuts_the_examples(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from orchestrator.datasets.lengths import PUBLISHED
 from orchestrator.datasets.source import DataError, Mistake
 from orchestrator.model_names import named_model, preset_of
 from orchestrator.request import OptionError, PathText
-from orchestrator.spec.job import NOT_PACKED, Job, JobTerms, LongExamples, Overheads
+from orchestrator.spec.job import NOT_PACKED, Job, JobTerms, LongExamples, Overheads, Padding
 from orchestrator.spec.job_request import SOURCES, JobRequest, requested_job
 from orchestrator.spec.validation_messages import WORDS, shown
 from trials.records.model import Model
@@ -41,6 +41,7 @@ class JobOptions:
     packing: bool = False
     group_by_length: bool = False
     long_examples: LongExamples = "cut"
+    padding: Padding | None = None
 
     def fields(self) -> dict[str, Any]:
         """The options that were given, by the fields of ``JobRequest``.
