@@ -43,6 +43,12 @@ CORPORA = Path(__file__).parent / "data" / "corpora"
         ),
         ({"prompt": "1+1=", "completion": "2"}, "prompt and completion", "1+1=2"),
         ({"prompt": [HI], "completion": [HELLO]}, "prompt and completion", [HI, HELLO]),
+        (
+            {"messages": [HI, HELLO], "tools": '[{"name": "f"}]'},
+            "tools",
+            [{"tools": [{"name": "f"}]}, HI, HELLO],
+        ),
+        ({"messages": [HI, HELLO], "tools": None}, "OpenAI messages", [HI, HELLO]),
         ({"text": "All of it"}, "plain text", "All of it"),
     ],
 )
@@ -107,6 +113,19 @@ def test_without_a_tokenizer_lengths_are_approximate() -> None:
     assert counted.examples == 4
     assert counted.tokens == pytest.approx(584 + 5 * 8, rel=0.13)
     assert "Llama 3" in str(counted.tokenizer)
+
+
+def test_tools_are_counted_with_their_messages(tmp_path: Path) -> None:
+    """By the rates, which have no template, as their text."""
+    model = find_model("llama-3.1-8b").model_copy(update={"weights": None})
+    tool = {"name": "look_up", "description": "one two three four " * 25}
+    rows = [{"messages": [HI, HELLO], "tools": tools} for tools in ([], [tool])]
+    paths = [
+        made_data.write_jsonl(tmp_path / f"{number}.jsonl", [row])
+        for number, row in enumerate(rows)
+    ]
+    without, counted = (lengths(path, model).tokens for path in paths)
+    assert 100 < counted - without < 150
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from orchestrator.datasets.preference import (
     is_pair,
     preference_in,
 )
-from orchestrator.datasets.rendering import Chat, Rendering, Template, TextFields, texts_of
+from orchestrator.datasets.rendering import TOOLS, Chat, Rendering, Template, TextFields, texts_of
 from orchestrator.datasets.source import DatasetSource, Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
@@ -110,7 +110,7 @@ def recognised(source: DatasetSource) -> Recognised | Preference | None:
     Raises:
         DataError: there is nothing to read.
     """
-    wanted = (*MESSAGES, *COLUMNS, INSTRUCTION, INPUT, OUTPUT, TEXT)
+    wanted = (*MESSAGES, *COLUMNS, INSTRUCTION, INPUT, OUTPUT, TEXT, TOOLS)
     entries = examples(source, wanted)
     first = next((entry.fields for entry in entries if isinstance(entry, Example)), {})
     preference = preference_in(first)
@@ -120,7 +120,9 @@ def recognised(source: DatasetSource) -> Recognised | Preference | None:
         messages = first.get(name)
         if isinstance(messages, list):
             is_sharegpt = bool(messages) and isinstance(messages[0], dict) and "from" in messages[0]
-            return Recognised("ShareGPT" if is_sharegpt else "OpenAI messages", Chat(name))
+            return Recognised(
+                "ShareGPT" if is_sharegpt else "OpenAI messages", Chat(name, TOOLS in first)
+            )
     if {INSTRUCTION, OUTPUT} <= first.keys():
         return Recognised("Alpaca", Alpaca(INPUT in first))
     if {PROMPT, COMPLETION} <= first.keys():
