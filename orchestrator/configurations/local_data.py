@@ -177,7 +177,8 @@ def _rendering_by_index(index: Mapping[str, Any], stage: object) -> dict[str, An
         _NotReadError: the trainer reads more of an example than is counted.
     """
     stated = index.get("columns")
-    columns = {k: v for k, v in stated.items() if v} if isinstance(stated, dict) else {}
+    stated = stated if isinstance(stated, dict) else {}
+    columns = {key: name for key, name in stated.items() if name and isinstance(name, str)}
     unread = [name for name in ("history", "tools", "kto_tag") if name in columns]
     prompts = [columns[name] for name in ("prompt", "query") if name in columns]
     options: dict[str, Any] = {}
@@ -195,6 +196,6 @@ def _rendering_by_index(index: Mapping[str, Any], stage: object) -> dict[str, An
         system, response = ([columns[name]] if name in columns else [] for name in names)
         options = {"text_fields": (*system, *prompts, *response)}
     if unread:
-        names = ", ".join(unread)
-        raise _NotReadError(f"its index states {names}, not counted: give --length-histogram")
+        text = ", ".join(unread)
+        raise _NotReadError(f"its index states {text}, not counted: give --length-histogram")
     return options

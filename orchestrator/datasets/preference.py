@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from orchestrator.datasets.rendering import JOINED_BY, Chat, absent_field, texts_of, wrong_field
 from orchestrator.datasets.source import Example, Mistake
@@ -59,13 +59,7 @@ class Preference:
         mistake = self._mistake(example, parts)
         if mistake is not None:
             return mistake
-        prompts = [part for name in self.prompts if (part := parts[name])]
-        sequences = [
-            [message for part in (*prompts, parts[answer]) for message in part]
-            if self.is_chat
-            else f"{JOINED_BY.join(map(str, prompts))}{parts[answer]}"
-            for answer in ANSWERS[self.kind]
-        ]
+        sequences = [self._sequence(parts, answer) for answer in ANSWERS[self.kind]]
         return Pair(*sequences) if self.kind == "pairs" else sequences[0]
 
     def __str__(self) -> str:
@@ -91,6 +85,16 @@ class Preference:
                     return texts
                 parts |= texts
         return parts
+
+    def _sequence(self, parts: Mapping[str, RenderedExample], answer: str) -> RenderedExample:
+        """An answer directly after the prompt."""
+        prompts = [parts[name] for name in self.prompts if parts[name]]
+        if not self.is_chat:
+            return f"{JOINED_BY.join(map(str, prompts))}{parts[answer]}"
+        messages: list[Mapping[str, Any]] = []
+        for part in (*prompts, parts[answer]):
+            messages += [] if isinstance(part, str) else part
+        return messages
 
     def _mistake(self, example: Example, parts: dict[str, RenderedExample]) -> Mistake | None:
         for answer in ANSWERS[self.kind]:
