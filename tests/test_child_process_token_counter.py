@@ -46,6 +46,19 @@ def test_a_chat_template_that_never_ends_is_refused_after_its_limit(
     assert signal.getsignal(signal.SIGVTALRM) == before
 
 
+def test_the_chat_template_renders_the_tools_of_a_conversation(tmp_path: Path) -> None:
+    """As trainers hand them to it; without any it has none."""
+    train_tokenizer(tmp_path / "tok", ["one two three"] * 20)
+    file = tmp_path / "tok" / "tokenizer_config.json"
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    template = "{{ tools[0].name if tools else 'none' }}: {{ messages[0].content }}"
+    file.write_text(json.dumps(fields | {"chat_template": template}), encoding="utf-8")
+    tokenizer = ExampleTokenizer(str(tmp_path / "tok"))
+    message = {"role": "user", "content": "Why?"}
+    assert tokenizer.written([message]) == "none: Why?"
+    assert tokenizer.written([{"tools": [{"name": "look_up"}]}, message]) == "look_up: Why?"
+
+
 def test_a_chat_template_that_never_ends_ends_with_the_command(tmp_path: Path) -> None:
     """A killed command leaves no process behind that computes for ever."""
     train_tokenizer(tmp_path / "tok", ["one two three"] * 20)

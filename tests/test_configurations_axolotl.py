@@ -126,9 +126,9 @@ def classes(configuration: Configuration) -> dict[str, str]:
         ),
         (
             LORA | {"rl": "dpo"},
-            {"task": "dpo", "lora_dropout": 0.0, "gradient_checkpointing": True},
+            {"task": "dpo", "lora_dropout": 0.0, "gradient_checkpointing": False},
         ),
-        (BASE | {"rl": "ipo"}, {"task": "dpo"}),
+        (BASE | {"rl": "ipo", "gradient_checkpointing": None}, {"gradient_checkpointing": True}),
         (LORA | {"rl": "kto"}, {"task": "kto"}),
         (LORA | {"rl": "orpo"}, {"task": "orpo"}),
         (LORA | {"rl": "simpo"}, {"task": "orpo"}),

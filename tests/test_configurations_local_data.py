@@ -11,15 +11,36 @@ from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import with_configuration
 from orchestrator.configurations.local_data import with_local_data
 from orchestrator.configurations.read_file import read_configuration
+from orchestrator.estimating.estimate_request import DEFAULT_JOB, EstimateRequest
+from orchestrator.request import request_of
+from orchestrator.spec.job import Job
+from orchestrator.spec.job_options import changed_job
+from orchestrator.spec.job_tokens import rows
 
 AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
 LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
 TRL: dict[str, Any] = {"model_name_or_path": "a/b"}
 MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+PAIR_COLUMNS = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
 INFO = {
     "mine": {"file_name": "chats.json"},
-    "custom": {"file_name": "turns.json", "columns": {"messages": "turns"}},
+    "custom": {
+        "file_name": "turns.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "turns"},
+    },
     "of_the_hub": {"hf_hub_url": "owner/name"},
+    "alpaca": {"file_name": "chats.json", "columns": {"query": "q", "prompt": "p", "system": "s"}},
+    "pairs": {"file_name": "pairs.json", "ranking": True, "columns": PAIR_COLUMNS},
+    "renamed": {
+        "file_name": "pairs.json",
+        "ranking": True,
+        "columns": PAIR_COLUMNS | {"prompt": "question"},
+    },
+    "spoken": {"file_name": "chats.json", "ranking": True, "formatting": "sharegpt"},
+    "liked": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"kto_tag": "label"}},
+    "tools": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"tools": "tools"}},
+    "history": {"file_name": "chats.json", "columns": {"prompt": "p", "history": "h"}},
 }
 
 
@@ -30,6 +51,8 @@ def read(folder: Path, values: dict[str, Any]) -> Configuration:
     for name in ("chats.json", "train.jsonl"):
         (data / name).write_text(json.dumps(MESSAGES) + "\n", "utf-8")
     (data / "turns.json").write_text(json.dumps({"turns": MESSAGES["messages"]}) + "\n", "utf-8")
+    pair = dict.fromkeys(("instruction", "input", "chosen", "rejected"), "a")
+    (data / "pairs.json").write_text(json.dumps(pair) + "\n", "utf-8")
     (data / "dataset_info.json").write_text(json.dumps(INFO), "utf-8")
     (folder / "config.yml").write_text(yaml.safe_dump(values), "utf-8")
     return with_local_data(read_configuration(folder / "config.yml"))
@@ -53,6 +76,17 @@ def axolotl(**entry: object) -> dict[str, Any]:
         (LLAMA_FACTORY | {"dataset": "mine"}, "chats.json", {}),
         (LLAMA_FACTORY | {"dataset": "mine", "max_samples": 5}, "chats.json", {"most": 5}),
         (LLAMA_FACTORY | {"dataset": "custom"}, "turns.json", {"chat": "turns"}),
+        (
+            LLAMA_FACTORY | {"dataset": "alpaca"},
+            "chats.json",
+            {"text_fields": ("s", "p", "q")},
+        ),
+        (
+            LLAMA_FACTORY | {"dataset": "alpaca", "stage": "pt"},
+            "chats.json",
+            {"text_fields": ("p", "q")},
+        ),
+        (LLAMA_FACTORY | {"dataset": "pairs", "stage": "dpo"}, "pairs.json", {}),
     ],
 )
 def test_a_local_file_is_the_data_of_the_estimate(
@@ -78,6 +112,11 @@ def test_a_local_file_is_the_data_of_the_estimate(
         (TRL | {"datasets": [{"path": "data/chats.json"}, {"path": "a/b"}]}, "2 data sets"),
         (LLAMA_FACTORY | {"dataset": "mine,custom"}, "2 data sets"),
         (LLAMA_FACTORY | {"dataset": "of_the_hub"}, "not read"),
+        (LLAMA_FACTORY | {"dataset": "renamed"}, "ranking"),
+        (LLAMA_FACTORY | {"dataset": "spoken"}, "ranking"),
+        (LLAMA_FACTORY | {"dataset": "liked"}, "kto_tag"),
+        (LLAMA_FACTORY | {"dataset": "tools"}, "tools"),
+        (LLAMA_FACTORY | {"dataset": "history"}, "history"),
         (LLAMA_FACTORY | {"dataset": "mine", "dataset_dir": "none"}, "not read"),
     ],
 )
@@ -102,6 +141,69 @@ def test_data_of_the_command_line_replaces_that_of_the_file(
     options, _ = with_configuration(read(tmp_path, values), given)
     assert not options.keys() & ({"dataset", "chat", "most"} - given.keys())
     assert given.items() <= options.items()
+
+
+def job_of(configuration: Configuration, histogram: str, folder: Path) -> Job:
+    """Job of a configuration with lengths of the command line."""
+    path = folder / "lengths.csv"
+    path.write_text(f"tokens,examples\n{histogram}", "utf-8")
+    options, _ = with_configuration(configuration, {"length_histogram": path})
+    return changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [])
+
+
+DOCUMENTS = axolotl(path="owner/name", type="completion")
+SPLIT = ((100, 2), (200, 1), (400, 2))
+PACKED = {"max_length": 400, "packing": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "histogram"),
+    [
+        (DOCUMENTS | {"sequence_len": 400}, SPLIT),
+        (DOCUMENTS | {"sequence_len": 500}, ((100, 2), (500, 2))),
+        (AXOLOTL | {"sequence_len": 400}, ((100, 2),)),
+        (AXOLOTL | {"sequence_len": 400, "rl": "dpo"}, ((100, 2),)),
+        (
+            AXOLOTL | {"sequence_len": 400, "excess_length_strategy": "truncate"},
+            ((100, 2), (1000, 1)),
+        ),
+        (TRL | PACKED | {"packing_strategy": "bfd_split"}, SPLIT),
+        (TRL | PACKED, ((100, 2), (1000, 1))),
+    ],
+)
+def test_examples_longer_than_a_row_are_split_dropped_or_cut_as_the_trainer_does(
+    tmp_path: Path, values: dict[str, Any], histogram: tuple[tuple[int, int], ...]
+) -> None:
+    """The job has as many examples as the trainer makes of them."""
+    job = job_of(read(tmp_path, values), "100,2\n1000,1\n", tmp_path)
+    assert job.lengths is not None
+    assert job.lengths.histogram == histogram
+    assert job.examples == job.lengths.examples
+    assert job.cutoff == max(values.get("sequence_len", 0), values.get("max_length", 0))
+
+
+@pytest.mark.parametrize(
+    ("values", "padding", "expected"),
+    [
+        ({"stage": "pt"}, "packed", 3),
+        ({"stage": "pt", "packing": False}, "longest", 10),
+        ({"packing": True}, "best-fit", 4),
+        ({}, "longest", 10),
+    ],
+)
+def test_rows_of_llama_factory_hold_several_examples_where_it_packs(
+    tmp_path: Path, values: dict[str, Any], padding: str, expected: int
+) -> None:
+    """Documents follow one another over full rows, and other examples stay whole.
+
+    Without lengths nothing is packed, and each row has the stated length.
+    """
+    configuration = read(tmp_path, LLAMA_FACTORY | {"cutoff_len": 400} | values)
+    job = job_of(configuration, "120,10\n", tmp_path)
+    assert (job.padding, job.cutoff, rows(job)) == (padding, 400, expected)
+    options, _ = with_configuration(configuration, {})
+    bare = changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [])
+    assert (bare.padding, bare.lengths, options["seq_len"]) == ("longest", None, 400)
 
 
 def test_a_length_of_the_command_line_cuts_the_examples(tmp_path: Path) -> None:

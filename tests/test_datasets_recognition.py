@@ -10,6 +10,7 @@ from builders import data as made_data
 import orchestrator
 from orchestrator.cli.main import main
 from orchestrator.datasets.lengths import DataLengths
+from orchestrator.datasets.preference import Preference
 from orchestrator.datasets.recognition import WITH_INPUT, WITHOUT_INPUT, Recognised, recognised
 from orchestrator.datasets.source import DataError, DatasetSource, Example
 from orchestrator.reporting.estimate_tables import as_table
@@ -42,6 +43,12 @@ CORPORA = Path(__file__).parent / "data" / "corpora"
         ),
         ({"prompt": "1+1=", "completion": "2"}, "prompt and completion", "1+1=2"),
         ({"prompt": [HI], "completion": [HELLO]}, "prompt and completion", [HI, HELLO]),
+        (
+            {"messages": [HI, HELLO], "tools": '[{"name": "f"}]'},
+            "tools",
+            [{"tools": [{"name": "f"}]}, HI, HELLO],
+        ),
+        ({"messages": [HI, HELLO], "tools": None}, "OpenAI messages", [HI, HELLO]),
         ({"text": "All of it"}, "plain text", "All of it"),
     ],
 )
@@ -54,6 +61,35 @@ def test_a_format_is_recognised_by_its_columns(
     assert isinstance(form, Recognised)
     assert name in str(form)
     assert form.render(Example("1", row)) == rendered
+
+
+PAIR = {"chosen": "yes", "rejected": "no"}
+
+
+@pytest.mark.parametrize(
+    ("row", "rendered"),
+    [
+        ({"prompt": "1+1=", "input": "x", **PAIR}, ("1+1=yes", "1+1=no")),
+        ({"instruction": "Add", "input": "1 1", **PAIR}, ("Add\n1 1yes", "Add\n1 1no")),
+        ({"instruction": "Add", "input": "", **PAIR}, ("Addyes", "Addno")),
+        (PAIR, ("yes", "no")),
+    ],
+)
+def test_a_pair_has_the_prompt_of_its_columns(
+    row: dict[str, Any], rendered: tuple[str, str], tmp_path: Path
+) -> None:
+    """An instruction and its input are one prompt, as LLaMA-Factory joins them."""
+    path = made_data.write_jsonl(tmp_path / "data.jsonl", [row])
+    form = recognised(DatasetSource(str(path)))
+    assert isinstance(form, Preference)
+    assert form.render(Example("1", row)) == rendered
+
+
+def test_answers_beside_a_conversation_are_not_recognised(tmp_path: Path) -> None:
+    """Neither the answers alone nor the conversation alone are what a trainer reads."""
+    row = {"conversations": [{"from": "human", "value": "Hi"}], **PAIR}
+    path = made_data.write_jsonl(tmp_path / "data.jsonl", [row])
+    assert recognised(DatasetSource(str(path))) is None
 
 
 def test_unknown_columns_need_an_option(tmp_path: Path) -> None:
@@ -77,6 +113,19 @@ def test_without_a_tokenizer_lengths_are_approximate() -> None:
     assert counted.examples == 4
     assert counted.tokens == pytest.approx(584 + 5 * 8, rel=0.13)
     assert "Llama 3" in str(counted.tokenizer)
+
+
+def test_tools_are_counted_with_their_messages(tmp_path: Path) -> None:
+    """By the rates, which have no template, as their text."""
+    model = find_model("llama-3.1-8b").model_copy(update={"weights": None})
+    tool = {"name": "look_up", "description": "one two three four " * 25}
+    rows = [{"messages": [HI, HELLO], "tools": tools} for tools in ([], [tool])]
+    paths = [
+        made_data.write_jsonl(tmp_path / f"{number}.jsonl", [row])
+        for number, row in enumerate(rows)
+    ]
+    without, counted = (lengths(path, model).tokens for path in paths)
+    assert 100 < counted - without < 150
 
 
 @pytest.mark.long

@@ -17,7 +17,9 @@ from orchestrator.spec.trainer_defaults import trl_defaults
 logger = logging.getLogger(__name__)
 
 CONFIG = "config"
-OF_THE_WORKLOAD = frozenset({"batch_size", "epochs", "examples", "group_by_length"})
+OF_THE_WORKLOAD = frozenset(
+    {"batch_size", "epochs", "examples", "group_by_length", "long_examples"}
+)
 """Options of a configuration that a specification states for all cells, or measures."""
 DATA = frozenset({"datasets", "pretraining_dataset", "dataset", "dataset_name"})
 """Keys that name data, which are the workload's."""

@@ -121,6 +121,7 @@ def _lengths(
         lengths: dict[str, Any] = {
             "seq_len": options.get("seq_len") or tokens,
             "pad_to_multiple": given.get("pad_to_multiple"),
+            "padding": None,
         }
         if options.get("group_by_length"):
             lengths["group_by_length"] = False  # examples without lengths are all alike

@@ -11,7 +11,8 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.key_classes import Line, shown
-from orchestrator.datasets.recognition import MESSAGES, TEXT, recognised
+from orchestrator.datasets.preference import ANSWERS, INPUT, INSTRUCTION, MESSAGES, PROMPT
+from orchestrator.datasets.recognition import TEXT, recognised
 from orchestrator.datasets.source import FORMATS, DataError, DatasetSource, data_format
 
 KEYS = ("datasets", "pretraining_dataset", "dataset", "dataset_name")
@@ -21,6 +22,8 @@ DATA_FOLDER = "data"  # llamafactory/hparams/data_args.py: the default of datase
 
 
 MOST = "max_samples"
+PROMPTS = ([PROMPT], [INSTRUCTION], [INSTRUCTION, INPUT])
+"""Columns of prompts that are recognised beside pairs of answers."""
 
 
 class _NotReadError(UserError):
@@ -130,11 +133,8 @@ def _of_llama_factory(
     for name in names.split(","):
         entry = index.get(name.strip())
         entry = entry if isinstance(entry, dict) else {}
-        file, columns = entry.get("file_name"), entry.get("columns")
-        yield {
-            "path": file and str(data / str(file) if data else file),
-            "field_messages": columns.get("messages") if isinstance(columns, dict) else None,
-        }
+        file = entry.get("file_name")
+        yield {"path": file and str(data / str(file) if data else file), "index": entry}
 
 
 def _index(path: Path) -> Mapping[str, Any]:
@@ -158,6 +158,8 @@ def _local(name: str, folder: Path) -> Path | None:
 
 def _rendering(entry: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Option of the column that the trainer is to read; none where its name is a usual one."""
+    if "index" in entry:
+        return _rendering_by_index(entry["index"], values.get("stage"))
     if isinstance(entry.get("type"), dict):
         raise _NotReadError("its prompt is written out: give --dataset with --template")
     if entry.get("split") not in (None, "train"):
@@ -166,3 +168,34 @@ def _rendering(entry: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
         return {"chat": entry["field_messages"]}
     text = entry.get("field") or values.get("dataset_text_field")
     return {} if text in (None, TEXT) else {"text_fields": (text,)}
+
+
+def _rendering_by_index(index: Mapping[str, Any], stage: object) -> dict[str, Any]:
+    """Option of the columns that LLaMA-Factory's index states, as data/converter.py reads them.
+
+    Raises:
+        _NotReadError: the trainer reads more of an example than is counted.
+    """
+    stated = index.get("columns")
+    stated = stated if isinstance(stated, dict) else {}
+    columns = {key: name for key, name in stated.items() if name and isinstance(name, str)}
+    unread = [name for name in ("history", "tools", "kto_tag") if name in columns]
+    prompts = [columns[name] for name in ("prompt", "query") if name in columns]
+    options: dict[str, Any] = {}
+    if index.get("formatting", "alpaca") != "alpaca":
+        unread += [name for name in ("system",) if name in columns]
+        unread += ["ranking"] if index.get("ranking") else []
+        if columns.get("messages") not in (None, *MESSAGES):
+            options = {"chat": columns["messages"]}
+    elif index.get("ranking"):
+        answers = tuple(columns.get(name) for name in ANSWERS["pairs"])
+        if answers != ANSWERS["pairs"] or prompts not in PROMPTS or "system" in columns:
+            unread += ["ranking"]
+    elif prompts:
+        names = (None, None) if stage == "pt" else ("system", "response")
+        system, response = ([columns[name]] if name in columns else [] for name in names)
+        options = {"text_fields": (*system, *prompts, *response)}
+    if unread:
+        text = ", ".join(unread)
+        raise _NotReadError(f"its index states {text}, not counted: give --length-histogram")
+    return options

@@ -127,19 +127,38 @@ class DataLengths(Record):
         """Lengths of the answers of pairs, each an example of its own, as KTOTrainer takes them."""
         made = f"{self.rendering}; each answer is an example"
         update = {"kind": "labelled", "rendering": made, "sequences": None}
-        return self.model_copy(update=update | {"histogram": self.sequences})
+        return self.model_copy(update=update | {"histogram": self.sequences or self.histogram})
 
     def without_longer(self, cutoff: int) -> "DataLengths":
-        """Lengths of the pairs up to a cutoff, which RewardTrainer keeps; unchanged without any.
+        """Lengths of the examples up to a cutoff, where a trainer drops others.
 
-        The shorter sequences of the other pairs are unknown, so ``sequences`` is None.
+        They are unchanged without any. The shorter sequences of longer pairs are unknown, so
+        ``sequences`` is None.
         """
         longer = self.cut_off(cutoff)
         if longer in (0, self.examples):
             return self
-        made = f"{self.rendering}; {longer:,} pairs longer than {cutoff:,} tokens are left out"
+        what = "pairs" if self.kind == "pairs" else "examples"
+        made = self._noted(f"{longer:,} {what} longer than {cutoff:,} tokens are left out")
         kept = tuple((length, count) for length, count in self.histogram if length <= cutoff)
         return self.model_copy(update={"rendering": made, "histogram": kept, "sequences": None})
+
+    def split(self, most: int) -> "DataLengths":
+        """Lengths of the parts of at most so many tokens that examples are split into."""
+        if self.longest <= most:
+            return self
+        parts: Counter[int] = Counter()
+        for length, count in self.histogram:
+            parts[most] += length // most * count
+            parts[length % most] += count
+        histogram = tuple(
+            sorted((length, count) for length, count in parts.items() if length * count)
+        )
+        made = self._noted(f"{self.cut_off(most):,} longer than {most:,} tokens are split")
+        return self.model_copy(update={"rendering": made, "histogram": histogram})
+
+    def _noted(self, text: str) -> str:
+        return text if self.rendering is None else f"{self.rendering}; {text}"
 
     def cut_off(self, cutoff: int | None) -> int:
         """Number of examples that are longer than the cutoff."""

@@ -1,18 +1,21 @@
-"""Preference data in the columns that TRL documents: pairs of answers, and labelled answers."""
+"""Preference data: pairs of answers, and labelled answers, in columns of TRL or of Alpaca."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from orchestrator.datasets.rendering import Chat, absent_field, texts_of, wrong_field
+from orchestrator.datasets.rendering import JOINED_BY, Chat, absent_field, texts_of, wrong_field
 from orchestrator.datasets.source import Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
 Kind = Literal["texts", "pairs", "labelled"]
 PROMPT = "prompt"
+INSTRUCTION, INPUT = "instruction", "input"
 LABEL = "label"
 ANSWERS = {"pairs": ("chosen", "rejected"), "labelled": ("completion",)}
 LABELS = ("true", "false", "1", "0")  # CSV has no booleans
+MESSAGES = ("messages", "conversations", "conversation")
+"""Columns of conversations: OpenAI's, then ShareGPT's."""
 COLUMNS = (PROMPT, *ANSWERS["pairs"], *ANSWERS["labelled"], LABEL)
 
 
@@ -30,12 +33,13 @@ class Preference:
     Attributes:
         kind: pairs of a chosen and a rejected answer (DPO, ORPO, reward models), or single answers
             with a label (KTO).
-        has_prompt: whether the prompt is a column; else both answers of a pair begin with it.
+        prompts: columns of the prompt, whose texts line ends join; without any, both answers of a
+            pair begin with it.
         is_chat: whether the columns hold messages for the chat template, instead of texts.
     """
 
     kind: Literal["pairs", "labelled"]
-    has_prompt: bool
+    prompts: tuple[str, ...]
     is_chat: bool
     part = "dataset"
 
@@ -55,12 +59,7 @@ class Preference:
         mistake = self._mistake(example, parts)
         if mistake is not None:
             return mistake
-        sequences = [
-            [*parts.get(PROMPT, ()), *parts[answer]]
-            if self.is_chat
-            else f"{parts.get(PROMPT, '')}{parts[answer]}"
-            for answer in ANSWERS[self.kind]
-        ]
+        sequences = [self._sequence(parts, answer) for answer in ANSWERS[self.kind]]
         return Pair(*sequences) if self.kind == "pairs" else sequences[0]
 
     def __str__(self) -> str:
@@ -69,7 +68,7 @@ class Preference:
 
     @property
     def _texts(self) -> tuple[str, ...]:
-        return (*((PROMPT,) if self.has_prompt else ()), *ANSWERS[self.kind])
+        return (*self.prompts, *ANSWERS[self.kind])
 
     def _parts(self, example: Example) -> dict[str, RenderedExample] | Mistake:
         """Columns of text or messages, by name."""
@@ -87,6 +86,16 @@ class Preference:
                 parts |= texts
         return parts
 
+    def _sequence(self, parts: Mapping[str, RenderedExample], answer: str) -> RenderedExample:
+        """An answer directly after the prompt."""
+        prompts = [parts[name] for name in self.prompts if parts[name]]
+        if not self.is_chat:
+            return f"{JOINED_BY.join(map(str, prompts))}{parts[answer]}"
+        messages: list[Mapping[str, Any]] = []
+        for part in (*prompts, parts[answer]):
+            messages += [] if isinstance(part, str) else part
+        return messages
+
     def _mistake(self, example: Example, parts: dict[str, RenderedExample]) -> Mistake | None:
         for answer in ANSWERS[self.kind]:
             if not _has_text(parts[answer]):
@@ -102,13 +111,25 @@ class Preference:
 
 
 def preference_in(first: Mapping[str, object]) -> Preference | None:
-    """Preference data by the columns of the first example; None for other data."""
+    """Preference data by the columns of the first example; None for other data.
+
+    Answers beside a conversation lack what comes before them, and are no pairs by themselves.
+    """
     is_chat = any(isinstance(first.get(name), list) for name in COLUMNS)
-    if first.keys() >= {*ANSWERS["pairs"]}:
-        return Preference("pairs", PROMPT in first, is_chat)
+    if is_pair(first):
+        prompts = (PROMPT,) if PROMPT in first else (INSTRUCTION, INPUT)
+        stated = tuple(name for name in prompts if name in first)
+        if not stated and any(name in first for name in MESSAGES):
+            return None
+        return Preference("pairs", stated, is_chat)
     if first.keys() >= {PROMPT, *ANSWERS["labelled"], LABEL}:
-        return Preference("labelled", has_prompt=True, is_chat=is_chat)
+        return Preference("labelled", (PROMPT,), is_chat)
     return None
+
+
+def is_pair(first: Mapping[str, object]) -> bool:
+    """Whether an example has two answers."""
+    return first.keys() >= {*ANSWERS["pairs"]}
 
 
 def _has_text(part: RenderedExample) -> bool:

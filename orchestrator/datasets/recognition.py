@@ -4,14 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.datasets.examples import examples
-from orchestrator.datasets.preference import COLUMNS, Preference, preference_in
-from orchestrator.datasets.rendering import Chat, Rendering, Template, TextFields, texts_of
+from orchestrator.datasets.preference import (
+    COLUMNS,
+    INPUT,
+    INSTRUCTION,
+    MESSAGES,
+    Preference,
+    is_pair,
+    preference_in,
+)
+from orchestrator.datasets.rendering import TOOLS, Chat, Rendering, Template, TextFields, texts_of
 from orchestrator.datasets.source import DatasetSource, Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
-MESSAGES = ("messages", "conversations", "conversation")
-"""Columns of conversations: OpenAI's, then ShareGPT's."""
-INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
+OUTPUT = "output"
 PROMPT, COMPLETION, TEXT = "prompt", "completion", "text"
 WITHOUT_INPUT = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
@@ -104,17 +110,19 @@ def recognised(source: DatasetSource) -> Recognised | Preference | None:
     Raises:
         DataError: there is nothing to read.
     """
-    wanted = (*MESSAGES, *COLUMNS, INSTRUCTION, INPUT, OUTPUT, TEXT)
+    wanted = (*MESSAGES, *COLUMNS, INSTRUCTION, INPUT, OUTPUT, TEXT, TOOLS)
     entries = examples(source, wanted)
     first = next((entry.fields for entry in entries if isinstance(entry, Example)), {})
     preference = preference_in(first)
-    if preference is not None:
+    if preference is not None or is_pair(first):
         return preference
     for name in MESSAGES:
         messages = first.get(name)
         if isinstance(messages, list):
             is_sharegpt = bool(messages) and isinstance(messages[0], dict) and "from" in messages[0]
-            return Recognised("ShareGPT" if is_sharegpt else "OpenAI messages", Chat(name))
+            return Recognised(
+                "ShareGPT" if is_sharegpt else "OpenAI messages", Chat(name, TOOLS in first)
+            )
     if {INSTRUCTION, OUTPUT} <= first.keys():
         return Recognised("Alpaca", Alpaca(INPUT in first))
     if {PROMPT, COMPLETION} <= first.keys():

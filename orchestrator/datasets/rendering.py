@@ -1,5 +1,6 @@
 """Rendering of a training example into the text that a model is trained on."""
 
+import json
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 from orchestrator.datasets.source import Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
+TOOLS = "tools"
 JOINED_BY = "\n"
 # ShareGPT's names of roles, by those of chat templates.
 ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
@@ -67,18 +69,21 @@ class Chat:
     Attributes:
         field: field with a list of messages, each with ``role`` and ``content``, or ``from`` and
             ``value``.
+        has_tools: whether the field ``tools`` has definitions for the template: a list, or its
+            JSON.
     """
 
     field: str
+    has_tools: bool = False
     part = "chat"
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Name of its field."""
-        return (self.field,)
+        """Names of its fields."""
+        return (self.field, *((TOOLS,) if self.has_tools else ()))
 
     def render(self, example: Example) -> list[Mapping[str, Any]] | Mistake:
-        """Messages; empty if the field is empty."""
+        """Messages, behind one that holds the tools, if there are any; empty if the field is."""
         if self.field not in example.fields:
             return absent_field(example, self.field)
         messages = example.fields[self.field]
@@ -93,10 +98,15 @@ class Chat:
             if isinstance(message, str):
                 return wrong_field(example, self.field, f"message {number} has no {message}")
             parsed.append(message)
-        return parsed
+        tools = example.fields.get(TOOLS) if self.has_tools and parsed else None
+        try:
+            tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+        except (ValueError, RecursionError):
+            return wrong_field(example, TOOLS, "must be a list of tools, or its JSON")
+        return [{TOOLS: tools}, *parsed] if tools else parsed
 
     def __str__(self) -> str:
-        return f"chat template on {self.field}"
+        return f"chat template on {', '.join(self.fields)}"
 
 
 Rendering = TextFields | Template | Chat

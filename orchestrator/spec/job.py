@@ -59,6 +59,9 @@ NOT_PACKED = "does not apply to preference data, which trainers do not pack: lea
 
 Padding = Literal["longest", "grouped", "packed", "best-fit"]
 
+LongExamples = Literal["cut", "split", "dropped"]
+"""What a trainer makes of examples that are longer than a row."""
+
 PACKED: tuple[Padding, ...] = ("packed", "best-fit")
 """Paddings whose rows hold several examples."""
 
@@ -111,6 +114,15 @@ class Job(JobTerms):
         rate = nodes * self.overheads.interruptions_per_day
         overheads = self.overheads.model_copy(update={"interruptions_per_day": rate})
         return self.model_copy(update={"overheads": overheads})
+
+    def with_long_examples(self, handling: LongExamples) -> Self:
+        """The job with the examples that a trainer makes of those longer than the cutoff."""
+        data, cutoff = self.lengths, self.cutoff
+        if data is None or cutoff is None or handling == "cut":
+            return self
+        made = data.split(cutoff) if handling == "split" else data.without_longer(cutoff)
+        examples = max(1, round(made.examples / data.examples * self.examples))
+        return self.model_copy(update={"lengths": made, "examples": examples})
 
     @property
     def length_error(self) -> float:

@@ -12,7 +12,7 @@ from orchestrator.datasets.lengths import PUBLISHED
 from orchestrator.datasets.source import DataError, Mistake
 from orchestrator.model_names import named_model, preset_of
 from orchestrator.request import OptionError, PathText
-from orchestrator.spec.job import NOT_PACKED, Job, JobTerms, Overheads
+from orchestrator.spec.job import NOT_PACKED, Job, JobTerms, LongExamples, Overheads, Padding
 from orchestrator.spec.job_request import SOURCES, JobRequest, requested_job
 from orchestrator.spec.validation_messages import WORDS, shown
 from trials.records.model import Model
@@ -40,6 +40,8 @@ class JobOptions:
     pad_to_multiple: int | None = None
     packing: bool = False
     group_by_length: bool = False
+    long_examples: LongExamples = "cut"
+    padding: Padding | None = None
 
     def fields(self) -> dict[str, Any]:
         """The options that were given, by the fields of ``JobRequest``.
@@ -161,7 +163,8 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
     terms = {name: getattr(job, name) for name in JobTerms.model_fields}
     if fields.keys() & set(SOURCES):
         # As many examples as the new data has, unless their number is given.
-        return requested_job(job_request(terms | {"examples": None} | fields), models)
+        job = requested_job(job_request(terms | {"examples": None} | fields), models)
+        return job.with_long_examples(options.long_examples)
     # The job keeps its lengths, which options of another data set would contradict.
     others = sorted(fields.keys() - terms.keys())
     if others:

@@ -58,14 +58,9 @@ def of_task(workload: Job, recipe: Recipe) -> Job:
     if data is None or data.kind != "pairs":
         return workload
     if recipe.task == "kto":
-        made, factor = data.unpaired(), 2.0
-    elif recipe.is_scored and workload.cutoff is not None:
-        made = data.without_longer(workload.cutoff)
-        factor = made.examples / data.examples
-    else:
-        return workload
-    examples = max(1, round(factor * workload.examples))
-    return workload.model_copy(update={"lengths": made, "examples": examples})
+        update = {"lengths": data.unpaired(), "examples": 2 * workload.examples}
+        return workload.model_copy(update=update)
+    return workload.with_long_examples("dropped") if recipe.is_scored else workload
 
 
 def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:

@@ -79,12 +79,15 @@ class ExampleTokenizer:
         """Render a conversation by the chat template.
 
         Args:
-            conversation: messages in order.
+            conversation: messages in order; the first may hold the tools, and nothing else.
             is_to_answer: whether to end with the start of the assistant's answer.
         """
+        tools, messages = None, conversation
+        if conversation and conversation[0].keys() == {"tools"}:
+            tools, messages = conversation[0]["tools"], conversation[1:]
         return str(
             self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=is_to_answer
+                messages, tools=tools, tokenize=False, add_generation_prompt=is_to_answer
             )
         )
 

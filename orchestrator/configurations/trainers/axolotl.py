@@ -13,7 +13,7 @@ from orchestrator.configurations.quantised_weights import (
 )
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
-from orchestrator.configurations.trainers.axolotl_images import read_tower
+from orchestrator.configurations.trainers.axolotl_data import read_long_examples, read_tower
 from orchestrator.configurations.trainers.axolotl_keys import (
     KEYS,
     NOT_SIMULATED,
@@ -59,6 +59,7 @@ def derive(config: Config, reading: Reading) -> None:
     _attention(config, reading)
     _memory_savers(config, reading)
     _rows(config, reading)
+    read_long_examples(config, reading)
     _batches(config, reading)
     optimizer_of(config, "optimizer", reading)
     read_axolotl(config, reading)
@@ -317,17 +318,15 @@ def _attention(config: Config, reading: Reading) -> None:
 
 
 def _memory_savers(config: Config, reading: Reading) -> None:
-    saves, offloads = config.get("gradient_checkpointing"), config.get("activation_offloading")
+    saves = config.get("gradient_checkpointing", False)  # schemas/config.py:606
+    offloads = config.get("activation_offloading")
     if saves in ("offload", "offload_disk"):  # schemas/validation.py:1577
         offloads = {"offload": True, "offload_disk": "disk"}[saves]
     if offloads in ("disk", "hidden_states"):
-        name = (
-            "activation_offloading"
-            if "activation_offloading" in config
-            else ("gradient_checkpointing")
-        )
+        own = "activation_offloading"
+        name = own if own in config else "gradient_checkpointing"
         reading.refuse(name, config[name], "not simulated: use activation_offloading: true")
-    # TRL's configurations have checkpointing on by default; axolotl's own are off.
+    # core/builders/base.py:608: null leaves the default to TRL's configurations, which is on.
     is_trl = reading.options["task"] != "sft"
     reading.options["gradient_checkpointing"] = is_trl if saves is None else bool(saves)
     reading.options["activation_offloading"] = bool(offloads)

@@ -32,6 +32,7 @@ NO_EVALUATION = "no evaluation: its time, and memory beyond training's, come on 
 STOPS_EARLY = assumed("trains to the end")
 RESUMES = assumed("trains from the start")
 ANOTHER_ADAPTER = assumed("the rank and layers of this file; the adapters there may have others")
+LONG_EXAMPLES = {"drop": "dropped", "truncate": "cut", "raise": "cut"}
 NOT_SIMULATED = "not simulated: remove it, or measure the step"
 
 KEYS: dict[str, Key] = {
@@ -227,10 +228,7 @@ KEYS: dict[str, Key] = {
     (irrelevant("which part of the data"), "dataset_shard_idx"),
     (assumed("best-fit packing, which fills rows better"), "sample_packing_sequentially"),
     (assumed("the whole model is on the GPU"), "gpu_memory_limit max_memory"),
-    (
-        assumed("examples beyond sequence_len are cut, not dropped", idle=("truncate",)),
-        "excess_length_strategy",
-    ),
+    (used("long_examples", LONG_EXAMPLES), "excess_length_strategy"),
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha noisy_embedding_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
     (assumed("the model's own vocabulary"), "resize_token_embeddings_to_32x shrink_embeddings"),

@@ -48,7 +48,7 @@ def derive(config: Config, reading: Reading) -> None:
     _attention(config, reading)
     options["sequence_len"] = config.get("cutoff_len", 2048)  # hparams/data_args.py:46
     options["pad_to_multiple"] = 8  # of every collator, as train/sft/workflow.py
-    _packing(config, reading, by_default=stage == "pt")
+    _packing(config, reading, is_pretraining=stage == "pt")
     length_of(
         reading,
         micro=("per_device_train_batch_size", config.get("per_device_train_batch_size", 8)),
@@ -235,7 +235,11 @@ def _precision(config: Config, reading: Reading) -> None:
         options["adapter_dtype"] = "fp32"
 
 
-def _packing(config: Config, reading: Reading, *, by_default: bool) -> None:
+def _packing(config: Config, reading: Reading, *, is_pretraining: bool) -> None:
+    """Rows of several examples: documents one after the other, or whole examples.
+
+    Without neat_packing attention crosses them (data/processor/pretrain.py and supervised.py).
+    """
     packs = config.get("packing")
     neat = bool(config.get("neat_packing"))
     if reading.options["task"] != "sft":
@@ -245,9 +249,10 @@ def _packing(config: Config, reading: Reading, *, by_default: bool) -> None:
             )
         return
     reading.options["packing"] = neat
-    if not neat and (by_default if packs is None else packs):
-        text = "an example is a row of cutoff_len tokens, since attention crosses examples"
-        reading.assume("packing", text)
+    if not neat and (is_pretraining if packs is None else packs):
+        reading.options["padding"] = "packed" if is_pretraining else "best-fit"
+        text = "rows of cutoff_len tokens, in which attention crosses examples"
+        reading.assume("packing", f"{text}; without data, an example is a row")
 
 
 LLAMA_FACTORY = Trainer(

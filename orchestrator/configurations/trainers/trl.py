@@ -83,6 +83,11 @@ KEYS: dict[str, Key] = (
         "bias": refused("only the adapters are trained: use none", idle=(None, "none")),
         "router_aux_loss_coef": shared("router_loss"),
         "pad_to_multiple_of": shared("pad_to_multiple"),
+        # trl/trainer/sft_trainer.py:1601
+        "label_smoothing_factor": refused(
+            "takes all logits and a second forward pass, not simulated: use 0",
+            idle=(None, False, 0, 0.0),
+        ),
         "dataset_name": assumed(
             "not read: lengths and examples come from --dataset, or are assumed"
         ),
@@ -147,6 +152,8 @@ def derive(config: Config, reading: Reading) -> None:
     options["max_grad_norm"] = norm or "none"
     length = config.get("max_length", 1024)  # trl/trainer/sft_config.py:203
     options["sequence_len"] = length
+    if options.get("packing") and config.get("packing_strategy") == "bfd_split":
+        options["long_examples"] = "split"
     multiple = config.get("pad_to_multiple_of")
     options["pad_to_multiple"] = 1 if multiple in (None, "auto") else multiple
     length_of(
