@@ -111,7 +111,7 @@ def make_optimizer(
         # Holds another copy of all trained weights during the update.
         "adamw_foreach": partial(adamw, foreach=True),
         "adamw_loop": partial(adamw, foreach=False),
-        "adafactor": torch.optim.Adafactor,
+        "adafactor": _adafactor,
         "sgd": partial(torch.optim.SGD, foreach=together),
         "muon": Muon,
         "adamw_8bit": partial(_bitsandbytes, "AdamW8bit"),
@@ -121,6 +121,13 @@ def make_optimizer(
         "torchao_adamw_4bit": partial(torchao_adamw, "AdamW4bit"),
     }
     return makers[recipe.optimizer]([{"params": group} for group in groups], lr=LEARNING_RATE)
+
+
+def _adafactor(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    """The Trainer's Adafactor: its update takes several times the temporaries of PyTorch's."""
+    from transformers.optimization import Adafactor  # noqa: PLC0415 - slow, for this recipe alone
+
+    return Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False)
 
 
 def _bitsandbytes(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
