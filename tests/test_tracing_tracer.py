@@ -143,7 +143,7 @@ def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
     makers: dict[str, Callable[[nn.Parameter], torch.optim.Optimizer]] = {
         "AdamW": lambda weight: torch.optim.AdamW([weight], foreach=False),
         "Adafactor of PyTorch": lambda weight: torch.optim.Adafactor([weight], foreach=False),
-        "adafactor": lambda weight: make_optimizer([[weight]], settings, "cuda"),
+        "adafactor": lambda weight: make_optimizer(nn.Module(), [[weight]], settings, "cuda"),
     }
     with FakeTensorMode():
         weight = nn.Parameter(torch.ones(4, 4))

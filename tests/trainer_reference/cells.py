@@ -56,7 +56,7 @@ class ReferenceCell:
         quantisation: format of the weights of ``qlora``.
         kbit_preparation: whether PEFT's ``prepare_model_for_kbit_training`` prepares the model.
         optimizer: ``adamw``; ``adamw_foreach``, the Trainer's ``adamw_torch`` on a GPU;
-            ``adafactor``; or one of torchao's.
+            ``adafactor``; ``adamw_8bit``; or one of torchao's.
         packing: ``packed`` rows of two examples, or batches of twice as many examples that are
             ``padding-free``; absent for batches as rows.
         attention: ``sdpa`` or ``eager``.
@@ -195,6 +195,15 @@ ADAFACTOR = tuple(
     )
 )
 """Cells whose update takes memory for the largest parameter alone, several times over."""
+EIGHT_BIT = tuple(
+    ReferenceCell(method, precision, adapters=adapters, model=model, optimizer="adamw_8bit")
+    for method, precision, adapters, model in (
+        ("full", "bf16", "all-linear", "llama"),
+        ("full", "bf16-mixed", "all-linear", "llama-tied"),
+        ("lora", "bf16-mixed", "saved", "llama"),
+    )
+)
+"""Cells with state in 8 bits, but for that of embeddings, in 32."""
 TORCHAO = tuple(
     ReferenceCell(
         method, precision, accumulation, max_grad_norm=norm, optimizer=f"torchao_adamw_{bits}bit"

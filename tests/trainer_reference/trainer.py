@@ -42,6 +42,7 @@ OPTIMIZERS = {
     "adamw": "adamw_torch_fused",
     "adamw_foreach": "adamw_torch",
     "adafactor": "adafactor",
+    "adamw_8bit": "adamw_bnb_8bit",
     "torchao_adamw_8bit": "adamw_torch_8bit",
     "torchao_adamw_4bit": "adamw_torch_4bit",
 }
