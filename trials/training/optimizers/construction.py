@@ -91,7 +91,7 @@ def parameter_groups(
     return [of_mesh for group in groups for of_mesh in by_mesh(group)]
 
 
-def embedding_weights(model: nn.Module) -> list[nn.Parameter]:
+def embedding_weights(model: nn.Module) -> list[torch.Tensor]:
     """Weights whose state the Trainer keeps in 32 bits under bitsandbytes' 8-bit AdamW."""
     return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
 
@@ -133,7 +133,10 @@ def _adafactor(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer
     """The Trainer's Adafactor: its update takes several times the temporaries of PyTorch's."""
     from transformers.optimization import Adafactor  # noqa: PLC0415 - slow, for this recipe alone
 
-    return Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False)
+    made: torch.optim.Optimizer = Adafactor(
+        groups, lr=lr, scale_parameter=False, relative_step=False
+    )
+    return made
 
 
 def _bitsandbytes(
