@@ -91,6 +91,7 @@ CELLS = [
     (LLAMA, recipe("qlora", double_quantisation=False, gradient_checkpointing=True)),
     (LLAMA, recipe("full", precision="bf16", attention="eager")),
     (LLAMA, recipe("full", optimizer="adafactor")),
+    (LLAMA, recipe("full", precision="bf16", optimizer="adafactor")),
     (LLAMA, recipe("full", optimizer="sgd")),
     (LLAMA, recipe("full", optimizer="adamw_8bit")),
     (LLAMA, recipe("full", trained_layers=1, precision="bf16-mixed")),

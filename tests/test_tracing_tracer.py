@@ -2,6 +2,7 @@
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from itertools import count
@@ -25,6 +26,7 @@ from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracer import Tracer, UntraceableError
 from trials.simulation.tracing.tracing_worker import refusal, routed_shares
 from trials.simulation.tracing.watchdog import watchdog
+from trials.training.optimizers.construction import make_optimizer
 
 
 def no_shares(_: torch.Tensor) -> int:
@@ -136,18 +138,24 @@ def test_the_host_reads_the_loss_after_the_backward_pass() -> None:
 
 
 def test_an_optimizer_waits_for_a_norm_and_not_for_its_counter() -> None:
-    """Adafactor reads norms from the GPU; its step counter is on the host."""
+    """PyTorch's Adafactor reads norms from the GPU; the Trainer's, a recipe's, reads nothing."""
+    settings = recipe("full", optimizer="adafactor")
+    makers: dict[str, Callable[[nn.Parameter], torch.optim.Optimizer]] = {
+        "AdamW": lambda weight: torch.optim.AdamW([weight], foreach=False),
+        "Adafactor of PyTorch": lambda weight: torch.optim.Adafactor([weight], foreach=False),
+        "adafactor": lambda weight: make_optimizer(nn.Module(), [[weight]], settings, "cuda"),
+    }
     with FakeTensorMode():
         weight = nn.Parameter(torch.ones(4, 4))
         weight.grad = torch.ones(4, 4)
         waits = {}
-        for kind in (torch.optim.AdamW, torch.optim.Adafactor):
+        for name, make in makers.items():
             with tracer() as traced:
                 traced.segment = Segment.UPDATE
-                kind([weight], foreach=False).step()
+                make(weight).step()
             kinds = traced.recording(np.zeros(0, np.int64)).kinds
-            waits[kind.__name__] = int((kinds == Kind.WAITED).sum())
-    assert waits == {"AdamW": 0, "Adafactor": 2}
+            waits[name] = int((kinds == Kind.WAITED).sum())
+    assert waits == {"AdamW": 0, "Adafactor of PyTorch": 2, "adafactor": 0}
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -2,10 +2,12 @@
 
 import pytest
 from trainer_reference.cells import (
+    ADAFACTOR,
     COMPARED_ADAPTERS,
     COMPARED_FOREACH,
     COMPARED_OFFLOADED,
     COMPARED_QUANTISED,
+    EIGHT_BIT,
     FOREACH,
     IN_SMALL_STEPS,
     OFFLOADED,
@@ -25,7 +27,7 @@ pytestmark = IN_SMALL_STEPS
 
 @pytest.mark.parametrize(
     "cell",
-    [*QUANTISED, *FOREACH, *QUICK_ADAPTERS, *PACKED_QUICK, *OFFLOADED],
+    [*QUANTISED, *FOREACH, *ADAFACTOR, *EIGHT_BIT, *QUICK_ADAPTERS, *PACKED_QUICK, *OFFLOADED],
     ids=lambda cell: cell.key,
 )
 def test_measured_and_simulated_steps_equal_the_trainers(

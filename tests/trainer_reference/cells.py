@@ -55,8 +55,8 @@ class ReferenceCell:
         reference: source of the reference's log-probabilities; absent for a task without one.
         quantisation: format of the weights of ``qlora``.
         kbit_preparation: whether PEFT's ``prepare_model_for_kbit_training`` prepares the model.
-        optimizer: ``adamw``; ``adamw_foreach``, the Trainer's ``adamw_torch`` on a GPU; or one of
-            torchao's.
+        optimizer: ``adamw``; ``adamw_foreach``, the Trainer's ``adamw_torch`` on a GPU;
+            ``adafactor``; ``adamw_8bit``; or one of torchao's.
         packing: ``packed`` rows of two examples, or batches of twice as many examples that are
             ``padding-free``; absent for batches as rows.
         attention: ``sdpa`` or ``eager``.
@@ -186,6 +186,24 @@ FOREACH = tuple(
     )
 )
 """Cells whose update takes memory for a group of parameters at once."""
+ADAFACTOR = tuple(
+    ReferenceCell(method, precision, accumulation, max_grad_norm=norm, optimizer="adafactor")
+    for method, precision, accumulation, norm in (
+        ("full", "bf16", 1, None),
+        ("full", "bf16-mixed", 2, 1.0),
+        ("lora", "bf16-mixed", 1, None),
+    )
+)
+"""Cells whose update takes memory for the largest parameter alone, several times over."""
+EIGHT_BIT = tuple(
+    ReferenceCell(method, precision, adapters=adapters, model=model, optimizer="adamw_8bit")
+    for method, precision, adapters, model in (
+        ("full", "bf16", "all-linear", "llama"),
+        ("full", "bf16-mixed", "all-linear", "llama-tied"),
+        ("lora", "bf16-mixed", "saved", "llama"),
+    )
+)
+"""Cells with state in 8 bits, but for that of embeddings, in 32."""
 TORCHAO = tuple(
     ReferenceCell(
         method, precision, accumulation, max_grad_norm=norm, optimizer=f"torchao_adamw_{bits}bit"

@@ -41,6 +41,8 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 OPTIMIZERS = {
     "adamw": "adamw_torch_fused",
     "adamw_foreach": "adamw_torch",
+    "adafactor": "adafactor",
+    "adamw_8bit": "adamw_bnb_8bit",
     "torchao_adamw_8bit": "adamw_torch_8bit",
     "torchao_adamw_4bit": "adamw_torch_4bit",
 }

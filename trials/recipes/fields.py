@@ -215,10 +215,11 @@ class RecipeFields(WeightFields):
         mamba: kernels of the selective scan: ``mamba-ssm``, the default on CUDA, or ``reference``,
             plain PyTorch. Leave it out for models without Mamba layers.
         optimizer: ``adamw`` is PyTorch's fused AdamW, ``adamw_foreach`` and ``adamw_loop`` are its
-            other implementations; ``adamw_8bit`` and the paged ones are bitsandbytes', those of
-            ``torchao`` the Trainer's ``adamw_torch_8bit`` and ``adamw_torch_4bit``, which
-            torch.compile compiles: their first step takes long. ``muon`` is LLaMA-Factory's Muon,
-            with AdamW for embeddings, head and vectors.
+            other implementations; ``adamw_8bit`` and the paged ones are bitsandbytes', in 8 bits
+            but for embeddings, whose state the Trainer keeps in 32; those of ``torchao`` are the
+            Trainer's ``adamw_torch_8bit`` and ``adamw_torch_4bit``, which torch.compile compiles:
+            their first step takes long. ``muon`` is LLaMA-Factory's Muon, with AdamW for
+            embeddings, head and vectors.
         offload_optimizer: whether the host holds the optimizer state, in fp32, with a copy of the
             trained weights, and computes the update (ZeRO-Offload, by DeepSpeed). It needs g++.
         gradient_accumulation: micro-batches per optimizer step.

@@ -34,6 +34,7 @@ ROUTER_LOSS_FAMILIES = (
     *("ernie4_5_moe", "flex_olmo", "gpt_oss", "jamba", "laguna", "mellum", "minimax"),
     *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text"),
     *("qwen3_moe", "qwen3_next", "qwen4_exp_text"),
+    *("qwen3_5_moe", "qwen3_vl_moe"),  # with images
 )
 """Families to whose loss TRL's trainers add transformers' load-balancing loss by default.
 
@@ -143,7 +144,7 @@ def _impossible_experts(recipe: Recipe, model: Model) -> str | None:
 
 def has_router_loss(model: Model) -> bool:
     """Whether TRL's trainers add the load-balancing loss of a model's routers by default."""
-    is_off = model.config.get("router_aux_loss_coef") == 0
+    is_off = model.text.get("router_aux_loss_coef") == 0
     return model.experts is not None and model.family in ROUTER_LOSS_FAMILIES and not is_off
 
 

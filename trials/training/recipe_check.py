@@ -17,7 +17,7 @@ OPTIMIZER_CLASSES: dict[Optimizer, str] = {
     "paged_adamw_32bit": "bitsandbytes.optim.adamw.PagedAdamW32bit",
     "torchao_adamw_8bit": "torchao.optim.adam.AdamW8bit",
     "torchao_adamw_4bit": "torchao.optim.adam.AdamW4bit",
-    "adafactor": "torch.optim.Adafactor",
+    "adafactor": "transformers.optimization.Adafactor",
     "sgd": "torch.optim.sgd.SGD",
     "muon": "trials.training.optimizers.muon.Muon",
 }

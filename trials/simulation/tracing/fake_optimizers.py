@@ -15,7 +15,7 @@ from trials.simulation.tracing.operator_costs import (
     tensors_in,
     touched_bytes,
 )
-from trials.training.optimizers.construction import make_optimizer
+from trials.training.optimizers.construction import embedding_weights, make_optimizer
 from trials.training.optimizers.stepper import LEARNING_RATE
 from trials.training.optimizers.torchao_optimizers import torchao_adamw
 
@@ -33,23 +33,31 @@ TORCHAO_KERNELS = 5
 
 
 def simulated_optimizer(
-    groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
+    model: nn.Module, groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a recipe as a device of this type runs it."""
     if recipe.optimizer in TORCHAO:
         return _torchao(groups, *TORCHAO[recipe.optimizer])
     if "8bit" in recipe.optimizer or recipe.optimizer.startswith("paged"):
-        return _BitsandbytesAdamW(groups, recipe, on_gpu=device_type == "cuda")
-    return make_optimizer(groups, recipe, device_type)
+        return _BitsandbytesAdamW(model, groups, recipe, on_gpu=device_type == "cuda")
+    return make_optimizer(model, groups, recipe, device_type)
 
 
 class _BitsandbytesAdamW(torch.optim.Optimizer):
     """State and kernels of bitsandbytes' AdamW in 8 or 32 bits: one kernel per tensor."""
 
-    def __init__(self, groups: list[list[nn.Parameter]], recipe: Recipe, *, on_gpu: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: list[list[nn.Parameter]],
+        recipe: Recipe,
+        *,
+        on_gpu: bool,
+    ) -> None:
         super().__init__([{"params": group} for group in groups], {"lr": LEARNING_RATE})
         self._paged = recipe.optimizer.startswith("paged")
-        self._bytes = 1 if "8bit" in recipe.optimizer else 4
+        self._is_8bit = "8bit" in recipe.optimizer
+        self._in_32_bits = {id(weight) for weight in embedding_weights(model)}
         self._has_tables = on_gpu
         self._codes: list[torch.Tensor] = []
 
@@ -67,19 +75,24 @@ class _BitsandbytesAdamW(torch.optim.Optimizer):
         if not state:
             state.update(self._new_state(parameter))
         moments = [state["state1"], state["state2"]] if "state1" in state else []
-        torch.ops.simulated.bitsandbytes_adam(parameter.grad, parameter, moments, self._bytes)
+        moment_bytes = 1 if self._quantises(parameter) else 4
+        torch.ops.simulated.bitsandbytes_adam(parameter.grad, parameter, moments, moment_bytes)
+
+    def _quantises(self, parameter: nn.Parameter) -> bool:
+        is_small = parameter.numel() < SMALLEST_8BIT
+        return self._is_8bit and not is_small and id(parameter) not in self._in_32_bits
 
     def _new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
         if self._paged and parameter.numel() >= SMALLEST_PAGED:
             # Managed memory does not come from PyTorch's allocator.
             return {"paged": True}
-        small = parameter.numel() < SMALLEST_8BIT or self._bytes == 4
-        if not small and not self._codes and self._has_tables:
+        quantises = self._quantises(parameter)
+        if quantises and not self._codes and self._has_tables:
             # Both code tables of the 8-bit numbers, on the GPU.
             self._codes = [torch.zeros(256, device=parameter.device) for _ in range(2)]
-        dtype = torch.float32 if small else torch.uint8
+        dtype = torch.uint8 if quantises else torch.float32
         state = {name: torch.zeros_like(parameter, dtype=dtype) for name in ("state1", "state2")}
-        if not small:
+        if quantises:
             blocks = -(-parameter.numel() // BLOCK)
             for name in ("absmax1", "absmax2"):
                 state[name] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)

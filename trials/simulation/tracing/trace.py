@@ -263,7 +263,7 @@ class TraceableCell:
 
     def optimizer(self, groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
         """Optimizer of the recipe for groups of parameters."""
-        return simulated_optimizer(groups, self.recipe, self._target)
+        return simulated_optimizer(self._model, groups, self.recipe, self._target)
 
     def stepper(self, groups: list[list[nn.Parameter]]) -> DeviceStepper:
         """Stepper of the recipe for groups of parameters."""

@@ -62,7 +62,7 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
             f"{device.type}: use {recipe.optimizer.removeprefix('paged_').removesuffix('_32bit')}"
         )
     groups = parameter_groups(model, trainable, recipe.optimizer)
-    optimizer = make_optimizer(groups, recipe, device.type)
+    optimizer = make_optimizer(model, groups, recipe, device.type)
     if parallel is not None and parallel.zero_stage is not None:
         return zero_stepper(model, optimizer, recipe, parallel, device)
     is_copy = parallel is not None and not parallel.is_sharded
@@ -91,12 +91,18 @@ def parameter_groups(
     return [of_mesh for group in groups for of_mesh in by_mesh(group)]
 
 
+def embedding_weights(model: nn.Module) -> list[torch.Tensor]:
+    """Weights whose state the Trainer keeps in 32 bits under bitsandbytes' 8-bit AdamW."""
+    return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+
+
 def make_optimizer(
-    groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
+    model: nn.Module, groups: list[list[nn.Parameter]], recipe: Recipe, device_type: str
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a recipe, without state.
 
     Args:
+        model: model to train.
         groups: parameters to update (``parameter_groups``).
         recipe: recipe that names the optimizer.
         device_type: PyTorch updates many tensors at once on a GPU, one by one on a CPU.
@@ -111,24 +117,41 @@ def make_optimizer(
         # Holds another copy of all trained weights during the update.
         "adamw_foreach": partial(adamw, foreach=True),
         "adamw_loop": partial(adamw, foreach=False),
-        "adafactor": torch.optim.Adafactor,
+        "adafactor": _adafactor,
         "sgd": partial(torch.optim.SGD, foreach=together),
         "muon": Muon,
-        "adamw_8bit": partial(_bitsandbytes, "AdamW8bit"),
-        "paged_adamw_8bit": partial(_bitsandbytes, "PagedAdamW8bit"),
-        "paged_adamw_32bit": partial(_bitsandbytes, "PagedAdamW32bit"),
+        "adamw_8bit": partial(_bitsandbytes, "AdamW8bit", model),
+        "paged_adamw_8bit": partial(_bitsandbytes, "PagedAdamW8bit", model),
+        "paged_adamw_32bit": partial(_bitsandbytes, "PagedAdamW32bit", model),
         "torchao_adamw_8bit": partial(torchao_adamw, "AdamW8bit"),
         "torchao_adamw_4bit": partial(torchao_adamw, "AdamW4bit"),
     }
     return makers[recipe.optimizer]([{"params": group} for group in groups], lr=LEARNING_RATE)
 
 
-def _bitsandbytes(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+def _adafactor(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    """The Trainer's Adafactor: its update takes several times the temporaries of PyTorch's."""
+    from transformers.optimization import Adafactor  # noqa: PLC0415 - slow, for this recipe alone
+
+    made: torch.optim.Optimizer = Adafactor(
+        groups, lr=lr, scale_parameter=False, relative_step=False
+    )
+    return made
+
+
+def _bitsandbytes(
+    name: str, model: nn.Module, groups: list[dict[str, Any]], lr: float
+) -> torch.optim.Optimizer:
     optimizers = importlib.import_module("bitsandbytes.optim")
-    made: torch.optim.Optimizer = getattr(optimizers, name)(groups, lr=lr, weight_decay=0.0)
+    made: Any = getattr(optimizers, name)(groups, lr=lr, weight_decay=0.0)
+    # A manager for this optimizer alone: that of the process remembers weights of earlier ones.
+    made.mng = object.__new__(optimizers.GlobalOptimManager)
+    made.mng.initialize()
+    made.mng.override_config(embedding_weights(model), "optim_bits", 32)
     if name.startswith("Paged"):
         _page_again(made, importlib.import_module("bitsandbytes.functional").fill)
-    return made
+    optimizer: torch.optim.Optimizer = made
+    return optimizer
 
 
 def _page_again(optimizer: Any, fill: Callable[[torch.Tensor, float], object]) -> None:
