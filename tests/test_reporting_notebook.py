@@ -22,7 +22,7 @@ def test_a_run_is_loaded_as_frames(tmp_path: Path) -> None:
     expected = timed["batch"] / (0.010 + 0.001 * timed["batch"])
     assert timed["examples_per_second"].tolist() == pytest.approx(expected.tolist())
     assert sorted(timed["seq_len"].unique()) == [16, 32]
-    assert set(timed["largest"]) == {40}
+    assert set(run.ranking["largest_batch"]) == {40}
     medians = run.steps.groupby("observation")["seconds"].median()
     assert medians.tolist() == pytest.approx(
         observations.loc[medians.index, "step_seconds"].tolist()
