@@ -10,7 +10,7 @@ from gpu_catalog.number_text import dollars, ends, given, short
 from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
-from orchestrator.reporting.notes.certainty_notes import interval_sources
+from orchestrator.reporting.notes.certainty_notes import SHARED_ERRORS, interval_sources
 from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.notes.excluded_cells import excluded_list, no_offer_text
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
@@ -123,8 +123,7 @@ def headline(ranking: Ranking) -> str:
     if any(row.basis is Basis.SIMULATED for row in ranking.offers):
         text += (
             "\nSimulated: the training code was traced and replayed on a model of the GPU. No such "
-            "GPU was used.\nErrors of simulated times are mostly shared by all GPUs: trust the "
-            "order more than the hours."
+            f"GPU was used.\n{SHARED_ERRORS}"
         )
     return "\n".join(filter(None, (text, epochs_text(ranking.learned))))
 

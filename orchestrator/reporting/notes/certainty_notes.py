@@ -16,6 +16,12 @@ BASES = {
 }
 
 
+SHARED_ERRORS = (
+    "Errors of simulated times are mostly shared by GPUs whose 90 % intervals are equally wide "
+    "relative to the hours: trust the order of these more than the hours."
+)
+
+
 def certainty_notes(results: RunResults) -> Iterator[str]:
     """Yield the bases, the sources of the intervals, and the laws' errors in cross-validation."""
     counts = Counter(o.basis for o in results.observed)
@@ -36,10 +42,7 @@ def certainty_notes(results: RunResults) -> Iterator[str]:
     if covered:
         yield f"In cross-validation their 90 % intervals contain {span(covered, '.0%')} of points."
     if any(row.basis is Basis.SIMULATED for row in results.ranking.offers):
-        yield (
-            "Errors of simulated times are mostly shared by all GPUs: trust the order more than "
-            "the hours."
-        )
+        yield SHARED_ERRORS
 
 
 def interval_sources(ranking: Ranking) -> str:
