@@ -387,7 +387,7 @@ def test_an_estimate_is_written_as_a_task(
 ) -> None:
     """Micro-batch, epochs and tokens are those of the estimate, and its offer is the first."""
     path = tmp_path / "task.yaml"
-    job = ("--gpu", "A40", "--batch-size", "8", "--epochs", "2")
+    job = ("--gpu", "H100-SXM", "--batch-size", "8", "--epochs", "2")
     assert main([*TINY, *job, "--export", str(path), "--to", "skypilot"]) == 0
     assert str(path) in capsys.readouterr().out
     price = estimate_json(capsys, *TINY, *job)["price"]
