@@ -20,7 +20,7 @@ FAILS = re.compile(
     r"not even one example fits(: [A-Z_]+)?|does not fit"
     r"|\b(?:HOST_)?OUT_OF_MEMORY\b|\bTIMED_OUT\b|\bFAILED\b|\bTHRASHING\b"
 )
-UNSURE = re.compile(r"not told apart(?: in cost)?|\bextrapolated\b|(?<=\)) [!~](?= +\|)")
+UNSURE = re.compile(r"too close to call|\bextrapolated\b|(?<=\)) [!~](?= +\|)")
 BRIGHT, GREEN, RED, YELLOW = "1", "1;32", "31", "33"
 LEAST_ROWS, MOST_ROWS = 4, 12  # of a table that is cut to a screen
 JSON_STARTS = ("{", "[")

@@ -115,7 +115,7 @@ def test_sparse_and_dense_are_compared_at_their_best_epochs() -> None:
     assert row["accuracy_gain"] == pytest.approx(-0.01)
     assert pair.accuracy.interval == (row["accuracy_gain_low"], row["accuracy_gain_high"])
     assert pair.accuracy.interval[0] < -0.01 < 0 < pair.accuracy.interval[1]
-    assert "not told apart" in learning_section(alike)
+    assert "do not differ significantly" in learning_section(alike)
     worse = curves([*epochs([(0, 3.0), (20, 1), (20, 1), (20, 1)]), *epochs(SLOWER, DENSE)])
     (pair,) = sparse_against_dense(worse)
     assert pair.is_significant

@@ -49,7 +49,7 @@ def test_two_simulations_have_no_interval() -> None:
     assert "-0.0%" not in comparison_markdown(comparison)
     assert ANOTHER_HOUR in comparison_markdown(comparison)
     verdicts = {speed.verdict for speed in same.speeds}
-    assert verdicts == {"not told apart", "same, both simulated"}
+    assert verdicts == {"too close to call", "same, both simulated"}
 
 
 def test_largest_batches_show_their_basis() -> None:
@@ -140,12 +140,12 @@ def test_a_rank_and_an_alpha_that_differ_are_two_fields() -> None:
 
 
 def test_the_verdict_on_costs_counts_both_intervals() -> None:
-    """A difference inside them is not told apart; two simulations of a GPU share their errors."""
+    """A difference inside them is too close to call; simulations of a GPU share their errors."""
     before = results(ONE_CELL)
     simulated = results(SIMULATED_ONLY)
     for first, factor, verdict in (
-        (before, 1.0, "not told apart"),
-        (before, 1.001, "not told apart"),
+        (before, 1.0, "too close to call"),
+        (before, 1.001, "too close to call"),
         (before, 1000.0, "more"),
         (before, 0.001, "less"),
         (simulated, 1.0, "same, both simulated"),

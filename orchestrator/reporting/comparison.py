@@ -33,7 +33,7 @@ from trials.records.observation import Basis, largest_batch
 
 SPEEDS = "Examples per second"
 MOST_ALONE = 10  # lines of cells that only one run has; more are counted
-NOT_APART = "not told apart"  # of two values whose difference may be none
+TOO_CLOSE = "too close to call"  # of two values whose difference may be none
 SAME = 0.0005  # smaller changes are shown as +0.0 %
 ANOTHER_HOUR = (
     "Intervals cover the scatter of steps within one run. A machine that was busier or hotter in "
@@ -79,7 +79,7 @@ class SpeedChange:
             return f"{'faster' if self.ratio > 1 else 'slower'}, both simulated"
         if self.low > 1:
             return "faster"
-        return "slower" if self.high < 1 else NOT_APART
+        return "slower" if self.high < 1 else TOO_CLOSE
 
     @property
     def change(self) -> str:
@@ -332,7 +332,7 @@ def _cost_verdict(before: RankedOffer, after: RankedOffer) -> str:
     rise = math.hypot(math.log(after.usd_high / after.usd), math.log(before.usd / before.usd_low))
     fall = math.hypot(math.log(after.usd / after.usd_low), math.log(before.usd_high / before.usd))
     if -rise <= ratio <= fall:
-        return NOT_APART
+        return TOO_CLOSE
     return "more" if ratio > 0 else "less"
 
 

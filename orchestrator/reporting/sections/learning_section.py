@@ -217,7 +217,7 @@ def _verdict(pair: SparseAgainstDense) -> str:
         f"{100 * pair.accuracy.mean:+.1f} points of accuracy "
         f"({100 * low:+.1f} to {100 * high:+.1f}, 90 %)"
     )
-    verdict = "sparse and dense are not told apart on these examples"
+    verdict = "sparse and dense do not differ significantly on these examples"
     if pair.is_significant:
         word = "better" if pair.accuracy.mean > 0 else "worse"
         verdict = f"sparse training is {word} than dense"

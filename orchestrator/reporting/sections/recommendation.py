@@ -45,7 +45,7 @@ class Recommendation:
     def _not_apart(self, offer: RankedOffer) -> str:
         """Words on an offer whose cost the data do not separate from the best one's."""
         is_of_cost = self.wanted.objective != "time"
-        return ", not told apart in cost" if offer.tied and is_of_cost else ""
+        return ", too close to call" if offer.tied and is_of_cost else ""
 
     def _best_sentence(self) -> str:
         row = self.best

@@ -99,7 +99,7 @@ function adviceOf(rows) {
     ["Cheapest other GPU", d3.least(rows.filter((row) => row.cell.gpu !== best.cell.gpu), (row) => row.usd)],
     ["Faster, but more expensive", d3.least(rows.filter((row) => row.hours < 0.9 * best.hours), (row) => row.hours)],
   ].filter(([, row]) => row && !named.includes(row) && named.push(row));
-  const apart = (row) => (isCheapest && row.isClose ? ", not told apart in cost" : "");
+  const apart = (row) => (isCheapest && row.isClose ? ", too close to call" : "");
   const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${row.where}: ${priceOf(row)}${apart(row)}.`));
   const doubts = [...(best.doubts ?? []), mayMiss(best) ? "The 90 % interval of its hours ends after the deadline." : "", mayExceed(best) ? "The 90 % interval of its cost ends above the budget." : ""];
   return [lead, list.length ? element("ul", {}, ...list) : null, ...doubts.filter(Boolean).map((text) => element("p", { class: "warn" }, text))];
@@ -133,7 +133,7 @@ const offerColumns = [
   },
   {
     label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance),
-    under: (row) => [row.isClose && row !== ranking.best ? "not told apart" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
+    under: (row) => [row.isClose && row !== ranking.best ? "too close to call" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
   },
   {
     label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: ["basis", "elsewhere"].map((name) => [name, (r) => r[name]]),
