@@ -4,13 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders.observations import recipe
 
 from orchestrator.datasets.lengths import PUBLISHED, DataLengths, published_lengths, read_histogram
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import JobOptions, changed_job
 from orchestrator.spec.job_request import JobRequest, requested_job
-from orchestrator.spec.job_tokens import longest_tokens, padded_tokens, rows, shorter_lengths, steps
+from orchestrator.spec.job_tokens import (
+    job_of,
+    longest_tokens,
+    padded_tokens,
+    rows,
+    shorter_lengths,
+    steps,
+)
 
 
 def lengths_of(workload: Job) -> DataLengths:
@@ -132,3 +140,11 @@ def test_options_change_a_job_or_its_data(tmp_path: Path) -> None:
         changed_job(job, JobOptions(packing=True), ())
     with pytest.raises(DataError, match="'': must not be empty"):
         changed_job(job, JobOptions(dataset=""), ())
+
+
+def test_a_step_has_an_example_even_where_it_fills_several_rows() -> None:
+    """A document of 100 tokens is ten rows of a step of one."""
+    lengths = DataLengths(source="long.csv", histogram=((100, 5),))
+    workload = Job(examples=5, epochs=1, lengths=lengths, cutoff=10, padding="packed")
+    assert job_of(workload, recipe("full", effective_batch=1), 10, steps=1).examples == 1
+    assert job_of(workload, recipe("full", effective_batch=4), 10, steps=10).examples == 4

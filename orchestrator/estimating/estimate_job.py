@@ -210,7 +210,8 @@ def _remedied_counts(
     """
     helped = {(row.gpu.key, row.estimate.gpus): row for row in rows}
     largest = largest_misfits(rows)
-    others = [row for row in rows if is_fragmented(row) and row not in largest]
+    sought = {(row.gpu.key, row.estimate.gpus) for row in largest}
+    others = [row for key, row in helped.items() if key not in sought and is_fragmented(row)]
     for misfits, alterations in ((largest, ALL_CHANGES), (others, SETTINGS)):
         for layout in dict.fromkeys(row.question.parallel for row in misfits):
             alike = [row for row in misfits if row.question.parallel == layout]

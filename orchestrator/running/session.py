@@ -8,9 +8,7 @@ from gpu_catalog.catalog import Catalog
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.planning.plan import Plan, make_plan
-from orchestrator.planning.spending import Meter
 from orchestrator.run_folder.observation_writer import ObservationWriter
-from orchestrator.run_folder.plan_and_prices import spending_meter
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.progress import Progress
 from orchestrator.spec.sweep_spec import SweepSpec
@@ -58,7 +56,3 @@ class SweepSession:
             if largest is not None and sizes_to_profile(largest[0], profiles[cell]):
                 sizes[cell] = largest[0]
         return sizes
-
-    def meter(self) -> Meter:
-        """Meter of the dollars that the run has spent until now."""
-        return spending_meter(self.folder, self.spec, self.rates)

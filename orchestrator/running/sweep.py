@@ -22,7 +22,7 @@ from orchestrator.reporting.write_reports import write_derived_files
 from orchestrator.request import PathText
 from orchestrator.run_folder.file_names import RENTED
 from orchestrator.run_folder.observation_writer import ObservationWriter
-from orchestrator.run_folder.plan_and_prices import node_prices, run_and_prices
+from orchestrator.run_folder.plan_and_prices import node_prices, run_and_prices, spending_meter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.running.driver import measure
 from orchestrator.running.recipe_choices import with_chosen_recipes
@@ -139,7 +139,7 @@ def run_sweep(request: SweepRequest, now: dt.datetime) -> SweepOutcome:
         strategy = request.strategy(rates)
         plan = _execute(request, session, strategy)
     ranking = write_derived_files(folder, spec, catalog, plan, now)
-    meter = session.meter()
+    meter = spending_meter(folder, spec, rates)
     conclusion = strategy.conclusion(plan, folder.observations(), meter.usd or 0.0)
     return SweepOutcome(folder, plan, ranking, meter, conclusion)
 

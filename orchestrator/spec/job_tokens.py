@@ -49,7 +49,7 @@ def job_of(workload: Job, recipe: Recipe, seq_len: int, steps: int | None = None
             "--effective-batch instead, the examples of a step on all GPUs"
         )
     examples = math.floor(steps * recipe.effective_batch / _rows_per_example(workload))
-    return workload.model_copy(update={"examples": examples})
+    return workload.model_copy(update={"examples": max(1, examples)})
 
 
 def of_task(workload: Job, recipe: Recipe) -> Job:

@@ -46,7 +46,7 @@ def build_parser() -> Parser:
         help="print a script that completes finetune-cost with Tab",
     )
     add_table(completion, "shell {bash,zsh,tcsh}  the shell")
-    summaries = {choice.dest: choice.help or "" for choice in commands._choices_actions}  # noqa: SLF001 - the only place
+    summaries = {choice.dest: choice.help or "" for choice in commands._choices_actions}  # noqa: SLF001 - no public name has them
     for name, command in commands.choices.items():
         summary = summaries[name]
         command.description = command.description or f"{summary[:1].upper()}{summary[1:]}."
