@@ -12,6 +12,7 @@ from builders.ranks import (
     LENGTH,
     Answers,
     RankCase,
+    compared,
     moved,
     on_layout,
     peak,
@@ -99,38 +100,32 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return real([*all_cases(2, (2,)), *RELEASED, *EXPERTS, *ALONE], tmp_path_factory.mktemp("two"))
 
 
-def compared(cases: list[RankCase], counted: Answers) -> dict[str, list[int]]:
-    """Bytes that the peak of each real rank is above the traced one, by case; collectives equal."""
-    apart = {}
-    for case in cases:
-        cell, count = case
-        steps = traced(cell, count)
-        assert cell.parallel is not None
-        key = f"{cell.recipe.method} {cell.parallel.key} x {count}"
-        # A real step holds the tokens of all micro-batches; with several, losses and their sum.
-        more = (count - 1) * BATCH * LENGTH * 8 + FREQUENCIES + (4 * count if count > 1 else 0)
-        apart[key] = [rank["peak"] - more - peak(steps) for rank in counted[case]]
-        assert all(rank["moved"] == moved(steps, count) for rank in counted[case]), key
-    return apart
+def more_bytes(count: int) -> int:
+    """A real step holds the tokens of all micro-batches; with several, losses and their sum."""
+    return (count - 1) * BATCH * LENGTH * 8 + FREQUENCIES + (4 * count if count > 1 else 0)
+
+
+def among(cases: list[RankCase], counted: Answers) -> dict[str, list[int]]:
+    """Differences of some cases of those that were counted."""
+    return compared({case: counted[case] for case in cases}, more_bytes)
 
 
 def test_a_traced_rank_is_the_real_one(of_two: Answers) -> None:
     """DeepSpeed itself runs on both; frequencies and losses aside, to the byte."""
-    apart = compared([*all_cases(2, (2,)), *RELEASED], of_two)
+    apart = among([*all_cases(2, (2,)), *RELEASED], of_two)
     assert apart == {key: [0] * 2 for key in apart}
 
 
 @pytest.mark.long
 def test_a_traced_rank_is_the_real_one_with_any_micro_batches(tmp_path: Path) -> None:
     """One and three have passes of their own, beside the two of every run of the tests."""
-    cases = all_cases(2, (1, 3))
-    apart = compared(cases, real(cases, tmp_path))
+    apart = compared(real(all_cases(2, (1, 3)), tmp_path), more_bytes)
     assert apart == {key: [0] * 2 for key in apart}
 
 
 def test_experts_are_divided_as_other_weights(of_two: Answers) -> None:
     """Stage 3 gathers all experts of a layer at once; traced ranks take 16 bytes more."""
-    apart = compared(EXPERTS, of_two)
+    apart = among(EXPERTS, of_two)
     assert apart == {key: [-16] * 2 for key in apart}
 
 
@@ -138,8 +133,8 @@ def test_experts_are_divided_as_other_weights(of_two: Answers) -> None:
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_of_more_ranks_each_is_like_the_traced_one(ranks: int, tmp_path: Path) -> None:
     """Parts end inside of weights there: ranks differ by less than the largest one of a layer."""
-    cases = all_cases(ranks, (1, 2, 3))
-    for of_ranks in compared(cases, real(cases, tmp_path)).values():
+    counted = real(all_cases(ranks, (1, 2, 3)), tmp_path)
+    for of_ranks in compared(counted, more_bytes).values():
         assert max(map(abs, of_ranks)) < LARGEST_WEIGHT
 
 

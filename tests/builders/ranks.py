@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,20 @@ def moved(steps: Steps, micro_batches: int | None = None) -> dict[str, int]:
     return {
         kind.name: int(sizes[runs & (operators.names % 4 == kind)].sum()) for kind in Collective
     }
+
+
+def compared(counted: Answers, more: Callable[[int], int]) -> dict[str, list[int]]:
+    """Bytes that the peak of each real rank is above the traced one, by case; collectives equal.
+
+    Args:
+        counted: what real ranks count.
+        more: bytes that only a real step holds, by its number of micro-batches.
+    """
+    apart = {}
+    for (cell, count), of_ranks in counted.items():
+        steps = traced(cell, count)
+        assert cell.parallel is not None
+        key = f"{cell.model} {cell.recipe.method} {cell.parallel.key} x {count}"
+        apart[key] = [rank["peak"] - more(count) - peak(steps) for rank in of_ranks]
+        assert all(rank["moved"] == moved(steps, count) for rank in of_ranks), key
+    return apart
