@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from orchestrator.cli.main import main
 from orchestrator.cli.options.value_types import STRATEGIES as OPTION
@@ -18,7 +19,7 @@ from orchestrator.configurations.read_file import read_configuration
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.request import request_of
 from trials.recipes.parallel import STRATEGIES, Parallel
-from trials.recipes.zero_settings import ZeroSettings
+from trials.recipes.zero_settings import BY_WIDTH, ZeroSettings
 
 STAGE_3: dict[str, Any] = {
     "zero_optimization": {
@@ -58,6 +59,34 @@ def request(folder: Path, values: dict[str, Any], **given: Any) -> EstimateReque
     configuration.check()
     options: Any = with_configuration(configuration, {"gpu": "8xH100-SXM", **given})[0]
     return request_of(EstimateRequest, on_several_gpus(configuration, options, given, [8]))
+
+
+def offloading(settings: dict[str, Any]) -> dict[str, Any]:
+    """A file of stage 2 whose optimizer is elsewhere."""
+    return {"zero_optimization": {"stage": 2, "offload_optimizer": settings}}
+
+
+HOST = {"device": "cpu", "pin_memory": True}
+NOWHERE = {"device": "none", "buffer_count": 4}
+
+
+@pytest.mark.parametrize(
+    ("places", "offload"),
+    [
+        ({"offload_optimizer": HOST, "offload_param": NOWHERE}, "optimizer"),
+        ({"offload_param": HOST}, "parameters"),
+        ({"offload_optimizer": {"device": "cpu"}, "offload_param": HOST}, "all"),
+        ({"offload_optimizer": NOWHERE}, None),
+    ],
+)
+def test_what_the_host_holds_is_that_of_the_file(
+    places: dict[str, Any], offload: str | None
+) -> None:
+    """Pinned memory is DeepSpeed's default; the estimate's own file has the same places."""
+    engine = deepspeed_of({"zero_optimization": {"stage": 3, **places}}, "z.json")
+    assert engine.zero.offload == offload
+    again = deepspeed_of({"zero_optimization": {"stage": 3, **engine.zero.given()}}, "z.json")
+    assert again == engine
 
 
 def test_stage_and_settings_are_those_of_the_file(tmp_path: Path) -> None:
@@ -121,9 +150,13 @@ def test_numbers_that_would_stop_the_trainer_are_refused(
         ({"zero_optimization": {"stage": True}}, "stage: true is not simulated"),
         ({"zero_optimization": {"stage": 2.0}}, "stage: 2.0 is not simulated: use 1 to 3"),
         (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-            "offload_optimizer: is not simulated on several GPUs: remove it",
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "offload_param: device 'nvme' is not simulated: use cpu",
         ),
+        (offloading({"device": "cpu", "pin_memory": False}), "offload_optimizer: .* pinned memory"),
+        (offloading({"device": "cpu", "ratio": 0.3}), "offload_optimizer: ratio 0.3 is not sim"),
+        (offloading({"device": "cpu", "super_offload": True}), "offload_optimizer: super_offload"),
+        ({"zero_force_ds_cpu_optimizer": False}, "zero_force_ds_cpu_optimizer: is simulated with"),
         (
             {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
             "zero_quantized_weights: true is not simulated",
@@ -191,12 +224,44 @@ def test_settings_are_part_of_the_key_of_a_layout() -> None:
         Parallel(gpus=2, strategy="ddp", zero=SETTINGS)
 
 
+def test_a_layout_states_what_the_host_holds() -> None:
+    """Beside its strategy or among the settings of ZeRO; keys say it."""
+    stage_3 = {"gpus": 2, "strategy": "deepspeed-zero3"}
+    layout = Parallel.model_validate({**stage_3, "offload": "all"})
+    assert layout.key == "2xdeepspeed-zero3-all-offloaded"
+    assert layout.zero == BY_WIDTH.model_copy(update={"offload": "all"})
+    assert Parallel.model_validate_json(layout.model_dump_json()) == layout
+    assert Parallel.model_validate({**stage_3, "offload": "none"}) == Parallel(**stage_3)
+    with_sizes = Parallel.model_validate({**stage_3, "zero": SETTINGS, "offload": "optimizer"})
+    assert with_sizes.zero == SETTINGS.model_copy(update={"offload": "optimizer"})
+    assert re.fullmatch(r"2xdeepspeed-zero3-optimizer-offloaded-\w{6}", with_sizes.key)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "line"),
+    [
+        ("fsdp2", "optimizer", "offload is a choice of DeepSpeed, not of fsdp2"),
+        ("deepspeed-zero2", "all", "offload all needs deepspeed-zero3, not deepspeed-zero2"),
+        ("deepspeed-zero3", "disk", "offload"),
+    ],
+)
+def test_what_the_host_cannot_hold_is_refused(strategy: str, offload: str, line: str) -> None:
+    """The weights of stages 1 and 2 are whole on each GPU."""
+    with pytest.raises(ValidationError, match=line):
+        Parallel.model_validate({"gpus": 2, "strategy": strategy, "offload": offload})
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
         (["--deepspeed", "none.json"], "none.json: no file of DeepSpeed"),
         (["--deepspeed", "none.json", "--strategy", "ddp"], "exclude each other"),
         (["--strategy", "deepspeed-zero2"], "deepspeed-zero2 needs several GPUs"),
+        (["--gpus", "2", "--offload", "optimizer"], "--offload optimizer needs --strategy deep"),
+        (
+            ["--gpus", "2", "--offload", "all", "--strategy", "deepspeed-zero2"],
+            "--offload all needs --strategy deepspeed-zero3, not deepspeed-zero2",
+        ),
     ],
 )
 def test_a_command_with_a_mistake_is_one_line(

@@ -195,7 +195,11 @@ def test_deepspeed_has_one_dtype_where_none_is_stated() -> None:
         ({"distributed_type": "MULTI_GPU"}, ", with --gpus 8 --strategy ddp"),
         ({"distributed_type": "MULTI_GPU", "num_processes": 1}, ""),
         ({**DEEPSPEED, "deepspeed_config": ZERO_2}, ", with --gpus 8 --strategy deepspeed-zero2"),
-        ({**DEEPSPEED, "deepspeed_config": {**ZERO_2, "offload_param_device": "cpu"}}, ""),
+        (
+            {**DEEPSPEED, "deepspeed_config": {"zero_stage": 3, "offload_param_device": "cpu"}},
+            ", with --gpus 8 --strategy deepspeed-zero3 --offload parameters",
+        ),
+        ({**DEEPSPEED, "deepspeed_config": {**ZERO_2, "offload_optimizer_device": "nvme"}}, ""),
         (DEEPSPEED, ""),
     ],
 )

@@ -46,7 +46,7 @@ def by_deepspeed(
     return training_of(recipe, placements=(OF_EIGHT,), **shared, **changed)
 
 
-@pytest.mark.parametrize("zero", [None, SETTINGS])
+@pytest.mark.parametrize("zero", [None, SETTINGS, ZeroSettings(offload="optimizer")])
 @pytest.mark.parametrize("strategy", ZERO_STRATEGIES)
 def test_the_file_states_the_layout_that_was_estimated(
     strategy: ZeroStrategy, zero: ZeroSettings | None
@@ -67,6 +67,8 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
     assert "--mixed_precision no " in script
     assert "'deepspeed>=0.19.8'" in install_lines(training)
     assert "nvcc" not in task_file(training, "dstack").text
+    on_host = by_deepspeed("deepspeed-zero2", FULL, zero=ZeroSettings(offload="optimizer"))
+    assert "nvcc: true" in task_file(on_host, "dstack").text  # compiles DeepSpeed's AdamW
     place = replace(OF_EIGHT, provider="aws", instance="p4d.24xlarge", instances=2)
     nodes = replace(training, nodes=2, placements=(place,))
     script = scripts("skypilot", task_file(nodes, "skypilot").text)[-1]

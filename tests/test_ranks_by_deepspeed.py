@@ -23,12 +23,13 @@ from builders.ranks import (
 from torch.nn import functional
 
 from trials.child_process.child_prober import ChildProber
-from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy
-from trials.recipes.zero_settings import ZeroSettings
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy, default_zero
+from trials.recipes.zero_settings import Offload, ZeroSettings
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Measurement, Outcome
+from trials.simulation.recording import Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.ranks.zero_rank import _InOrder
 from trials.simulation.tracing.trace import TraceableCell
@@ -71,10 +72,13 @@ def by_zero(
     zero: ZeroSettings | None = None,
     *,
     model: str = "llama-tiny",
+    offload: Offload | None = None,
 ) -> Cell:
     """A tiny model on ranks by a stage of ZeRO."""
     experts = {"experts": "grouped" if model == "mixtral-tiny" else None}
     cell = tiny_cell(model, RECIPES[method].model_copy(update=experts), seq_len=LENGTH)
+    if offload is not None:
+        zero = (zero or default_zero(strategy)).model_copy(update={"offload": offload})
     return on_layout(cell, Parallel(gpus=ranks, strategy=strategy, zero=zero))
 
 
@@ -86,6 +90,16 @@ def all_cases(ranks: int, counts: tuple[int, ...]) -> list[RankCase]:
     ]
 
 
+OFFLOADED = [
+    (by_zero(strategy, method, offload=offload), 2)
+    for strategy, method, offload in (
+        ("deepspeed-zero1", "full", "optimizer"),
+        ("deepspeed-zero2", "lora", "optimizer"),
+        ("deepspeed-zero3", "full", "optimizer"),
+        ("deepspeed-zero3", "full", "parameters"),
+        ("deepspeed-zero3", "lora", "all"),
+    )
+]
 RELEASED = [(by_zero("deepspeed-zero3", method, zero=RELEASING), 2) for method in RECIPES]
 EXPERTS = [
     (by_zero("deepspeed-zero3", method, zero=RELEASING, model="mixtral-tiny"), 2)
@@ -97,7 +111,10 @@ ALONE = [(by_zero("deepspeed-zero2"), 1), (by_zero("deepspeed-zero3"), 1)]
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """What two ranks, started once, count in the cases of every run of the tests."""
-    return real([*all_cases(2, (2,)), *RELEASED, *EXPERTS, *ALONE], tmp_path_factory.mktemp("two"))
+    return real(
+        [*all_cases(2, (2,)), *RELEASED, *EXPERTS, *ALONE, *OFFLOADED],
+        tmp_path_factory.mktemp("two"),
+    )
 
 
 def more_bytes(count: int) -> int:
@@ -114,6 +131,50 @@ def test_a_traced_rank_is_the_real_one(of_two: Answers) -> None:
     """DeepSpeed itself runs on both; frequencies and losses aside, to the byte."""
     apart = among([*all_cases(2, (2,)), *RELEASED], of_two)
     assert apart == {key: [0] * 2 for key in apart}
+
+
+def test_a_rank_that_offloads_is_the_real_one(of_two: Answers) -> None:
+    """On a CPU both have what a GPU's rank has on the GPU and on the host, to the byte."""
+    apart = among(OFFLOADED, of_two)
+    assert apart == {key: [0] * 2 for key in apart}
+
+
+def on_gpu(cell: Cell) -> Steps:
+    """Steps of the first rank of GPUs, whose tensors are apart from the host's."""
+    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
+    return Steps(StepTrace((BATCH,), (step.recording,), step.held, step.copies), 1, cell.parallel)
+
+
+def host_bytes(steps: Steps, work: OperatorClass) -> float:
+    """Bytes that a step copies to and from the host, or that the host reads and writes."""
+    operators = steps.operators(BATCH, 1)
+    which = (operators.kinds == Kind.RUN) & (operators.names // 4 == work)
+    return float(operators.numbers[which, Column.BYTES].sum())
+
+
+def test_the_host_holds_the_optimizer_in_place_of_the_gpu() -> None:
+    """Of stage 3: state and fp32 weights leave the GPU, gradients follow in fp32, weights return.
+
+    AdamW reads weight, gradient and both moments, and writes all but the gradient: 28 bytes.
+    """
+    strategy, shard = "deepspeed-zero3", weight_bytes() / 2 / 2  # elements of a rank
+    plain, offloaded = (
+        on_gpu(by_zero(strategy, offload=offload)) for offload in (None, "optimizer")
+    )
+    freed = peak(plain) - peak(offloaded)
+    assert 12 * shard < freed < 16 * shard
+    copied = host_bytes(offloaded, OperatorClass.HOST_COPY)
+    assert copied == pytest.approx((4 + 2) * shard, rel=0.7)
+    assert host_bytes(plain, OperatorClass.HOST_COPY) == 0
+    assert host_bytes(offloaded, OperatorClass.HOST_MEMORY) >= 28 * shard
+
+
+def test_the_host_holds_the_weights_until_they_are_gathered() -> None:
+    """The GPU keeps the frequencies alone between two steps, and gathers what it takes up."""
+    offloaded = on_gpu(by_zero("deepspeed-zero3", offload="parameters"))
+    assert offloaded.held.sizes.sum() == FREQUENCIES
+    shard = weight_bytes() / 2
+    assert host_bytes(offloaded, OperatorClass.HOST_COPY) >= shard
 
 
 @pytest.mark.long
@@ -219,6 +280,8 @@ def test_a_trace_leaves_the_linear_of_other_models() -> None:
     [
         *map(by_zero, ZERO_STRATEGIES),
         by_zero("deepspeed-zero3", "lora", zero=RELEASING),
+        by_zero("deepspeed-zero2", offload="optimizer"),
+        by_zero("deepspeed-zero3", offload="all"),
     ],
     ids=lambda cell: cell.parallel.key,
 )

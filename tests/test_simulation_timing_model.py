@@ -6,6 +6,7 @@ import pytest
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
+from trials.recipes.parallel import Parallel
 from trials.simulation.clock.copies import two_stream_seconds
 from trials.simulation.clock.time_error import time_errors
 from trials.simulation.recording import (
@@ -307,6 +308,16 @@ def test_a_copy_takes_the_time_of_the_pcie_link() -> None:
     """16 lanes of generation 4 carry 31.5 GB/s, of which copies are assumed to reach 0.8."""
     copy = operator(OperatorClass.HOST_COPY, bytes=31.5e9 * 0.8, launches=1)
     assert timeline_of(operators(copy), A100, PLAIN).device.sum() == pytest.approx(1.0)
+
+
+def test_the_host_updates_at_the_rate_of_its_memory() -> None:
+    """All ranks of a node share 40 GB/s of it; the GPU does nothing meanwhile."""
+    update = operators(operator(OperatorClass.HOST_MEMORY, bytes=40e9, launches=1))
+    alone = timeline_of(update, A100, PLAIN)
+    assert (alone.host.sum(), alone.device.sum()) == (pytest.approx(1.0, rel=1e-4), 0)
+    layout = Parallel(gpus=8, strategy="deepspeed-zero2", nodes=2)
+    shared = timeline_of(update, A100, PLAIN, layout)
+    assert shared.host.sum() == pytest.approx(4.0, rel=1e-4)
 
 
 def test_the_intervals_held_nine_of_ten_steps_of_sources_left_out() -> None:

@@ -94,7 +94,7 @@ def _layout_options(values: Mapping[str, Any]) -> str:
 
 
 def _strategy(values: Mapping[str, Any]) -> str | None:
-    """Strategy of a configuration of accelerate; None if it is not simulated."""
+    """Strategy of a configuration of accelerate, with its options; None if not simulated."""
     kind = values.get("distributed_type")
     axes = _section(values, "parallelism_config")
     if any(axes.get(f"parallelism_config_{name}", 1) != 1 for name in OTHER_AXES):
@@ -103,11 +103,26 @@ def _strategy(values: Mapping[str, Any]) -> str | None:
         return "ddp"
     settings = _section(values, f"{str(kind).lower()}_config")
     if kind == "DEEPSPEED":
-        offloads = any(settings.get(name) not in ("none", None) for name in OFFLOADING)
         strategy = f"deepspeed-zero{settings.get('zero_stage')}"
-        return strategy if strategy in ZERO_STRATEGIES and not offloads else None
+        offload = _offload(settings)
+        is_simulated = strategy in ZERO_STRATEGIES and offload is not None
+        return f"{strategy}{offload}" if is_simulated else None
     is_simulated = settings.get("fsdp_version") == FSDP2 and not settings.get("fsdp_offload_params")
     return "fsdp2" if is_simulated else None
+
+
+def _offload(settings: Mapping[str, Any]) -> str | None:
+    """Option that says what DeepSpeed keeps on the host by accelerate; None if not simulated."""
+    match [settings.get(name) or "none" for name in OFFLOADING]:
+        case ["none", "none"]:
+            return ""
+        case ["cpu", "none"]:
+            return " --offload optimizer"
+        case ["none", "cpu"]:
+            return " --offload parameters"
+        case ["cpu", "cpu"]:
+            return " --offload all"
+    return None
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -50,9 +50,9 @@ from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
 from orchestrator.spec.trainer_defaults import fields_of_model, strategy_defaults
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
-from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, default_zero
 from trials.recipes.recipe import Recipe
-from trials.recipes.zero_settings import ZeroSettings
+from trials.recipes.zero_settings import Offload, ZeroSettings
 from trials.records.compatibility import has_square_mask
 from trials.records.model import Model
 
@@ -74,6 +74,7 @@ class EstimateRequest:
     strategy: StrategyOption = "auto"
     degree: PositiveInt | None = None
     zero: ZeroSettings | None = None
+    offload: Offload | None = None
     memory_gib: float | None = None
     usd_per_kwh: Above | None = None
     active_experts: PositiveInt | None = None
@@ -112,7 +113,21 @@ class EstimateRequest:
         """Layouts of so many GPUs (``layouts``); raises EstimateError."""
         if count == 1 and self.strategy in ZERO_STRATEGIES and not self.chooses_number:
             raise EstimateError(f"{self.strategy} needs several GPUs: give --gpus, or 8xH100-SXM")
-        return layouts(count, self.strategy, self.nodes, self.degree, self.zero)
+        return layouts(count, self.strategy, self.nodes, self.degree, self._zero())
+
+    def _zero(self) -> ZeroSettings | None:
+        """Settings of ZeRO; raises EstimateError where the strategy has none of ``--offload``."""
+        if self.offload is None:
+            return self.zero
+        if self.zero is not None:
+            raise EstimateError(f"--offload {self.offload}: the file of DeepSpeed states its own")
+        needed = ZERO_STRATEGIES if self.offload == "optimizer" else ZERO_STRATEGIES[-1:]
+        if self.strategy not in needed:
+            raise EstimateError(
+                f"--offload {self.offload} needs --strategy {' or '.join(needed)}, not "
+                f"{self.strategy}"
+            )
+        return default_zero(self.strategy).model_copy(update={"offload": self.offload})
 
     @property
     def names(self) -> tuple[str, ...]:

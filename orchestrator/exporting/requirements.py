@@ -34,11 +34,14 @@ def install_lines(training: TrainingJob) -> str:
 def needs_compiler(training: TrainingJob) -> bool:
     """Whether CUDA's compiler must be where a training runs.
 
-    DeepSpeed before 0.19 asks for it when it is imported, and axolotl 0.19 takes no newer one.
+    DeepSpeed before 0.19 asks for it when it is imported, and axolotl 0.19 takes no newer one. Its
+    AdamW on the CPU is compiled where it runs, with CUDA's headers.
     """
+    if training.zero is None:
+        return False
     configuration = training.configuration
     is_axolotl = configuration is not None and configuration.trainer == "axolotl"
-    return is_axolotl and training.is_by_deepspeed
+    return is_axolotl or training.zero.updates_on_host
 
 
 def _trl_lines(training: TrainingJob) -> str:

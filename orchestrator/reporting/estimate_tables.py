@@ -239,7 +239,7 @@ WORKS = {
     OperatorClass.DEQUANTISATION: "4-bit dequantisation",
     OperatorClass.SCAN: "selective scan",
     OperatorClass.UPDATE: "optimizer",
-    OperatorClass.HOST_COPY: "copies of activations to and from the host",
+    OperatorClass.HOST_COPY: "copies to and from the host",
     OperatorClass.SCATTERED: "strided, broadcast and widening operators",
     OperatorClass.NORM: "norms, forward",
     OperatorClass.NORM_BACKWARD: "norms, backward",

@@ -6,12 +6,14 @@ answers each with a line.
 """
 
 import gc
+import importlib
 import json
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -27,6 +29,7 @@ from trials.simulation.tracing.ranks.rank_tracer import COLLECTIVES
 from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
 
+CPU_ADAM = "deepspeed.ops.adam.cpu_adam"
 LEAST_STEPS, MOST_STEPS = 5, 40  # the first gives the optimizer its state
 
 
@@ -58,6 +61,27 @@ class RankCounter(LiveTensorCounter):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+class AdamInNumpy:
+    """Does what DeepSpeed compiles for its AdamW on the CPU, in place, without compiling it."""
+
+    def load(self) -> "AdamInNumpy":
+        return self
+
+    def create_adam(self, *options: object) -> None:
+        pass
+
+    def destroy_adam(self, number: int) -> None:
+        pass
+
+    def adam_update(self, *arguments: Any) -> None:
+        _, step, rate, beta1, beta2, eps, _, _, *tensors = arguments
+        weight, grad, average, square = (tensor.numpy() for tensor in tensors)
+        average += (1 - beta1) * (grad - average)
+        square += (1 - beta2) * (grad * grad - square)
+        root = np.sqrt(square / (1 - beta2**step)) + eps
+        weight -= rate * average / (1 - beta1**step) / root
+
+
 def counted(rank: Rank, cell: Cell, batch_size: int, micro_batches: int) -> dict[str, Any]:
     """Peak bytes of a step once the optimizer has its state, and bytes of its collectives.
 
@@ -66,6 +90,8 @@ def counted(rank: Rank, cell: Cell, batch_size: int, micro_batches: int) -> dict
     """
     assert cell.parallel is not None
     rank.parallel = cell.parallel
+    if cell.parallel.updates_on_host:
+        vars(importlib.import_module(CPU_ADAM))["CPUAdamBuilder"] = AdamInNumpy
     one = cell.model_copy(update={"parallel": None})
     device = torch.device("cpu")
     tuning = FineTuning(one, find_model(cell.model), device=device, seed=0, rank=rank)

@@ -30,6 +30,11 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
     """
     if recipe.activation_offloading:
         return "activation_offloading is not simulated on several GPUs: leave it out"
+    if recipe.offload_optimizer:
+        return (
+            "offload_optimizer is DeepSpeed's on one GPU: on several use strategy deepspeed-zero2 "
+            "with offload optimizer"
+        )
     if not parallel.is_sharded:
         return None
     if parallel.degree is not None and (reason := _not_split(recipe, config, parallel.degree)):
@@ -61,7 +66,6 @@ def unmeasured(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) ->
         f"compile {recipe.compile} is not measured on several GPUs: leave it out": (
             recipe.compile is not None
         ),
-        "offload_optimizer is not measured on several GPUs: leave it out": recipe.offload_optimizer,
         f"task {recipe.task} is not measured on several GPUs: use sft": recipe.task != "sft",
         f"method qlora is not measured with {parallel.strategy}: use lora, or strategy ddp": (
             recipe.method == "qlora" and parallel.shards > 1 and parallel.degree is None

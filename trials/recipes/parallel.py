@@ -1,7 +1,7 @@
 """Layouts of several GPUs that train one model."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from gpu_catalog.gpu import Positive
 from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
-from trials.recipes.zero_settings import BY_WIDTH, ZeroSettings
+from trials.recipes.zero_settings import BY_WIDTH, Offload, ZeroSettings
 
 ZeroStrategy = Literal["deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
 Strategy = Literal["ddp", "fsdp2", "hsdp", "tp", ZeroStrategy]
@@ -42,7 +42,8 @@ class Parallel(Record):
         degree: number of GPUs of a group of ``tp``, by default those of a node; with more than one
             group, weights are in shards among the groups, as by ``fsdp2``. For ``tp`` alone.
         zero: settings of ZeRO; for ``deepspeed-zero1`` to ``-zero3`` alone. Absent for DeepSpeed's
-            own, with the sizes of stage 3 that transformers puts in place of ``auto``.
+            own, with the sizes of stage 3 that transformers puts in place of ``auto``. A key
+            ``offload`` beside ``strategy`` adds its own to these.
         replicas: number of copies of the model; for ``hsdp`` alone.
         nodes: number of nodes, with as many GPUs each.
         node_network_gbps: network of a node to the others, in 10^9 bits per second and direction;
@@ -63,9 +64,13 @@ class Parallel(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_degree(cls, fields: Any) -> Any:
-        """Fill in the degree, so that equal layouts are equal records."""
-        if not isinstance(fields, dict) or fields.get("strategy") != "tp":
+    def _completed(cls, fields: Any) -> Any:
+        """Fill in offloading and degree, so that equal layouts are equal records."""
+        if not isinstance(fields, dict):
+            return fields
+        if "offload" in fields:
+            fields = _with_offload(fields)
+        if fields.get("strategy") != "tp":
             return fields
         gpus, nodes = fields.get("gpus"), fields.get("nodes", 1)
         if fields.get("degree") is not None or not (
@@ -85,8 +90,7 @@ class Parallel(Record):
         is_unsharded = self.strategy == "ddp" or self.zero_stage is not None
         if is_unsharded and self.reshard_after_forward is not None:
             yield "reshard_after_forward is a choice of fsdp2 and hsdp: leave it out"
-        if self.zero is not None and self.zero_stage is None:
-            yield f"zero has settings of DeepSpeed, not of {self.strategy}: leave it out"
+        yield from self._problems_of_zero()
         if self.strategy != "hsdp" and self.replicas is not None:
             yield f"replicas is a choice of hsdp, not of {self.strategy}: leave it out"
         if self.strategy == "hsdp" and self.replicas is None:
@@ -112,6 +116,14 @@ class Parallel(Record):
             yield "node_network_gbps and rdma are given together or not at all"
         if self.nodes == 1 and self.rdma is not None:
             yield "node_network_gbps and rdma are those of several nodes: add nodes, or leave them"
+
+    def _problems_of_zero(self) -> Iterator[str]:
+        if self.zero is not None and self.zero_stage is None:
+            yield f"zero has settings of DeepSpeed, not of {self.strategy}: leave it out"
+        elif self.offload in {"parameters", "all"} and self.zero_stage != WEIGHTS_DIVIDED:
+            yield (
+                f"offload {self.offload} needs deepspeed-zero3, not {self.strategy}: use optimizer"
+            )
 
     def _problems_of_degree(self) -> Iterator[str]:
         if self.strategy != "tp":
@@ -155,7 +167,25 @@ class Parallel(Record):
         """Settings of ZeRO, given or by default; None without DeepSpeed."""
         if self.zero_stage is None:
             return None
-        return self.zero or (BY_WIDTH if self.zero_stage == WEIGHTS_DIVIDED else ZeroSettings())
+        return self.zero or default_zero(self.strategy)
+
+    @property
+    def has_default_zero(self) -> bool:
+        """Whether the settings of ZeRO are those by default, but for offloading."""
+        return self.zero is None or (
+            self.offload is not None
+            and self.zero.model_copy(update={"offload": None}) == default_zero(self.strategy)
+        )
+
+    @property
+    def offload(self) -> Offload | None:
+        """What DeepSpeed keeps on the host; None for nothing."""
+        return None if self.zero is None else self.zero.offload
+
+    @property
+    def updates_on_host(self) -> bool:
+        """Whether the host updates the weights, and holds the optimizer's state."""
+        return self.zero is not None and self.zero.updates_on_host
 
     @property
     def is_gathered(self) -> bool:
@@ -214,7 +244,8 @@ class Parallel(Record):
             f"{self.gpus}x{self.strategy}": True,
             f"{self.replicas}replicas": self.replicas is not None,
             f"{self.degree}degree": self.degree not in {None, self.gpus},
-            "" if self.zero is None else _digest(self.zero): self.zero is not None,
+            f"{self.offload}-offloaded": self.offload is not None,
+            "" if self.zero is None else _digest(self.zero): not self.has_default_zero,
             "unresharded": self.is_gathered and not self.reshards,
             f"{self.nodes}nodes": self.nodes > 1,
             f"{self.node_network_gbps:g}gbps" if self.node_network_gbps else "": self.rdma
@@ -222,6 +253,29 @@ class Parallel(Record):
             "rdma": bool(self.rdma),
         }
         return "-".join(part for part, is_there in parts.items() if is_there)
+
+
+def default_zero(strategy: str) -> ZeroSettings:
+    """Settings of ZeRO by default."""
+    return BY_WIDTH if ZERO_STAGES[strategy] == WEIGHTS_DIVIDED else ZeroSettings()
+
+
+def _with_offload(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a layout with ``offload`` among the settings of ZeRO.
+
+    Raises:
+        ValueError: the strategy is none of DeepSpeed.
+    """
+    offload, strategy = fields["offload"], fields.get("strategy")
+    others = {name: value for name, value in fields.items() if name != "offload"}
+    if offload in (None, "none"):
+        return others
+    if strategy not in ZERO_STAGES:
+        raise ValueError(f"offload is a choice of DeepSpeed, not of {strategy}: leave it out")
+    zero = fields.get("zero") or default_zero(strategy)
+    if not isinstance(zero, (Mapping, ZeroSettings)):
+        return others  # whose settings are a mistake
+    return {**others, "zero": {**dict(zero), "offload": offload}}
 
 
 def _digest(settings: ZeroSettings) -> str:

@@ -17,6 +17,17 @@ Elements = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 Sized = Elements | Literal["auto"] | None
 
 
+Offload = Literal["optimizer", "parameters", "all"]
+"""What the host holds: the optimizer's state, with its update; the weights; or both."""
+ON_HOST = {"device": "cpu", "pin_memory": True}
+OFFLOADS: dict[Offload, tuple[str, ...]] = {
+    "optimizer": ("offload_optimizer",),
+    "parameters": ("offload_param",),
+    "all": ("offload_optimizer", "offload_param"),
+}
+"""Keys of DeepSpeed by what the host holds."""
+
+
 class ZeroSettings(Record):
     """Keys of ``zero_optimization`` in a configuration of DeepSpeed, by their names there.
 
@@ -36,6 +47,7 @@ class ZeroSettings(Record):
         stage3_param_persistence_threshold: elements of a weight that is kept gathered.
         stage3_max_live_parameters: elements that may be gathered at once.
         stage3_max_reuse_distance: elements between two uses, up to which a weight stays gathered.
+        offload: what the host holds, in pinned memory (``offload_optimizer``, ``offload_param``).
     """
 
     overlap_comm: Switch | None = None
@@ -50,10 +62,18 @@ class ZeroSettings(Record):
     stage3_param_persistence_threshold: Sized = None
     stage3_max_live_parameters: Elements | None = None
     stage3_max_reuse_distance: Elements | None = None
+    offload: Annotated[Offload | None, Field(exclude_if=lambda n: n is None)] = None
+
+    @property
+    def updates_on_host(self) -> bool:
+        """Whether the host updates the weights, and holds the optimizer's state."""
+        return self.offload in {"optimizer", "all"}
 
     def given(self) -> dict[str, Any]:
-        """Keys that are not absent."""
-        return self.model_dump(exclude_none=True)
+        """Keys of DeepSpeed that are not absent."""
+        places = () if self.offload is None else OFFLOADS[self.offload]
+        own = self.model_dump(exclude_none=True, exclude={"offload"})
+        return {**own, **dict.fromkeys(places, ON_HOST)}
 
 
 BY_WIDTH = ZeroSettings(

@@ -141,6 +141,8 @@ class OperatorClass(IntEnum):
     FLASH2_FORWARD = 18
     """FlashAttention-2's own kernel, where PyTorch has a faster one."""
     FLASH2_BACKWARD = 19
+    HOST_MEMORY = 20
+    """Work of the host on tensors in its own memory."""
 
 
 class Rate(IntEnum):

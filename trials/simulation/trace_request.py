@@ -312,10 +312,16 @@ def _engine_approximations(layout: Parallel, recipe: Recipe) -> list[str]:
     has_reentrant = divides_weights and recipe.method != "full" and recipe.gradient_checkpointing
     notes = {
         f"{name} has DeepSpeed's own settings: give your trainer's file by --deepspeed": (
-            layout.zero is None and not divides_weights
+            layout.has_default_zero and not divides_weights
         ),
         f'{name} has the sizes that transformers puts in place of "auto": give your trainer\'s '
-        "file by --deepspeed": layout.zero is None and divides_weights,
+        "file by --deepspeed": layout.has_default_zero and divides_weights,
+        f"{name}: the host's update of the weights takes 40 GB/s of a node's memory, as published "
+        "for one machine; it holds about 18 bytes of each trained weight, which is not compared "
+        "with the memory of an instance": layout.updates_on_host,
+        f"{name}: copies to and from the host take 0.8 of PCIe's rate, which is assumed": (
+            layout.offload is not None
+        ),
         f"{name}: time that DeepSpeed's own Python code takes on the host is left out": True,
         f"{name}: the loss is that of all logits; in TRL's chunks it takes less": divides_weights,
         f"{name}: TRL makes the checkpoints of adapters reentrant, which is not simulated": (

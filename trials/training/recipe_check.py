@@ -43,7 +43,9 @@ def check_built(cell: Cell, built: Built, implied: ParameterCounts) -> None:
     Raises:
         RecipeError: they are not.
     """
-    _raise_for(cell, departures(cell.recipe, built, implied))
+    layout = cell.parallel
+    on_host = layout is not None and layout.updates_on_host
+    _raise_for(cell, departures(cell.recipe, built, implied, is_offloaded=on_host))
 
 
 def check_traced(cell: Cell, built: Built, implied: ParameterCounts) -> None:
@@ -62,9 +64,16 @@ def _raise_for(cell: Cell, wrong: list[str]) -> None:
         )
 
 
-def departures(recipe: Recipe, built: Built, implied: ParameterCounts) -> list[str]:
-    """Differences between a built model and its recipe, one line each; empty for none."""
-    return _lines([*_compared_model(recipe, built, implied), *_compared_step(recipe, built)])
+def departures(
+    recipe: Recipe, built: Built, implied: ParameterCounts, *, is_offloaded: bool = False
+) -> list[str]:
+    """Differences between a built model and its recipe, one line each; empty for none.
+
+    ``is_offloaded`` says whether the layout of several GPUs has the update on the host.
+    """
+    is_offloaded = is_offloaded or recipe.offload_optimizer
+    step = _compared_step(recipe, built, is_offloaded=is_offloaded)
+    return _lines([*_compared_model(recipe, built, implied), *step])
 
 
 def _lines(compared: Iterable[Compared]) -> list[str]:
@@ -107,16 +116,16 @@ def _compared_model(recipe: Recipe, built: Built, implied: ParameterCounts) -> I
     yield "activations on the host", recipe.activation_offloading, offloaded
 
 
-def _compared_step(recipe: Recipe, built: Built) -> Iterator[Compared]:
+def _compared_step(recipe: Recipe, built: Built, *, is_offloaded: bool) -> Iterator[Compared]:
     yield "gradient accumulation", recipe.micro_batches(1) > 1, built.micro_batches > 1
     yield "loss", recipe.loss, built.loss
     yield "compiled graphs", recipe.compile is not None, built.compiled_graphs > 0
-    if recipe.max_grad_norm is not None and not recipe.offload_optimizer:  # DeepSpeed has its own
+    if recipe.max_grad_norm is not None and not is_offloaded:  # DeepSpeed has its own
         yield "norm of the gradients", True, "aten::linalg_vector_norm" in built.kernels
     wanted = OPTIMIZER_CLASSES[recipe.optimizer]
     yield (
         "optimizer",
-        OFFLOADED_OPTIMIZER_CLASS if recipe.offload_optimizer else wanted,
+        OFFLOADED_OPTIMIZER_CLASS if is_offloaded else wanted,
         built.optimizer,
     )
 

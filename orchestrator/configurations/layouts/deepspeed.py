@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from orchestrator.configurations.configuration import ConfigurationError
 from orchestrator.spec.validation_messages import mistake_text, shown
 from trials.recipes.parallel import ZERO_STRATEGIES, Strategy
-from trials.recipes.zero_settings import ZeroSettings
+from trials.recipes.zero_settings import OFFLOADS, Offload, ZeroSettings
 
 LARGEST_BYTES = 2**20
 MICRO_BATCH = "train_micro_batch_size_per_gpu"
@@ -24,6 +24,7 @@ SAVING = ("stage3_gather_16bit_weights_on_model_save", "load_from_fp32_weights")
 WEIGHT_DTYPES = ("fp16", "amp", "fp8")
 OPTIMIZERS = ("AdamW", "Adam")
 OFFLOADING = ("offload_optimizer", "offload_param")
+HOST = "cpu"
 KNOWN = frozenset(
     {
         *BATCHES,
@@ -122,6 +123,7 @@ def deepspeed_of(content: Any, place: str) -> DeepSpeedFile:
     problems = [*_problems(content), *_problems_of_zero(zero)]
     fields = {_field(name): value for name, value in zero.items()}
     fields = {name: v for name, v in fields.items() if name in ZeroSettings.model_fields}
+    fields["offload"] = _offload(zero)
     settings = ZeroSettings()
     try:
         settings = ZeroSettings.model_validate(fields)
@@ -140,6 +142,8 @@ def _problems(content: Mapping[str, Any]) -> Iterator[str]:
     for name in WEIGHT_DTYPES:
         if _is_on(content.get(name)):
             yield f"{name}: DeepSpeed is simulated with weights in bf16: set bf16, and disable it"
+    if content.get("zero_force_ds_cpu_optimizer", True) is not True:
+        yield "zero_force_ds_cpu_optimizer: is simulated with DeepSpeed's AdamW: remove it"
     dtype = content.get("bf16")
     if isinstance(dtype, Mapping) and dtype.get("enabled") is False:
         yield "bf16: DeepSpeed is simulated with weights in bf16: enable it"
@@ -169,12 +173,36 @@ def _problems_of_zero(zero: Mapping[str, Any]) -> Iterator[str]:
         yield f"stage: {shown(stage)} is not simulated: use 1 to 3, or DDP without DeepSpeed"
     for name, value in zero.items():
         if name in OFFLOADING:
-            if _is_on(value):
-                yield f"{name}: is not simulated on several GPUs: remove it"
+            yield from _problems_of_offloading(name, value)
             continue
         is_known = _field(name) in (*ZeroSettings.model_fields, *SAVING, "stage")
         if not is_known and value not in IDLE:
             yield f"{name}: {shown(value)} is not simulated: remove it"
+
+
+def _problems_of_offloading(name: str, value: object) -> Iterator[str]:
+    """What a place for the optimizer or the weights has that is not simulated, each with a remedy.
+
+    Sizes of buffers are those of disks, which are not simulated.
+    """
+    if not _is_on(value):
+        return
+    settings = value if isinstance(value, Mapping) else {}
+    device = settings.get("device")
+    if device != HOST:
+        yield f"{name}: device {shown(device)} is not simulated: use cpu"
+    if settings.get("pin_memory", True) is not True:
+        yield f"{name}: is simulated with pinned memory: set pin_memory to true"
+    if settings.get("ratio", 1) != 1:
+        yield f"{name}: ratio {shown(settings['ratio'])} is not simulated: remove it"
+    if settings.get("super_offload", False) is not False:
+        yield f"{name}: super_offload is not simulated: remove it"
+
+
+def _offload(zero: Mapping[str, Any]) -> Offload | None:
+    """What the host holds by a file; None for nothing."""
+    places = tuple(name for name in OFFLOADING if _is_on(zero.get(name)))
+    return next((offload for offload, names in OFFLOADS.items() if names == places), None)
 
 
 def _is_on(value: object) -> bool:

@@ -32,6 +32,14 @@ NESTED_BLOCK = 256  # constants per outer constant under double quantisation
 
 
 @dataclass(frozen=True, slots=True)
+class FakePlace:
+    """Mode and device of fake tensors."""
+
+    mode: FakeTensorMode
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
 class FakeModel:
     """A model under a recipe whose tensors are all fake.
 
@@ -59,16 +67,16 @@ def fake_model(
     model: Model,
     recipe: Recipe,
     active_experts: int | None,
-    mode: FakeTensorMode,
+    place: FakePlace,
     *,
     whole: bool,
 ) -> FakeModel:
-    """Build a model whose tensors are all fake ones on the CPU, with its reference."""
-    built, repeated, implied = _fake_module(model, recipe, active_experts, mode, whole=whole)
+    """Build a model whose tensors are all fake ones, with its reference."""
+    built, repeated, implied = _fake_module(model, recipe, active_experts, place, whole=whole)
     reference = None
     if recipe.reference == "separate":
         plain = reference_recipe(recipe)
-        reference, *_ = _fake_module(model, plain, active_experts, mode, whole=whole)
+        reference, *_ = _fake_module(model, plain, active_experts, place, whole=whole)
         set_evaluating(reference)
     return FakeModel(built, reference, recipe, repeated, implied)
 
@@ -77,7 +85,7 @@ def _fake_module(
     model: Model,
     recipe: Recipe,
     active_experts: int | None,
-    mode: FakeTensorMode,
+    place: FakePlace,
     *,
     whole: bool,
 ) -> tuple[nn.Module, RepeatedLayers, ParameterCounts]:
@@ -92,7 +100,7 @@ def _fake_module(
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
     without_dropout(built, recipe)
-    _fake_all(built, mode)
+    _fake_all(built, place)
     return built, repeated, implied
 
 
@@ -298,15 +306,15 @@ def _four_bit(plain: torch.Tensor, recipe: Recipe) -> nn.Parameter:
     return weight  # type: ignore[no-any-return]
 
 
-def _fake_all(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace every tensor on the meta device by a fake one on the CPU; shared ones stay shared."""
+def _fake_all(model: nn.Module, place: FakePlace) -> None:
+    """Replace every tensor on the meta device by a fake one; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
             return None
         if id(tensor) not in made:
-            made[id(tensor)] = _faked(tensor, mode)
+            made[id(tensor)] = _faked(tensor, place)
         return made[id(tensor)]
 
     for module in model.modules():
@@ -339,9 +347,9 @@ def _fake_scales(module: Any, fake: Faking) -> None:
         module.state.CB, module.state.SCB = weight.data, fake(module.state.SCB)
 
 
-def _faked(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    with mode:
-        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+def _faked(tensor: torch.Tensor, place: FakePlace) -> torch.Tensor:
+    with place.mode:
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=place.device)
         if not isinstance(tensor, nn.Parameter):
             return empty
         parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)

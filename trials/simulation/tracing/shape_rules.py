@@ -16,7 +16,9 @@ from trials.simulation.recording import Numbers
 from trials.simulation.tracing.operator_costs import Described, tensors_in
 
 CPU = torch.device("cpu")
-Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
+GPU_BESIDE_HOST = torch.device("cpu", 1)
+"""Device of a simulated GPU's tensors where the host has some, too, which are on the CPU."""
+Shape = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,16 @@ class ShapeEffects:
 
 
 def new_fake(shape: Shape, mode: FakeTensorMode) -> FakeTensor:
-    """New fake tensor on the CPU, made without PyTorch's shape rules."""
-    size, strides, dtype = shape
+    """New fake tensor, made without PyTorch's shape rules."""
+    size, strides, dtype, device = shape
     with no_dispatch():
         meta = torch.empty_strided(size, strides, dtype=dtype, device="meta")
-    return FakeTensor(mode, meta, CPU)
+    return FakeTensor(mode, meta, device)
 
 
-def shape_of(tensor: torch.Tensor) -> Shape:
-    """Size, strides and dtype of a tensor: all that a shape rule reads."""
-    return (tensor.shape, tensor.stride(), tensor.dtype)
+def shape_of(tensor: FakeTensor) -> Shape:
+    """Size, strides, dtype and device of a tensor: all that a shape rule reads."""
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
@@ -107,7 +109,7 @@ def _is_plain(tensor: object) -> bool:
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     size = tensor.element_size() * (extent if tensor.numel() else 0)
     is_whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size
-    return is_whole and tensor.constant is None and tensor.fake_device == CPU
+    return is_whole and tensor.constant is None and tensor.fake_device.type == CPU.type
 
 
 def grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from trials.simulation.recording import (
 )
 from trials.simulation.tracing.fake_model import (
     FLASH,
+    FakePlace,
     TracedCensus,
     check_positions,
     fake_model,
@@ -49,6 +50,7 @@ from trials.simulation.tracing.ranks.rank_tracer import RankTracer
 from trials.simulation.tracing.ranks.untraced_parameters import UntracedParameters
 from trials.simulation.tracing.ranks.zero_rank import ZeroRank
 from trials.simulation.tracing.ranks.zero_step import trace_engine
+from trials.simulation.tracing.shape_rules import CPU, GPU_BESIDE_HOST
 from trials.simulation.tracing.tracer import Tracer, UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
@@ -106,7 +108,10 @@ class TraceableCell:
         layout = cell.parallel
         # Buckets of DeepSpeed span layers, so that a few do not represent the others.
         whole = whole or (layout is not None and layout.zero_stage is not None)
-        self._fake = fake_model(model, recipe, cell.active_experts, self._mode, whole=whole)
+        has_host = layout is not None and layout.offload is not None
+        self.device = GPU_BESIDE_HOST if has_host and self.is_on_gpu else CPU
+        place = FakePlace(self._mode, self.device)
+        self._fake = fake_model(model, recipe, cell.active_experts, place, whole=whole)
         self._model, self._repeated_layers = self._fake.module, self._fake.repeated_layers
         self.reference = self._fake.reference
         give_head(self._model, recipe.loss, target, TRAINED_OUTPUTS[recipe.task])
@@ -117,7 +122,9 @@ class TraceableCell:
         self.rank: FakeRank | None = None
         self.zero: ZeroRank | None = None
         if layout is not None and layout.zero_stage is not None:
-            self.zero = ZeroRank(self._model, layout, recipe, has_streams=self.is_on_gpu)
+            self.zero = ZeroRank(
+                self._model, layout, recipe, device=self.device, has_streams=self.is_on_gpu
+            )
         elif layout is not None and layout.is_sharded:
             self.rank = FakeRank(self._model, layout, recipe, self._mode)
         self.link = HostLink()
@@ -220,7 +227,7 @@ class TraceableCell:
     def batch(self, batch_size: int) -> TaskBatch:
         """Batch of a step; to be made in the step, which holds it."""
         rows = batch_size * self.recipe.sequences
-        tokens = torch.zeros(rows, self._cell.seq_len, dtype=torch.int64)
+        tokens = torch.zeros(rows, self._cell.seq_len, dtype=torch.int64, device=self.device)
         log_probs = precomputed_log_probs(self.recipe, rows, tokens.device)
         advantages = alternating_advantages(self.recipe, rows, tokens.device)
         mask = torch.ones_like(tokens) if self.is_padded else None

@@ -28,7 +28,6 @@ from trials.simulation.recording import (
 )
 from trials.simulation.tracing.operator_costs import describe, workspace
 from trials.simulation.tracing.shape_rules import (
-    CPU,
     ShapeEffects,
     grouped_product,
     key_of,
@@ -353,14 +352,15 @@ def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return grouped_product(*args[:3])
     if func in UPDATING:
         return None
-    mode = _mode_of(args) if func in PLAIN and "device" not in kwargs else None
-    if mode is None:
+    first = _first_of(args) if func in PLAIN and "device" not in kwargs else None
+    if first is None:
         return func(*args, **kwargs)
+    mode, device = first.fake_mode, first.fake_device
     with in_kernel_invocation_manager(mode):
         result = func(*args, **kwargs)
     if isinstance(result, torch.Tensor):
-        return _fake(result, mode)
-    return type(result)(_fake(part, mode) for part in result)
+        return _fake(result, mode, device)
+    return type(result)(_fake(part, mode, device) for part in result)
 
 
 def _reader() -> str | None:
@@ -374,20 +374,25 @@ def _reader() -> str | None:
     return None
 
 
-def _mode_of(args: tuple[Any, ...]) -> FakeTensorMode | None:
-    """Mode of the first argument; None unless all tensors among the arguments are fake."""
+def _first_of(args: tuple[Any, ...]) -> FakeTensor | None:
+    """First argument; None unless all tensors among the arguments are fake, on one device."""
     first = args[0]
     if isinstance(first, (list, tuple)):
         first = first[0]
+    if not isinstance(first, FakeTensor):
+        return None
+    device = first.fake_device
     for arg in args:
         for value in arg if isinstance(arg, (list, tuple)) else (arg,):
-            if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            if isinstance(value, torch.Tensor) and (
+                not isinstance(value, FakeTensor) or value.fake_device != device
+            ):
                 return None
-    return first.fake_mode if isinstance(first, FakeTensor) else None
+    return first
 
 
-def _fake(result: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    return result if isinstance(result, FakeTensor) else FakeTensor(mode, result, CPU)
+def _fake(result: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    return result if isinstance(result, FakeTensor) else FakeTensor(mode, result, device)
 
 
 def fake_like(tensor: torch.Tensor) -> torch.Tensor:

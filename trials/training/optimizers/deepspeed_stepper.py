@@ -15,6 +15,7 @@ from torch import nn
 from trials.models.fused_head import base_of
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import ON_HOST
 from trials.training.optimizers.stepper import LEARNING_RATE, LossOf, qualified_name
 
 LOCAL_RANK = ("LOCAL_RANK", "0")
@@ -145,8 +146,18 @@ def zero_stepper(
     Raises:
         ImportError: DeepSpeed is not installed.
     """
+    library = deepspeed_library(device.type)
+    if layout.updates_on_host:
+        optimizer = _on_host(optimizer)
     config = zero_config(model, recipe, layout)
-    return DeepSpeedStepper(model, deepspeed_library(device.type), config, optimizer=optimizer)
+    return DeepSpeedStepper(model, library, config, optimizer=optimizer)
+
+
+def _on_host(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """DeepSpeed's AdamW on the CPU, which accelerate puts in the place of PyTorch's."""
+    adam: Any = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    same = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+    return adam(optimizer.param_groups, adamw_mode=True, **same)  # type: ignore[no-any-return]
 
 
 def deepspeed_library(device_type: str) -> Any:
@@ -193,7 +204,7 @@ def offload_config(recipe: Recipe, trained_parameters: int) -> dict[str, Any]:
         },
         "zero_optimization": {
             "stage": 2,
-            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "offload_optimizer": ON_HOST,
             # Gradients pass through a buffer of this size on the device, always allocated whole:
             # the default would take a GB in bf16 for a few adapters.
             "reduce_bucket_size": min(DEEPSPEED_BUCKET_ELEMENTS, trained_parameters),

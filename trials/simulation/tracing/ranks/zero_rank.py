@@ -3,7 +3,11 @@
 import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,10 +20,17 @@ from trials.models.weight_placement import DTYPES, quantisation_constants
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.simulation.recording import Held, Kind, Purpose, Segment
+from trials.simulation.tracing.operator_costs import tensors_in
 from trials.simulation.tracing.ranks.fake_rank import fake_mesh
+from trials.simulation.tracing.ranks.host_work import (
+    NoCompiledAdam,
+    host_works,
+    is_on_host,
+    is_waited_for,
+)
 from trials.simulation.tracing.ranks.rank_streams import RankStreams
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
-from trials.simulation.tracing.shape_rules import CPU
+from trials.simulation.tracing.shape_rules import CPU, ShapeEffects
 from trials.simulation.tracing.tracer import NO_NUMBERS
 from trials.training.finetune import model_tensors
 from trials.training.optimizers.deepspeed_stepper import (
@@ -30,6 +41,7 @@ from trials.training.optimizers.deepspeed_stepper import (
 )
 
 ZERO = "deepspeed.runtime.zero"
+CPU_ADAM = "deepspeed.ops.adam.cpu_adam"
 COMPARING = ("partition_parameters", "partitioned_param_coordinator")
 """Modules of ZeRO that compare lists of numbers among the ranks."""
 GATHERING = ("parameter_offload", "partitioned_param_coordinator")
@@ -65,7 +77,8 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
             among its events.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, has_host: bool, **options: Any) -> None:
+        self._has_host = has_host
         self.is_silent = True
         self.is_updating = False
         self.loses_weights = False
@@ -88,8 +101,32 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
         super().gone(identity, size)
 
     def note_tensor(self, tensor: torch.Tensor) -> int:
-        """Note a tensor; DeepSpeed keeps the shapes of weights on the meta device."""
-        return 0 if tensor.device.type == "meta" else super().note_tensor(tensor)
+        """Note a tensor on the GPU; DeepSpeed keeps shapes of weights on the meta device."""
+        is_elsewhere = tensor.device.type == "meta" or (self._has_host and is_on_host(tensor))
+        return 0 if is_elsewhere else super().note_tensor(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, and let the host wait for its copy if that is not asynchronous."""
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._has_host and is_waited_for(func, args, kwargs or {}, result):
+            self.event(Kind.WAITED, 0, NO_NUMBERS)
+        return result
+
+    def _evaluated(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ShapeEffects]:
+        """Result of an operator, and its effects; those of the host's tensors take its memory."""
+        result, effects = super()._evaluated(func, args, kwargs)
+        if self._has_host and any(map(is_on_host, tensors_in((args, kwargs, result)))):
+            works = host_works(func, args, kwargs, result)
+            effects = replace(effects, workspace=NO_NUMBERS, works=works)
+        return result, effects
 
     def begin(self, segment: Segment, kept: set[int]) -> None:
         """Begin a step, after all storages that outlive the step before.
@@ -106,13 +143,25 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
 
     def _read(self, tensor: torch.Tensor) -> float | bool:
         """Value that the host reads: gradients have a norm of 1, and none overflows."""
-        if not self.is_updating:
+        if not self.is_updating and not _is_read_by_engine():
             return super()._read(tensor)
-        if self.name_of(tensor) not in self._counters:
+        is_there = self._has_host and is_on_host(tensor)
+        if not is_there and self.name_of(tensor) not in self._counters:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.is_floating_point():
             return 1.0
         return False if tensor.dtype == torch.bool else 0
+
+
+def _is_read_by_engine() -> bool:
+    """Whether ZeRO itself reads a number, as of each gradient that goes to the host."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the only way to find the caller
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not name.startswith(("torch.", "trials.")):
+            return name.startswith(ZERO)
+        frame = frame.f_back
+    return False
 
 
 class ZeroRank:
@@ -122,6 +171,7 @@ class ZeroRank:
         model: fake model under its recipe, with all weights.
         parallel: the layout.
         recipe: recipe of the model.
+        device: device of the model.
         has_streams: whether the device has streams, as a GPU; a CPU's kernels run one by one.
 
     Attributes:
@@ -132,19 +182,31 @@ class ZeroRank:
     """
 
     def __init__(
-        self, model: nn.Module, parallel: Parallel, recipe: Recipe, *, has_streams: bool
+        self,
+        model: nn.Module,
+        parallel: Parallel,
+        recipe: Recipe,
+        *,
+        device: torch.device,
+        has_streams: bool,
     ) -> None:
         deepspeed_library(CPU.type)  # here, so that its absence is reported before a trace
         self._model, self._recipe, self._layout = model, recipe, parallel
         self._group = fake_mesh(parallel.gpus, None).get_group()
         self._streams = RankStreams()
-        self._accelerator = _accelerator(self._streams) if has_streams else None
+        self._device = device
+        self._accelerator = _accelerator(self._streams, device) if has_streams else None
         self.is_used = False
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> DeepSpeedStepper:
         """Stepper of this rank, whose first step makes the engine."""
         self.is_used = True
         return zero_stepper(self._model, optimizer, self._recipe, self._layout, CPU)
+
+    @property
+    def has_host(self) -> bool:
+        """Whether the host's tensors are apart from the GPU's."""
+        return self._device != CPU
 
     @contextlib.contextmanager
     def traced_by(self, tracer: EngineTracer) -> Iterator[None]:
@@ -166,6 +228,7 @@ class ZeroRank:
             (model, "to", lambda *_, **__: model),
             (model, "bfloat16", lambda: model),
             *((module, name, lambda *_: None) for module, name in _comparisons()),
+            (importlib.import_module(CPU_ADAM), "CPUAdamBuilder", NoCompiledAdam),
             *((importlib.import_module(f"{ZERO}.{name}"), "set", _InOrder) for name in GATHERING),
         ]
         if self._accelerator is not None:
@@ -197,7 +260,7 @@ class ZeroRank:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             purpose = Purpose.QUANTISATION if id(tensor) in constants else Purpose.WEIGHT
-            if storage.nbytes():
+            if storage.nbytes() and not (self.has_host and is_on_host(tensor)):
                 sizes[storage._cdata] = storage.nbytes(), purpose  # noqa: SLF001 - the one name of a storage
         held_bytes, purposes = np.array(list(sizes.values()), np.int64).reshape(-1, 2).T
         return Held(held_bytes, purposes, np.zeros(len(sizes), np.int64)), set(sizes)
@@ -238,7 +301,7 @@ def _in_place(place: Any, name: str, value: Any) -> Iterator[None]:
             delattr(place, name)
 
 
-def _accelerator(streams: RankStreams) -> Any:
+def _accelerator(streams: RankStreams, device: torch.device) -> Any:
     """DeepSpeed's interface to a GPU, whose tensors are fake ones on the CPU."""
     module = importlib.import_module("deepspeed.accelerator.cpu_accelerator")
     kind: Any = module.CPU_Accelerator
@@ -266,5 +329,28 @@ def _accelerator(streams: RankStreams) -> Any:
             """Stream of the computation."""
             del device_index
             return streams.compute_stream
+
+        def current_device_name(self) -> str:
+            """Name of the GPU."""
+            return str(device)
+
+        def device_name(self, device_index: int | None = None) -> str:
+            """Name of the GPU."""
+            del device_index
+            return str(device)
+
+        def on_accelerator(self, tensor: torch.Tensor) -> bool:
+            """Whether a tensor is on the GPU."""
+            return tensor.device == device
+
+        @property
+        def ByteTensor(self) -> Any:  # noqa: N802 - the name in torch
+            """Maker of a tensor on the GPU."""
+            return partial(torch.tensor, dtype=torch.uint8, device=device)
+
+        @property
+        def FloatTensor(self) -> Any:  # noqa: N802 - as above
+            """Maker of a tensor on the GPU."""
+            return partial(torch.tensor, dtype=torch.float32, device=device)
 
     return SimulatedAccelerator()

@@ -74,6 +74,7 @@ def trace_engine(
         with_workspaces=cell.is_on_gpu,
         needs_mask=cell.recipe.packing or cell.is_padded,
         note=None if census is None else census.note,
+        has_host=rank.has_host,
     )
     del live
     trainable = [p for p in model.parameters() if p.requires_grad]
