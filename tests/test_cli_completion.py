@@ -42,7 +42,7 @@ def test_every_command_has_help(command: str) -> None:
 def test_examples_in_the_help_are_valid_commands(command: str) -> None:
     """Every example of the help parses to its own command."""
     for text, description in examples_of(command):
-        assert f"python -m orchestrator {text}" in str(examples_text(command))
+        assert f"finetune-cost {text}" in str(examples_text(command))
         assert build_parser().parse_args(shlex.split(text)).command == command, description
 
 

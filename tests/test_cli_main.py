@@ -81,7 +81,7 @@ finally:
         check=True,
     )
     assert ended.stdout.endswith("imported: []\n")
-    assert "python -m orchestrator" in ended.stdout
+    assert "finetune-cost" in ended.stdout
     assert "sweep" in ended.stdout
     assert ended.stderr == ""
 

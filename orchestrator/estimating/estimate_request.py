@@ -10,9 +10,14 @@ from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import constants_on
-from orchestrator.estimating.choosing.layouts import StrategyOption, layouts, names_by_count
+from orchestrator.estimating.choosing.layouts import (
+    StrategyOption,
+    layouts,
+    names_by_count,
+    zero_settings,
+)
 from orchestrator.estimating.choosing.recipe_choice import choice_text
-from orchestrator.estimating.longest_sequence import check_longest, most_tokens
+from orchestrator.estimating.longest_sequence import check_longest, most_tokens, row_tokens
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     ALL,
@@ -46,11 +51,11 @@ from orchestrator.spec.job_options import (
     with_overheads,
 )
 from orchestrator.spec.job_request import SOURCES
-from orchestrator.spec.job_tokens import job_of, longest_example, longest_tokens, of_task, rows
+from orchestrator.spec.job_tokens import job_of, of_task, rows
 from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
 from orchestrator.spec.trainer_defaults import fields_of_model, strategy_defaults
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
-from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, default_zero
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
 from trials.recipes.recipe import Recipe
 from trials.recipes.zero_settings import Offload, ZeroSettings
 from trials.records.compatibility import has_square_mask
@@ -113,21 +118,8 @@ class EstimateRequest:
         """Layouts of so many GPUs (``layouts``); raises EstimateError."""
         if count == 1 and self.strategy in ZERO_STRATEGIES and not self.chooses_number:
             raise EstimateError(f"{self.strategy} needs several GPUs: give --gpus, or 8xH100-SXM")
-        return layouts(count, self.strategy, self.nodes, self.degree, self._zero())
-
-    def _zero(self) -> ZeroSettings | None:
-        """Settings of ZeRO; raises EstimateError where the strategy has none of ``--offload``."""
-        if self.offload is None:
-            return self.zero
-        if self.zero is not None:
-            raise EstimateError(f"--offload {self.offload}: the file of DeepSpeed states its own")
-        needed = ZERO_STRATEGIES if self.offload == "optimizer" else ZERO_STRATEGIES[-1:]
-        if self.strategy not in needed:
-            raise EstimateError(
-                f"--offload {self.offload} needs --strategy {' or '.join(needed)}, not "
-                f"{self.strategy}"
-            )
-        return default_zero(self.strategy).model_copy(update={"offload": self.offload})
+        zero = zero_settings(self.strategy, self.zero, self.offload)
+        return layouts(count, self.strategy, self.nodes, self.degree, zero)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,7 +168,7 @@ def checks_of(request: EstimateRequest) -> Checks:
         lengths = request.seq_len if isinstance(request.seq_len, tuple) else (request.seq_len,)
         for tokens in lengths:
             if tokens != "max":
-                checks.of(_seq_len, tokens, job, recipe)
+                checks.of(row_tokens, tokens, job, recipe)
     return checks
 
 
@@ -231,7 +223,7 @@ def question_on(
         check_longest(job, recipe, request.batch_size)
     assert not isinstance(request.seq_len, tuple)  # estimate_job asks for one length at a time
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
-    seq_len = _seq_len(tokens, of_task(job, recipe), recipe)
+    seq_len = row_tokens(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len, request.steps)
     filled = _fields_of_model(request, recipe, model)
     if recipe.packing and request.recipe.examples_per_row is None:
@@ -377,32 +369,6 @@ def _check_divides(batch_size: BatchOption | None, recipe: Recipe) -> None:
             f"--batch-size {batch_size} does not divide --effective-batch {effective_batch}: use "
             f"{near}, or another effective batch"
         )
-
-
-def _seq_len(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
-    """Tokens of the longest row, which must fit: as given, or as the data has them."""
-    if recipe is not None and recipe.packing:
-        return _row_length(seq_len, job)
-    longest = longest_example(job)
-    if longest is None:
-        if seq_len is None:
-            raise EstimateError("--seq-len is missing: give it, or --dataset")
-        return seq_len
-    if seq_len is not None and seq_len < longest:
-        raise EstimateError(
-            f"--seq-len {seq_len}: examples have up to {longest} tokens: add "
-            f"--cutoff {seq_len}, or leave --seq-len out"
-        )
-    return seq_len or longest_tokens(job, longest)
-
-
-def _row_length(seq_len: int | None, job: Job) -> int:
-    if job.padding == "grouped":
-        raise EstimateError("--packing and --group-by-length exclude each other: give one")
-    row = seq_len or job.cutoff
-    if row is None:
-        raise EstimateError("--packing needs the tokens of a row: add --seq-len")
-    return row
 
 
 def _draws(draws: int | None, model: Model) -> int:

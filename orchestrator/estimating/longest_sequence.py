@@ -8,7 +8,7 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.request import BatchOption
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_tokens import longest_example
+from orchestrator.spec.job_tokens import longest_example, longest_tokens
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.model import Model
@@ -113,3 +113,33 @@ def longest_that_fits(misses: Callable[[int], bool], most: int) -> int:
     fits, miss = coarse[count - 1] if count else 0, coarse[count]
     between = range((miss - 1) // MULTIPLE * MULTIPLE, fits, -MULTIPLE)
     return next((n for n in between if not misses(n)), fits or min(MULTIPLE, most))
+
+
+def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
+    """Tokens of the longest row: as given, or as the data has them.
+
+    Raises:
+        EstimateError: they are missing, or fewer than an example has.
+    """
+    if recipe is not None and recipe.packing:
+        return _row_length(seq_len, job)
+    longest = longest_example(job)
+    if longest is None:
+        if seq_len is None:
+            raise EstimateError("--seq-len is missing: give it, or --dataset")
+        return seq_len
+    if seq_len is not None and seq_len < longest:
+        raise EstimateError(
+            f"--seq-len {seq_len}: examples have up to {longest} tokens: add "
+            f"--cutoff {seq_len}, or leave --seq-len out"
+        )
+    return seq_len or longest_tokens(job, longest)
+
+
+def _row_length(seq_len: int | None, job: Job) -> int:
+    if job.padding == "grouped":
+        raise EstimateError("--packing and --group-by-length exclude each other: give one")
+    row = seq_len or job.cutoff
+    if row is None:
+        raise EstimateError("--packing needs the tokens of a row: add --seq-len")
+    return row

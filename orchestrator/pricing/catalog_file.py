@@ -230,7 +230,7 @@ def _unknown_gpus(located: LocatedYaml, catalog: Catalog) -> Iterator[Problem]:
         key = offer.get("gpu")
         if isinstance(key, str) and key not in there:
             near = did_you_mean(key, there)
-            text = f"unknown GPU {key!r}{near} ('python -m orchestrator catalog gpus' lists all)"
+            text = f"unknown GPU {key!r}{near} ('finetune-cost catalog gpus' lists all)"
             yield Problem(located.line((*place, "gpu")), f"{_dotted(place)}gpu: {text}")
 
 

@@ -237,7 +237,7 @@ def _turns_before(head: Segment) -> Turns:
     return Segment(head - 3), Segment(head - 2), Segment(head - 1)
 
 
-FORWARD: tuple[Turns, ...] = tuple(_turns_before(head) for head in HEADS)
+FORWARD: tuple[Turns, ...] = tuple(map(_turns_before, HEADS))
 """Segments of the three turns of each forward pass."""
 ROUTER_LOOPS = tuple((_turns_before(h), h) for h in (Segment.ROUTER_HEAD, Segment.CAST_HEAD))
 """Turns of each loop over the router logits of all layers, and the segment after it."""

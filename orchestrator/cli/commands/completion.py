@@ -43,7 +43,6 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
         "sweeps": shipped_specs(),
     }
     functions = {name: f"_{PROGRAM.replace('-', '_')}_{name}" for name in named}
-    parser.prog = PROGRAM
     for action in _actions(parser):
         name = next((NAMES[option] for option in action.option_strings if option in NAMES), None)
         name = "sweeps" if action.dest == "spec" else name

@@ -5,12 +5,12 @@ import argparse
 PROGRAM = "finetune-cost"  # the command that pip installs; python -m orchestrator is the same
 EPILOG = """\
 examples:
-  python -m orchestrator sweep                       small models on this machine, in minutes
-  python -m orchestrator sweep my.yaml --dry-run     print what would be measured or skipped
+  finetune-cost estimate --model llama-3.1-8b --method qlora --seq-len 2048
+  finetune-cost sweep                       small models on this machine, in minutes
+  finetune-cost sweep my.yaml --dry-run     print what would be measured or skipped
   ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
-  python -m orchestrator estimate --model mixtral-8x7b --method qlora --seq-len 512
-  python -m orchestrator profile --model mixtral-tiny --seq-len 64    where a step's time goes
-  python -m orchestrator rank runs/laptop --examples 50000 --epochs 3
+  finetune-cost profile --model mixtral-tiny --seq-len 64    where a step's time goes
+  finetune-cost rank runs/laptop --examples 50000 --epochs 3
 """
 EXAMPLES = """\
 sweep my.yaml --dry-run  # print what would run, and what is skipped and why
@@ -78,7 +78,7 @@ def examples_of(command: str) -> list[tuple[str, str]]:
 def examples_text(command: str) -> str | None:
     """The examples of a command for its help; None where it has none."""
     lines = [
-        (text if PROGRAM in text else f"python -m orchestrator {text}", comment)
+        (text if PROGRAM in text else f"{PROGRAM} {text}", comment)
         for text, comment in examples_of(command)
     ]
     if not lines:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from orchestrator.cli.options.help import EPILOG, Help, examples_text
+from orchestrator.cli.options.help import EPILOG, PROGRAM, Help, examples_text
 from orchestrator.cli.options.parser import Parser
 from orchestrator.cli.options.table import add_table
 from orchestrator.cli.parsers import measuring, results
@@ -13,7 +13,7 @@ WIDE = "print all columns of tables, however narrow the terminal"
 def build_parser() -> Parser:
     """The parser of every command."""
     parser = Parser(
-        prog="python -m orchestrator",
+        prog=PROGRAM,
         description="Find the GPU to rent for fine-tuning your language model: simulate or measure "
         "training steps, and rank offers by cost.",
         epilog=EPILOG,

@@ -15,10 +15,16 @@ from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import counted
 from orchestrator.pricing.offer_constraints import Constraints
-from trials.recipes.parallel import MOST_GPUS, Parallel, Strategy
+from trials.recipes.parallel import (
+    MOST_GPUS,
+    ZERO_STRATEGIES,
+    Parallel,
+    Strategy,
+    default_zero,
+)
 from trials.recipes.parallel import STRATEGIES as ALL_STRATEGIES
 from trials.recipes.recipe import Recipe
-from trials.recipes.zero_settings import ZeroSettings
+from trials.recipes.zero_settings import Offload, ZeroSettings
 
 StrategyOption = Literal["auto", Strategy]
 STRATEGIES: Mapping[StrategyOption, tuple[Strategy, ...]] = {
@@ -105,6 +111,25 @@ def layouts(
         for one in STRATEGIES[strategy]
         if one != "hsdp" or copies
     )
+
+
+def zero_settings(
+    strategy: StrategyOption, zero: ZeroSettings | None, offload: Offload | None
+) -> ZeroSettings | None:
+    """Settings of a file of DeepSpeed, or those by default with ``--offload``; None for neither.
+
+    Raises:
+        EstimateError: the strategy offloads nothing of the kind, or there is a file, too.
+    """
+    if offload is None:
+        return zero
+    if zero is not None:
+        raise EstimateError(f"--offload {offload}: DeepSpeed's file says what the host holds")
+    needed = ZERO_STRATEGIES if offload == "optimizer" else ZERO_STRATEGIES[-1:]
+    if strategy not in needed:
+        names = " or ".join(needed)
+        raise EstimateError(f"--offload {offload} needs --strategy {names}, not {strategy}")
+    return default_zero(strategy).model_copy(update={"offload": offload})
 
 
 def placed_layouts(
