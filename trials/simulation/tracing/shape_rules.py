@@ -56,6 +56,34 @@ def new_fake(shape: Shape, mode: FakeTensorMode) -> FakeTensor:
     return FakeTensor(mode, meta, device)
 
 
+def first_of(args: tuple[Any, ...]) -> FakeTensor | None:
+    """First argument; None unless all tensors among the arguments are fake, on one device."""
+    first = args[0]
+    if isinstance(first, (list, tuple)):
+        first = first[0]
+    if not isinstance(first, FakeTensor):
+        return None
+    device = first.fake_device
+    for arg in args:
+        for value in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(value, torch.Tensor) and (
+                not isinstance(value, FakeTensor) or value.fake_device != device
+            ):
+                return None
+    return first
+
+
+def on_device(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
+    """The result of a shape rule as a fake tensor on a device; one that is fake as it is."""
+    return tensor if isinstance(tensor, FakeTensor) else FakeTensor(mode, tensor, device)
+
+
+def fake_like(tensor: torch.Tensor) -> torch.Tensor:
+    """New fake tensor with the shape and dtype of another, without a dispatch."""
+    assert isinstance(tensor, FakeTensor)
+    return new_fake(shape_of(tensor), tensor.fake_mode)
+
+
 def shape_of(tensor: FakeTensor) -> Shape:
     """Size, strides, dtype and device of a tensor: all that a shape rule reads."""
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)

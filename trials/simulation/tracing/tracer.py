@@ -10,8 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
     in_kernel_invocation_manager,
 )
 
@@ -29,11 +27,11 @@ from trials.simulation.recording import (
 from trials.simulation.tracing.operator_costs import describe, workspace
 from trials.simulation.tracing.shape_rules import (
     ShapeEffects,
+    first_of,
     grouped_product,
     key_of,
-    new_fake,
+    on_device,
     result_shapes,
-    shape_of,
 )
 
 aten = torch.ops.aten
@@ -352,15 +350,15 @@ def _shaped_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return grouped_product(*args[:3])
     if func in UPDATING:
         return None
-    first = _first_of(args) if func in PLAIN and "device" not in kwargs else None
+    first = first_of(args) if func in PLAIN and "device" not in kwargs else None
     if first is None:
         return func(*args, **kwargs)
     mode, device = first.fake_mode, first.fake_device
     with in_kernel_invocation_manager(mode):
         result = func(*args, **kwargs)
     if isinstance(result, torch.Tensor):
-        return _fake(result, mode, device)
-    return type(result)(_fake(part, mode, device) for part in result)
+        return on_device(result, mode, device)
+    return type(result)(on_device(part, mode, device) for part in result)
 
 
 def _reader() -> str | None:
@@ -372,30 +370,3 @@ def _reader() -> str | None:
             return str(name)
         frame = frame.f_back
     return None
-
-
-def _first_of(args: tuple[Any, ...]) -> FakeTensor | None:
-    """First argument; None unless all tensors among the arguments are fake, on one device."""
-    first = args[0]
-    if isinstance(first, (list, tuple)):
-        first = first[0]
-    if not isinstance(first, FakeTensor):
-        return None
-    device = first.fake_device
-    for arg in args:
-        for value in arg if isinstance(arg, (list, tuple)) else (arg,):
-            if isinstance(value, torch.Tensor) and (
-                not isinstance(value, FakeTensor) or value.fake_device != device
-            ):
-                return None
-    return first
-
-
-def _fake(result: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
-    return result if isinstance(result, FakeTensor) else FakeTensor(mode, result, device)
-
-
-def fake_like(tensor: torch.Tensor) -> torch.Tensor:
-    """New fake tensor with the shape and dtype of another, without a dispatch."""
-    assert isinstance(tensor, FakeTensor)
-    return new_fake(shape_of(tensor), tensor.fake_mode)

@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from trials.devices.storages import local_tensor
 from trials.simulation.tracing.layer_repetition import RepeatedLayers
-from trials.simulation.tracing.tracer import Tracer, fake_like
+from trials.simulation.tracing.shape_rules import fake_like
+from trials.simulation.tracing.tracer import Tracer
 
 
 class UntracedParameters:
