@@ -351,11 +351,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Operators of a step and waits of the host, in order.
-
-    Attributes:
-        kinds, names, numbers, segments: as in a recording, for RUN and WAITED alone.
-    """
+    """Operators of a step and waits of the host: as in a recording, RUN and WAITED alone."""
 
     kinds: IntArray
     names: IntArray
