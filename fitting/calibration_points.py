@@ -3,18 +3,29 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Basis, Observation, Outcome
-from trials.simulation.recording import Operators
+from trials.simulation.recording import IntArray, Operators
 from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.timing_model import (
+    EfficiencyConstants,
+    HostDeviceTimeline,
+    timeline_of,
+    with_grouped_fallback,
+)
 from trials.simulation.trace_cache import TraceError, Traces
 
+MOST_KNOWN = 8  # timelines by constants: more than a fit moves in turn
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Point:
     """A measured step with its traced operators."""
 
@@ -22,6 +33,71 @@ class Point:
     host: str
     operators: Operators
     seconds: float
+
+    @cached_property
+    def order(self) -> HostDeviceTimeline:
+        """Timeline of the step, of which durations alone depend on the constants."""
+        return timeline_of(self.operators, self.gpu, EfficiencyConstants())
+
+    @cached_property
+    def distinct(self) -> tuple[Operators, IntArray]:
+        """Operators that differ, and the place of each of the step's operators among them."""
+        step = with_grouped_fallback(self.operators, self.gpu)
+        rows = np.c_[step.kinds, step.names, step.numbers]
+        _, first, places = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        distinct = Operators(
+            step.kinds[first], step.names[first], step.numbers[first], step.segments[first]
+        )
+        return distinct, places
+
+
+class PointTimelines:
+    """Timelines of points by constants; equal operators, such as those of all layers, count once.
+
+    Those of the last constants are kept: most steps of a fit change a host's factor alone.
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = points
+        self._by_gpu: dict[str, list[int]] = defaultdict(list)
+        for place, point in enumerate(points):
+            self._by_gpu[point.gpu.key].append(place)
+        self._known: dict[EfficiencyConstants, list[HostDeviceTimeline]] = {}
+
+    def of(self, constants: EfficiencyConstants) -> list[HostDeviceTimeline]:
+        """Timeline of each point."""
+        if constants not in self._known:
+            if len(self._known) == MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[constants] = self._timed(constants)
+        return self._known[constants]
+
+    def _timed(self, constants: EfficiencyConstants) -> list[HostDeviceTimeline]:
+        timelines = {}
+        for places in self._by_gpu.values():
+            own = [self._points[place] for place in places]
+            timed = timeline_of(_joined([p.distinct[0] for p in own]), own[0].gpu, constants)
+            begin = 0
+            for place, point in zip(places, own, strict=True):
+                at = begin + point.distinct[1]
+                begin += len(point.distinct[0].kinds)
+                timelines[place] = replace(
+                    point.order,
+                    host=timed.host[at],
+                    device=timed.device[at],
+                    overlapped=constants.overlapped,
+                )
+        return [timelines[place] for place in range(len(self._points))]
+
+
+def _joined(steps: Sequence[Operators]) -> Operators:
+    """All operators of several steps."""
+    return Operators(
+        np.concatenate([step.kinds for step in steps]),
+        np.concatenate([step.names for step in steps]),
+        np.concatenate([step.numbers for step in steps]),
+        np.concatenate([step.segments for step in steps]),
+    )
 
 
 def measured_points(

@@ -6,11 +6,11 @@ another estimates the error on a GPU without measurements.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fitting.calibration_points import Point
+from fitting.calibration_points import Point, PointTimelines
 from fitting.laws.fit_result import Interval
 from fitting.numerics.arrays import FloatArray
 from fitting.numerics.least_squares import Solution, solve_nonlinear, t_quantile
@@ -20,8 +20,8 @@ from trials.simulation.clock.time_error import time_errors
 from trials.simulation.timing_model import (
     MOST_FRACTION,
     EfficiencyConstants,
+    HostDeviceTimeline,
     step_time,
-    timeline_of,
 )
 
 # Fitted constants and the fields of each. Attention's forward and backward efficiency share one
@@ -145,6 +145,10 @@ class CalibrationProblem:
     names: tuple[str, ...]
     hosts: tuple[str, ...]
     note: str | None
+    _timelines: PointTimelines = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_timelines", PointTimelines(self.points))
 
     def solved(self) -> Solution:
         """Find the minimum, by turns of a fit and a grid search of the host factors."""
@@ -176,15 +180,15 @@ class CalibrationProblem:
         A grid is needed because a host that the GPU never waits for has no gradient: its factor
         changes step times only once it is large enough.
         """
-        own = [point for point in self.points if point.host == host]
+        own = [place for place, point in enumerate(self.points) if point.host == host]
+        timelines = self._of_all_hosts(moved)
         now = float(moved[self._place(host)])
-        timelines = [timeline_of(p.operators, p.gpu, self.of(host, moved)) for p in own]
-        measured = np.array([p.seconds for p in own])
+        measured = np.array([self.points[place].seconds for place in own])
         # A fit may start here, so the grid lies strictly inside the bounds.
         most = np.log(LARGEST_HOST_FACTOR) * (1 - TOLERANCE)
         grid = np.array([now, *np.linspace(-most, most, HOST_FACTORS)])
         simulated = np.array(
-            [[line.seconds(float(np.exp(log - now))) for line in timelines] for log in grid]
+            [[timelines[place].seconds(float(np.exp(log))) for place in own] for log in grid]
         )
         sums: FloatArray = np.square(np.log(simulated / measured)).sum(axis=1)
         return grid, sums
@@ -194,12 +198,14 @@ class CalibrationProblem:
 
     def residuals(self, moved: FloatArray) -> FloatArray:
         """(points,) logarithms of simulated over measured step times."""
-        return np.array(
-            [
-                np.log(step_time(p.operators, p.gpu, self.of(p.host, moved)).seconds / p.seconds)
-                for p in self.points
-            ]
-        )
+        factors = {h: float(np.exp(moved[self._place(h)])) for h in self.hosts}
+        timelines = self._of_all_hosts(moved)
+        pairs = zip(timelines, self.points, strict=True)
+        return np.log([line.seconds(factors.get(p.host, 1.0)) / p.seconds for line, p in pairs])
+
+    def _of_all_hosts(self, moved: FloatArray) -> list[HostDeviceTimeline]:
+        """Timelines of the points by the start's host factor."""
+        return self._timelines.of(_moved(self.start, self.names, moved))
 
     def of(self, host: str, moved: FloatArray) -> EfficiencyConstants:
         """Constants on one host; the start's host factor for one that is not fitted."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from builders.observations import environment, measurement, observation
 
-from fitting.calibration_points import Point, measured_points
+from fitting.calibration_points import Point, PointTimelines, measured_points
 from fitting.clock_calibration import FITTED, CalibrationError, calibrate
 from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.main import main
@@ -16,6 +16,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
+from trials.simulation.recording import Column, Kind, OperatorClass, Operators
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants, step_time
 from trials.simulation.trace_cache import Traces
@@ -75,6 +76,27 @@ def test_calibration_recovers_the_constants_that_made_the_steps(points: list[Poi
     assert 0.02 <= calibration.constants.error < 0.15
     assert calibration.constants.error_above is None
     assert "18 measured steps" in calibration.constants.source
+
+
+def grouped_products(gpu: str) -> Point:
+    """A step of three products of eight experts, two of which are equal."""
+    numbers = np.zeros((3, len(Column)))
+    numbers[:, Column.FLOPS] = 2.0 * 256 * 64 * 32
+    numbers[:, [Column.ROWS, Column.INNER, Column.COLUMNS]] = [32, 64, 32]
+    numbers[:, Column.PRODUCTS] = 8, 4, 8
+    names = np.full(3, 4 * OperatorClass.GROUPED_PRODUCT)
+    operators = Operators(np.full(3, Kind.RUN), names, numbers, np.zeros(3, np.int64))
+    return Point(CATALOG.gpu(gpu), "one", operators, 1.0)
+
+
+def test_points_have_the_durations_of_their_steps(points: list[Point]) -> None:
+    """Timing equal operators once changes none, also where a GPU has no grouped products."""
+    all_points = [*points, *map(grouped_products, GPUS)]
+    timelines = PointTimelines(all_points)
+    for constants in (EfficiencyConstants(), TRUTH, TRUTH.model_copy(update={"overlapped": False})):
+        for point, timeline in zip(all_points, timelines.of(constants), strict=True):
+            expected = step_time(point.operators, point.gpu, constants).seconds
+            assert timeline.seconds() == pytest.approx(expected, rel=1e-12)
 
 
 def test_steps_faster_than_the_gpu_give_constants_that_an_estimate_accepts(

@@ -39,7 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         cluster = Cluster(tmp_path, Path(scratch))
         try:
-            cluster.start_head()
+            cluster.start_head("--include-dashboard=false")
             yield cluster
         finally:
             cluster.stop()

@@ -22,9 +22,9 @@ from trials.simulation.recording import (
 from trials.simulation.timing_model import (
     EfficiencyConstants,
     NoSpeedError,
-    _with_grouped_fallback,
     step_time,
     timeline_of,
+    with_grouped_fallback,
 )
 
 A100 = load_catalog().gpu("A100-80GB-SXM")  # 312 TFLOP/s, 2039 GB/s, 108 multiprocessors
@@ -164,7 +164,7 @@ def test_experts_run_one_by_one_without_a_grouped_kernel() -> None:
 def test_a_grouped_product_is_replaced_in_its_segment() -> None:
     """A wait without costs of its own comes before it."""
     grouped = operator(OperatorClass.GROUPED_PRODUCT, rate=Rate.FP32, products=8, launches=1)
-    replaced = _with_grouped_fallback(operators(moving(1.0), grouped), A100)
+    replaced = with_grouped_fallback(operators(moving(1.0), grouped), A100)
     assert replaced.kinds.tolist() == [Kind.RUN, Kind.WAITED, Kind.RUN]
     assert replaced.names[1:].tolist() == [0, 4 * OperatorClass.MATRIX_PRODUCT + Rate.FP32]
     assert replaced.numbers[1].tolist() == [0.0] * len(Column)

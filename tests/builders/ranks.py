@@ -38,31 +38,20 @@ def real(cases: list[RankCase], folder: Path) -> Answers:
         json.dumps({"cell": cell.model_dump(), "batch_size": BATCH, "micro_batches": n}) + "\n"
         for cell, n in cases
     )
-    command = [sys.executable, str(Path(__file__).parent.parent / "fakes" / "rank_worker.py")]
+    tests = Path(__file__).parent.parent
+    worker = ("-m", "trials.child_process.bootstrap", "fakes.rank_worker")
     with socket.create_server(("127.0.0.1", 0)) as meeting:
-        place = [str(meeting.getsockname()[1]), str(meeting.fileno())]
-        workers = [
-            subprocess.Popen(
-                [*command, str(rank), str(ranks), *place],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).parent.parent.parent,
-                env={"PYTHONPATH": ".", "HOME": str(folder)},
-                pass_fds=[meeting.fileno()],
-            )
-            for rank in range(ranks)
-        ]
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write(lines)
-        worker.stdin.close()
-    answers = []
-    for worker in workers:
-        assert worker.stdout is not None
-        answers.append([json.loads(line) for line in worker.stdout])
-        worker.stdout.close()
-        assert worker.wait() == 0
+        place = [str(meeting.getsockname()[1]), str(meeting.fileno()), str(folder)]
+        subprocess.run(
+            [sys.executable, *worker, str(ranks), *place],
+            input=lines,
+            text=True,
+            cwd=tests.parent,
+            env={"PYTHONPATH": f".:{tests}", "HOME": str(folder)},
+            pass_fds=[meeting.fileno()],
+            check=True,
+        )
+    answers = [json.loads((folder / str(rank)).read_text()) for rank in range(ranks)]
     return {case: list(of_case) for case, *of_case in zip(cases, *answers, strict=True)}
 
 

@@ -1,16 +1,19 @@
-"""One real rank on the CPU: counts the memory and the collectives of its training steps.
+"""Real ranks on the CPU: they count the memory and the collectives of their training steps.
 
-Its arguments are its number, the number of ranks, the port that the ranks meet at, and the
-descriptor of the socket that listens there. It reads cases from stdin, a line of JSON for each, and
-answers each with a line.
+The arguments are the number of ranks, the port that they meet at, the descriptor of the socket that
+listens there, and a folder. The process reads cases from stdin, a line of JSON for each, imports
+the libraries once, and forks the ranks. Each answers with a file of its number in the folder.
 """
 
 import gc
 import importlib
 import json
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +21,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from trials.child_process.bootstrap import freeze_garbage_collector
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.devices.storages import is_distributed
 from trials.ranks.rank import Rank
-from trials.recipes.parallel import Parallel
+from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
 from trials.records.cell import Cell
 from trials.records.model import find_model
 from trials.simulation.tracing.operator_costs import tensors_in
 from trials.simulation.tracing.ranks.rank_tracer import COLLECTIVES
 from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
+from trials.training.optimizers.deepspeed_stepper import deepspeed_library
 
 CPU_ADAM = "deepspeed.ops.adam.cpu_adam"
 LEAST_STEPS, MOST_STEPS = 5, 40  # the first gives the optimizer its state
@@ -130,20 +135,43 @@ def _norm(gradient: torch.Tensor) -> float:
     return float(whole.norm())
 
 
-def main() -> None:
-    """Answer the cases."""
-    number, ranks, port, listening = map(int, sys.argv[1:])
-    construction.LEARNING_RATE = 1e-12  # an update moves no token to another expert
-    torch.set_num_threads(1)
-    layout = Parallel(gpus=ranks, strategy="ddp")
-    rank = Rank(number, layout, device="cpu", port=port, listening=listening)
-    for line in sys.stdin:
-        case = json.loads(line)
+def answer(number: int, cases: Sequence[dict[str, Any]]) -> None:
+    """Answer the cases as one of the ranks."""
+    ranks, port, listening = map(int, sys.argv[1:4])
+    rank = Rank(
+        number, Parallel(gpus=ranks, strategy="ddp"), device="cpu", port=port, listening=listening
+    )
+    answers = []
+    for case in cases:
         cell = Cell.model_validate(case["cell"])
-        answer = counted(rank, cell, case["batch_size"], case["micro_batches"])
-        sys.stdout.write(json.dumps(answer) + "\n")
+        answers.append(counted(rank, cell, case["batch_size"], case["micro_batches"]))
         gc.collect()
         gc.freeze()  # modules, which the first case has imported: a collection passes over them
+    Path(sys.argv[4], str(number)).write_text(json.dumps(answers), encoding="utf-8")
+
+
+def main() -> None:
+    """Fork the ranks; the first that fails ends the others, which would wait for it."""
+    construction.LEARNING_RATE = 1e-12  # an update moves no token to another expert
+    torch.set_num_threads(1)
+    cases = [json.loads(line) for line in sys.stdin]
+    if any(case["cell"]["parallel"]["strategy"] in ZERO_STRATEGIES for case in cases):
+        deepspeed_library("cpu")
+    freeze_garbage_collector()
+    living: set[int] = set()
+    for number in range(int(sys.argv[1])):
+        if child := os.fork():
+            living.add(child)
+        else:
+            answer(number, cases)
+            os._exit(0)
+    while living:
+        child, failure = os.wait()
+        living.remove(child)
+        if failure:
+            for other in living:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def timeline_of(
     layout: Parallel | None = None,
 ) -> HostDeviceTimeline:
     """Durations of a step's events; arguments and errors are those of ``step_time``."""
-    operators = _with_grouped_fallback(operators, gpu)
+    operators = with_grouped_fallback(operators, gpu)
     kinds, numbers = operators.kinds, operators.numbers
     runs = kinds == Kind.RUN
     work = np.where(runs, operators.names // 4, int(OperatorClass.VIEW))
@@ -260,7 +260,7 @@ def timeline_of(
     )
 
 
-def _with_grouped_fallback(operators: Operators, gpu: Gpu) -> Operators:
+def with_grouped_fallback(operators: Operators, gpu: Gpu) -> Operators:
     """Operators with grouped products replaced where the GPU has no kernel for them.
 
     There PyTorch copies the group bounds to the host, waits for them, and multiplies the slices of
