@@ -106,8 +106,9 @@ def made_for_small_steps() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def compare(tmp_path_factory: pytest.TempPathFactory) -> "Compare":
+def compare(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Compare"]:
     """Compare ten steps of the project with the trainer's: same weights, same examples."""
+    from fakes.bf16_products import products_by_fp32  # noqa: PLC0415 - imports torch
     from trainer_reference.comparison import compare as compare_in  # noqa: PLC0415 - seconds
     from trainer_reference.models import write_model  # noqa: PLC0415 - as above
 
@@ -118,7 +119,8 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> "Compare":
             write_model(cell.model, folder)
         compare_in(cell, folder, peak_tolerance=peak_tolerance)
 
-    return compare
+    with products_by_fp32():
+        yield compare
 
 
 @pytest.fixture(scope="module")
