@@ -265,11 +265,12 @@ class Round:
     ) -> Sequence[psutil.Process]:
         """Ranks that are to end with a process: of its own gang, or of all nodes.
 
-        There is room for one trial on the nodes.
+        There is room for one trial on the nodes. Without a head, nobody tells these of the driver's
+        end: they take a minute to give both up.
         """
         if self._nodes is None:
             return [rank for rank in ranks if rank.parent() in {victim, victim.parent()}]
-        is_driver = "orchestrator" in victim.cmdline()
+        is_driver = "orchestrator" in victim.cmdline() and self._nodes.has_head
         below = {victim, *victim.children(recursive=True)}
         return ranks if is_driver or not below.isdisjoint(ranks) else []
 
