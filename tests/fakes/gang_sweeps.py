@@ -58,7 +58,7 @@ class GangSweep(ClusterSweep):
 
     def __init__(self, cluster: Cluster, gpus: int, name: str = "run", more: str = "") -> None:
         self._processes = 2 + gpus // 2  # of a node: fork server, parent of its ranks, and these
-        # About four examples fit on two ranks, and five on four; from 2^23 on collectives are timed.
+        # Four or five examples fit. Of less than 2^23 bytes none are left for timed collectives.
         memory = {2: "10500000", 4: "8400000"}[gpus]
         text = SPEC.replace("GPUS", str(gpus)).replace("MEMORY", memory).replace("MORE\n", more)
         super().__init__(cluster, name, text)
