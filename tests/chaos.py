@@ -265,8 +265,8 @@ class Round:
     ) -> Sequence[psutil.Process]:
         """Ranks that are to end with a process: of its own gang, or of all nodes.
 
-        There is room for one trial on the nodes. Without a head, nobody tells these of the driver's
-        end: they take a minute to give both up.
+        There is room for one trial on the nodes. Without a head, these do not learn of the driver's
+        end, and take a minute to give both up.
         """
         if self._nodes is None:
             return [rank for rank in ranks if rank.parent() in {victim, victim.parent()}]

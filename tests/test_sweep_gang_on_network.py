@@ -25,6 +25,7 @@ ALL = f"""{OTHERS}\
       - {{gpus: 4, nodes: 2, strategy: deepspeed-zero1, {ZERO}}}
       - {{gpus: 4, nodes: 2, strategy: deepspeed-zero3}}
 """
+SOON_SECONDS = 1.0  # by the kernel; Ray alone takes three
 GONE_SECONDS = 60.0  # some seconds on an idle machine: Ray has to find out first
 
 
@@ -77,7 +78,10 @@ def test_ranks_end_with_the_raylet_of_their_second_node_and_it_is_replaced(
     sweep = GangSweep(cluster, 2, "raylet")
     ranks = sweep.ranks(nodes, besides=0)
     victim = next(node for node in nodes if node == sweep.second_node(nodes))
+    worker = victim.gang[0].parent()
+    assert worker is not None
     victim.kill_raylet()
+    assert gone_within([worker], SOON_SECONDS)
     assert gone_within([rank for of_node in ranks for rank in of_node], GONE_SECONDS)
     assert_complete(sweep)
     (fault,) = RunFolder(sweep.out).faults().faults
