@@ -55,7 +55,7 @@ test: setup  ## all tests, a Ray cluster on this machine among them
 test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick, at the moments of five seeds, as root
 	$(RUN) -m pytest -rs -m long
 
-chaos: setup  ## children, workers, raylet, GCS and driver killed at random while sweeps run (MINUTES=60, SEED=0)
+chaos: setup  ## children, ranks, workers, nodes, raylet, GCS and driver killed at random while sweeps run (MINUTES=60, SEED=0)
 	MINUTES=$(or $(MINUTES),60) SEED=$(or $(SEED),0) $(RUN) -W ignore tests/chaos.py
 
 fuzz: setup  ## damaged and hostile input of every kind: no traceback, 10 s, 2 GB (EXAMPLES=10000, SEED=0)

@@ -5,12 +5,13 @@ the requests, or, as root, onto a disk that fills up. Its children, Ray workers,
 and driver are killed, and children are stopped. A driver that ends early is started again until the
 sweep is complete. Trials run the law of ``fakes/law_worker.py`` in place of a model; but for those
 of one more sweep, whose trials train on two ranks and, given as many cores, on four, which are
-killed too. `WHERE=ranks` runs sweeps of this kind alone.
+killed too. `WHERE=ranks` runs sweeps of this kind alone. Trials of a last sweep have their ranks on
+two of the three nodes of a cluster, and whole nodes are killed as well: `WHERE=nodes`.
 
 Printed are kills; observations that were in the log and are not any more; probes with two verdicts;
-processes that live a minute after their driver; files left among the temporary ones; and how long
-ranks outlived one that was killed, at most. The script ends with 1 if there is any of these, if
-ranks outlived another one by 5 s, or if a sweep never ends.
+processes that live a minute after their driver; files left among the temporary ones; and for each
+kind of victim how long the ranks outlived it, at most. The script ends with 1 if there is any of
+these, if ranks outlived another one by 5 s, or if a sweep never ends.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -29,6 +31,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fakes.network_cluster import STAND_IN
+from fakes.ray_cluster import Cluster, StartedNode, kill_sessions, of_sessions
 from fakes.ray_sweeps import SPEC, environment
 from fakes.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 
@@ -44,7 +47,10 @@ GANGS = (
     SPEC.replace("seq_lens: [24, 32, 40]", f"seq_lens: [24, 32]\n    parallel: {LAYOUTS}")
     + "probe_timeout_seconds: 60\nboundary_repeats: 0\n"
 )
-CELLS = {LAWS: 10, GANGS: 4}
+ON_NODES = GANGS.replace("{gpus: 2, ", f"{{gpus: {MOST_RANKS}, ").replace(
+    " strategy:", " nodes: 2, strategy:"
+)
+CELLS = {LAWS: 10, GANGS: 4, ON_NODES: 4}
 # After an agent, with which its raylet ends, a raylet, GCS or driver, Ray or the sweep starts anew,
 # as long as a dozen other kills take.
 OF_RAY = {"worker": 8, "agent": 1, "raylet": 1, "gcs_server": 1, "driver": 2}
@@ -52,6 +58,7 @@ TARGETS = {
     LAWS: {"child": 12, "stopped child": 2} | OF_RAY,
     GANGS: {"rank": 12, "stopped rank": 1, "gang": 4} | OF_RAY | {"worker": 3},
 }
+TARGETS[ON_NODES] = TARGETS[GANGS] | {"worker": 4, "raylet": 2, "node": 2}
 STARTING = 0.004  # share of the kills that are kept while no trial runs: sweeps are to get further
 PAUSE_SECONDS = (0.05, 1.0)
 ROUND_KILLS = 30  # of a sweep; then it may end
@@ -60,7 +67,10 @@ KEPT_BY_OTHERS = "torchinductor_"  # among temporary files: PyTorch never remove
 ROUND_SECONDS = 1800.0
 DISK = ("-t", "tmpfs", "-o", "size=192k")
 MOST_OUTLIVED_SECONDS = 5.0
-WHERES = ("folder", "bucket", *(["full disk"] if os.geteuid() == 0 else []), "ranks")
+WHERES = ("folder", "bucket", *(["full disk"] if os.geteuid() == 0 else []), "ranks", "nodes")
+SPECS = {"ranks": GANGS, "nodes": ON_NODES}
+NODES = 3
+OF_TRIALS = {"server", "gang", "rank"}  # the rest lives as long as a node
 
 
 def family(driver: int) -> list[psutil.Process]:
@@ -93,11 +103,45 @@ def is_trial_of_folder(path: Path) -> bool:
     return len(path.name) == 8 and path.is_file() and path.read_bytes() == b"blat"
 
 
-def outlived_seconds(ranks: list[psutil.Process]) -> float:
+def outlived_seconds(ranks: Sequence[psutil.Process]) -> float:
     """Seconds until all ranks have ended; those of a gang that was killed end with it."""
     start = time.monotonic()
     psutil.wait_procs(ranks, timeout=2 * MOST_OUTLIVED_SECONDS)
     return time.monotonic() - start
+
+
+class Nodes(Cluster):
+    """A head and three nodes, two of which have the ranks of a trial. What died is started anew."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place, place / "ray")
+        self.env |= {"TMPDIR": str(place / "tmp"), "RAY_ADDRESS": f"{self.address}:{self.gcs}"}
+        self._workers: list[StartedNode] = []
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the head is up."""
+        return any(kind_of(process) == "gcs_server" for process in self.processes())
+
+    def start(self) -> None:
+        """Start all where there is no head."""
+        if not self.has_head:
+            self.stop()
+            self.start_head("--num-cpus=0", "--include-dashboard=false")
+        self.replace()
+
+    def replace(self) -> None:
+        """Start a node for each that died."""
+        alive = {os.getsid(p.pid) for p in self.processes() if kind_of(p) == "raylet"}
+        self._workers = [node for node in self._workers if node.session in alive]
+        while self.has_head and len(self._workers) < NODES:
+            self._workers.append(self.start_node("cpu-small", amount=MOST_RANKS // 2))
+
+    def processes(self) -> list[psutil.Process]:
+        """Processes of the nodes, and the head's GCS."""
+        head = of_sessions({node.pid for node in self._nodes[:1]})
+        gcs = (process for process in head if kind_of(process) == "gcs_server")
+        return [*gcs, *of_sessions({node.session for node in self._workers})]
 
 
 class Round:
@@ -109,16 +153,19 @@ class Round:
         self._out.parent.mkdir(parents=True)
         if where == "full disk":
             subprocess.run(["mount", *DISK, "none", self._out.parent], check=True)
-        self._spec = GANGS if where == "ranks" else LAWS
+        self._spec = SPECS.get(where, LAWS)
+        self._nodes = Nodes(place) if where == "nodes" else None
         (place / "small.yaml").write_text(self._spec, encoding="utf-8")
         (place / "tmp").mkdir()
         self.kills: Counter[str] = Counter()
         self.seen: set[str] = set()
         self.begun: set[psutil.Process] = set()
-        self.outlived_seconds = 0.0
+        self.outlived: dict[str, float] = {}
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start, or resume, the sweep."""
+        if self._nodes is not None:
+            self._nodes.start()
         path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
         variables = {"TMPDIR": str(self._place / "tmp"), "RAY_TMPDIR": str(self._place / "tmp")}
         if self._spec is LAWS:
@@ -126,11 +173,20 @@ class Round:
         if self.where == "bucket":
             variables |= CREDENTIALS | {"AWS_ENDPOINT_URL": self._server.url}
         out = f"s3://{BUCKET}/{self._place.name}" if self.where == "bucket" else str(self._out)
-        words = ("sweep", str(self._place / "small.yaml"), "--out", out, "--wait-for-nodes", "0.2")
+        minutes = "0.2" if self._nodes is None else "3"  # a node starts in a fraction of that
+        words = (
+            "sweep",
+            str(self._place / "small.yaml"),
+            "--out",
+            out,
+            "--wait-for-nodes",
+            minutes,
+        )
+        env = environment(self._place) if self._nodes is None else self._nodes.env
         with (self._place / "log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", *words],
-                env=environment(self._place, **variables),
+                env=env | variables,
                 cwd=self._place,
                 stdout=log,
                 stderr=log,
@@ -156,9 +212,11 @@ class Round:
         driver = self.start()
         while time.monotonic() < end:
             time.sleep(self.chance.uniform(*PAUSE_SECONDS))
-            self.begun |= set(family(driver.pid))
+            self.begun |= set(self.processes(driver.pid))
             self.seen |= {o.key for o in self.logged()}
             if driver.poll() is None:
+                if self._nodes is not None:
+                    self._nodes.replace()
                 if self.kills.total() < ROUND_KILLS and time.monotonic() < until:
                     self.kill(driver.pid)
                 continue
@@ -172,39 +230,62 @@ class Round:
         driver.kill()
         return f"never complete: {(self._place / 'log').read_text()[-2000:]}"
 
+    def processes(self, driver: int) -> list[psutil.Process]:
+        """A driver's, and those of its cluster."""
+        return family(driver) + ([] if self._nodes is None else self._nodes.processes())
+
     def kill(self, driver: int) -> None:
         """Kill, or stop, one process of a kind that is drawn, if there is one."""
         targets = TARGETS[self._spec]
         (kind,) = self.chance.choices(list(targets), list(targets.values()))
-        processes = {p: kind_of(p) for p in family(driver)}
+        processes = {p: kind_of(p) for p in self.processes(driver)}
         if next(iter(targets)) not in processes.values():
             if self.chance.random() > STARTING:
                 return
             kind = "driver"
-        wanted = kind.removeprefix("stopped ")
+        wanted = {"node": "raylet"}.get(kind, kind.removeprefix("stopped "))
         living = [p for p, own in processes.items() if p.pid != driver and own == wanted]
         if kind == "driver":
             living = family(driver)[:1]
         if living:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = self.chance.choice(living)
-                gang = process.parent().children() if kind == "rank" else process.children()
-                process.send_signal(signal.SIGSTOP if kind != wanted else signal.SIGKILL)
+                ranks = self.ranks_of(process, [p for p, own in processes.items() if own == "rank"])
+                if kind == "node":
+                    kill_sessions({os.getsid(process.pid)})
+                else:
+                    process.send_signal(signal.SIGSTOP if "stopped" in kind else signal.SIGKILL)
                 self.kills[kind] += 1
-                if kind in {"rank", "gang"}:
-                    self.outlived_seconds = max(self.outlived_seconds, outlived_seconds(gang))
+                if ranks and "stopped" not in kind:
+                    seconds = outlived_seconds(ranks)
+                    self.outlived[kind] = max(self.outlived.get(kind, 0.0), seconds)
+
+    def ranks_of(
+        self, victim: psutil.Process, ranks: Sequence[psutil.Process]
+    ) -> Sequence[psutil.Process]:
+        """Ranks that are to end with a process: of its own gang, or of all nodes.
+
+        There is room for one trial on the nodes. Without a head, these do not learn of the driver's
+        end, and take a minute to give both up.
+        """
+        if self._nodes is None:
+            return [rank for rank in ranks if rank.parent() in {victim, victim.parent()}]
+        is_driver = "orchestrator" in victim.cmdline() and self._nodes.has_head
+        below = {victim, *victim.children(recursive=True)}
+        return ranks if is_driver or not below.isdisjoint(ranks) else []
 
     def damage(self) -> dict[str, list[str]]:
         """What was lost, doubled or left."""
         logged = self.logged()
         verdicts = Counter(o.key.rpartition("/t")[0] for o in logged if o.outcome.is_verdict)
-        alive = psutil.wait_procs(self.begun, timeout=OUTLIVE_SECONDS)[1]
+        to_end = [p for p in self.begun if self._nodes is None or kind_of(p) in OF_TRIALS]
+        alive = psutil.wait_procs(to_end, timeout=OUTLIVE_SECONDS)[1]
+        late = max((self.outlived.get(kind, 0.0) for kind in ("rank", "gang")), default=0.0)
         said = (self._place / "log").read_text(encoding="utf-8", errors="replace")
         return {
             "lost": sorted(self.seen - {o.key for o in logged}),
             "duplicated": sorted(key for key, times in verdicts.items() if times > 1),
-            "ranks": [f"{self.outlived_seconds:.1f} s"]
-            * (self.outlived_seconds > MOST_OUTLIVED_SECONDS),
+            "ranks": [f"{late:.1f} s"] * (late > MOST_OUTLIVED_SECONDS),
             "processes": [str(p) for p in alive if p.is_running()],
             "files": sorted(
                 path.name
@@ -216,6 +297,8 @@ class Round:
 
     def close(self) -> None:
         """End what is left."""
+        if self._nodes is not None:
+            self._nodes.stop()
         for process in self.begun:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -244,7 +327,8 @@ def main() -> int:
             kills += one.kills
             found = {name: items for name, items in damage.items() if items}
             damaged = damaged or bool(found) or failure is not None
-            ends = f" ranks ended in {one.outlived_seconds:.2f} s" * (where == "ranks")
+            late = {kind: f"{seconds:.2f} s" for kind, seconds in one.outlived.items()}
+            ends = f" ranks ended within {late}" * (where in SPECS)
             line = (
                 f"seed {seed}, round {number}, {where}: {dict(one.kills)}{ends} {found} "
                 f"{failure or ''}"

@@ -1,16 +1,18 @@
-"""Trials on ranks of two nodes that have addresses of their own: a cut cable, and a lost driver."""
+"""Trials on ranks of two nodes with addresses of their own: driver, raylet and cable are lost."""
 
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from builders.gangs import gone_within
 from fakes import network_cluster
-from fakes.gang_sweeps import GangSweep, place
+from fakes.gang_sweeps import OTHERS, ZERO, GangSweep, place
 from fakes.network_cluster import NetworkCluster, NetworkNode
 
 from orchestrator.run_folder.run_folder import RunFolder
+from trials.recipes.parallel import STRATEGIES
 from trials.records.observation import largest_batch
 
 LACKING = network_cluster.missing_requirement()
@@ -18,6 +20,18 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(LACKING is not None, reason=LACKING or ""),
 ]
+ALL = f"""{OTHERS}\
+      - {{gpus: 4, nodes: 2, strategy: tp}}
+      - {{gpus: 4, nodes: 2, strategy: deepspeed-zero1, {ZERO}}}
+      - {{gpus: 4, nodes: 2, strategy: deepspeed-zero3}}
+"""
+DDP = """\
+  - models: [llama-tiny]
+    recipes: [{method: lora, lora_rank: 4, precision: bf16}]
+    seq_lens: [32]
+    parallel: [{gpus: 4, nodes: 2, strategy: ddp}]
+"""
+SOON_SECONDS = 1.0  # by the kernel; Ray alone takes three
 GONE_SECONDS = 60.0  # some seconds on an idle machine: Ray has to find out first
 
 
@@ -37,16 +51,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkCluster
 @pytest.fixture(scope="module")
 def nodes(cluster: NetworkCluster) -> list[NetworkNode]:
     """Three nodes."""
-    return [cluster.start_network_node("desk") for _ in range(3)]
+    return [cluster.start_network_node("desk", amount=2) for _ in range(3)]
 
 
 def assert_complete(sweep: GangSweep) -> None:
     """Check that a sweep has ended with every probe once, each on two nodes."""
-    assert sweep.process.wait(timeout=600) == 0, sweep.said
+    assert sweep.process.wait(timeout=2400) == 0, sweep.said
     assert "Traceback" not in sweep.said
     probes = RunFolder(sweep.out).observations()
     assert len({o.key for o in probes}) == len(probes)
-    assert largest_batch(probes) is not None
+    for key in {o.cell.key for o in probes}:
+        assert largest_batch([o for o in probes if o.cell.key == key]) is not None
     assert all(len(set(place(o))) == 2 for o in sweep.measured())
 
 
@@ -60,6 +75,57 @@ def test_ranks_on_all_nodes_end_with_the_driver_and_its_sweep_continues(
     sweep.process.wait()
     assert gone_within([rank for of_node in ranks for rank in of_node], GONE_SECONDS)
     assert_complete(GangSweep(cluster, 2, "orphans"))
+
+
+def test_ranks_end_with_the_raylet_of_their_second_node_and_it_is_replaced(
+    cluster: NetworkCluster, nodes: list[NetworkNode]
+) -> None:
+    """Kill -9 of Ray's process alone: no rank is left on either node, and the trial goes on."""
+    sweep = GangSweep(cluster, 2, "raylet")
+    ranks = sweep.ranks(nodes, besides=0)
+    victim = next(node for node in nodes if node == sweep.second_node(nodes))
+    worker = victim.gang[0].parent()
+    assert worker is not None
+    victim.kill_raylet()
+    assert gone_within([worker], SOON_SECONDS)
+    assert gone_within([rank for of_node in ranks for rank in of_node], GONE_SECONDS)
+    assert_complete(sweep)
+    (fault,) = RunFolder(sweep.out).faults().faults
+    assert victim.address in fault.reason
+    nodes[nodes.index(victim)] = cluster.start_network_node("desk", amount=2)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_every_strategy_trains_on_two_nodes_that_have_addresses(cluster: NetworkCluster) -> None:
+    """Two or four ranks by DeepSpeed's stages, hsdp, ddp and tp, in groups of a node."""
+    sweep = GangSweep(cluster, 2, "strategies", ALL)
+    assert_complete(sweep)
+    layouts = [o.cell.parallel for o in sweep.measured()]
+    assert {layout.strategy for layout in layouts if layout is not None} == set(STRATEGIES)
+
+
+def test_no_trial_of_ranks_begins_where_a_node_is_to_be_preempted(
+    cluster: NetworkCluster, nodes: list[NetworkNode]
+) -> None:
+    """The trial that runs on its second node is the last there."""
+    sweep = GangSweep(cluster, 4, "preempted", DDP)
+    while not sweep.measured():
+        assert sweep.process.poll() is None, sweep.said
+        time.sleep(0.02)
+    spot = next(node for node in nodes if node == sweep.second_node(nodes))
+    cluster.give_notice(spot)
+    before = cells_on(sweep, spot)
+    assert_complete(sweep)
+    assert len(before) == 1
+    assert cells_on(sweep, spot) == before
+    assert {o.cell.key for o in sweep.measured()} > before
+    spot.kill()
+    nodes[nodes.index(spot)] = cluster.start_network_node("desk", amount=2)
+
+
+def cells_on(sweep: GangSweep, node: NetworkNode) -> set[str]:
+    """Cells that were measured on a node by now."""
+    return {o.cell.key for o in sweep.measured() if node.node_id in place(o)}
 
 
 def test_a_node_whose_cable_is_cut_is_replaced(

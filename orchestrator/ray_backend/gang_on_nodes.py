@@ -1,6 +1,7 @@
 """Ranks of a trial on several nodes: a Ray actor on each further node, in the trial's own group."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from orchestrator.scheduling.node_queue import NodeAddress
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.fork_server import ProbeEnd
 from trials.child_process.nodes_prober import NodeProber, NodesProber, ThreadProber, interface_of
+from trials.child_process.parent_death import die_with_parent
 from trials.records.messages import ProbeRequest, RankPlace
 from trials.run_trial import child_prober
 from trials.trial import TrialTask
@@ -57,6 +59,7 @@ class RanksOfNode:
     def probe(self, request: ProbeRequest, *, fresh: bool) -> ProbeEnd:
         """Answer a probe, as ``Prober`` says."""
         assert self._prober is not None
+        die_with_parent(os.getppid())  # with the raylet, while this thread runs
         return self._prober.probe(request, fresh=fresh)
 
     def interrupt(self) -> None:

@@ -1,6 +1,7 @@
 """A trial in a Ray worker: its request for resources, and its run on the node."""
 
 import functools
+import os
 from typing import Any
 
 from ray import tune
@@ -9,6 +10,7 @@ from orchestrator.ray_backend.gang_on_nodes import NodesOfTrial, this_node
 from orchestrator.ray_backend.ray_internals import draining_nodes
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import NodeAddress, Task
+from trials.child_process.parent_death import die_with_parent
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.records.profile import Logged
 from trials.run_trial import child_prober, run_trial
@@ -49,6 +51,7 @@ def run_on_node(config: dict[str, dict[str, Any]]) -> None:
         NodeLeavesError: a node is to be taken away.
         NodeLostError: a node of the ranks is gone.
     """
+    die_with_parent(os.getppid())  # the raylet, whose end Ray's worker sees seconds later
     trial = config["trial"]
     # Reported first: the driver needs the node if the trial dies before any other report.
     _report_nodes(this_node())

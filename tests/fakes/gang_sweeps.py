@@ -17,6 +17,7 @@ cells:
     recipes: [{method: full, precision: fp32}]
     seq_lens: [32]
     parallel: [{gpus: GPUS, nodes: 2, strategy: fsdp2}]
+MORE
 workload: {examples: 100, epochs: 1}
 seed: 3
 max_batch_size: 8
@@ -31,6 +32,17 @@ catalog:
     - {gpu: desk, provider: rented, region: here, instance: pair, usd_per_hour: 0.30,
        gpus_per_instance: 2, source: test, recorded: 2026-11-20}
 """
+ZERO = "zero: {reduce_bucket_size: 20000, allgather_bucket_size: 20000}"
+OTHERS = f"""\
+  - models: [llama-tiny]
+    recipes: [{{method: lora, lora_rank: 4, precision: bf16}}]
+    seq_lens: [32]
+    parallel:
+      - {{gpus: 4, nodes: 2, strategy: hsdp, replicas: 2}}
+      - {{gpus: 2, nodes: 2, strategy: ddp}}
+      - {{gpus: 2, nodes: 2, strategy: deepspeed-zero2, {ZERO}}}
+"""
+"""Cells of other strategies."""
 PATIENCE_SECONDS = 300.0  # for what takes seconds on an idle machine
 
 
@@ -41,13 +53,15 @@ class GangSweep(ClusterSweep):
         cluster: the cluster.
         gpus: ranks of a trial.
         name: name of its run; another sweep with that name continues it.
+        more: further cells.
     """
 
-    def __init__(self, cluster: Cluster, gpus: int, name: str = "run") -> None:
+    def __init__(self, cluster: Cluster, gpus: int, name: str = "run", more: str = "") -> None:
         self._processes = 2 + gpus // 2  # of a node: fork server, parent of its ranks, and these
-        # On two and on four ranks, about four examples fit.
-        memory = {2: "10500000", 4: "7700000"}[gpus]
-        super().__init__(cluster, name, SPEC.replace("GPUS", str(gpus)).replace("MEMORY", memory))
+        # Four or five examples fit. Of less than 2^23 bytes none are left for timed collectives.
+        memory = {2: "10500000", 4: "8400000"}[gpus]
+        text = SPEC.replace("GPUS", str(gpus)).replace("MEMORY", memory).replace("MORE\n", more)
+        super().__init__(cluster, name, text)
 
     def measured(self) -> list[Observation]:
         """Observations by now whose steps ran."""

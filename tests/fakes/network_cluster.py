@@ -172,7 +172,6 @@ class NetworkCluster(Cluster):
     def lose(self) -> None:
         """Kill the head and all nodes at once."""
         super().stop()
-        self._nodes.clear()
 
     def stop(self) -> None:
         """Stop the cluster and remove its network."""

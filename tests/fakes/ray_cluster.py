@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,23 @@ class StartedNode:
     @property
     def gang(self) -> list[psutil.Process]:
         """Fork server of ranks on the node, their parent, and the ranks in their order."""
-        return sorted(filter(self._has, psutil.process_iter()), key=lambda process: process.pid)
+        return sorted(self._processes("gang_worker"), key=lambda process: process.pid)
 
-    def _has(self, process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            is_here = os.getsid(process.pid) == self.session
-            return is_here and "gang_worker" in " ".join(process.cmdline())
-        return False
+    def _processes(self, word: str) -> Iterator[psutil.Process]:
+        """Processes of the node with this word in their command."""
+        for process in of_sessions({self.session}):
+            with contextlib.suppress(psutil.Error):
+                if word in " ".join(process.cmdline()):
+                    yield process
 
     def kill(self) -> None:
         """Kill all processes of the node at once, as when the machine is gone."""
         kill_sessions({self.session})
+
+    def kill_raylet(self) -> None:
+        """Kill Ray's own process on the node, and leave all others."""
+        for process in self._processes("raylet/raylet"):
+            process.kill()
 
 
 class Cluster:
@@ -281,6 +287,7 @@ class Cluster:
         kill_sessions({node.pid for node in self._nodes})
         for node in self._nodes:
             node.wait(timeout=20)
+        self._nodes.clear()
 
 
 class ClusterSweep:
@@ -313,9 +320,16 @@ class ClusterSweep:
         return self._log.read_text(encoding="utf-8")
 
 
-def kill_sessions(leaders: Collection[int]) -> None:
-    """Kill every process of these sessions: Ray's children outlive their parent."""
+def of_sessions(leaders: Collection[int]) -> Iterator[psutil.Process]:
+    """Every process of these sessions: Ray's children outlive their parent."""
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
             if os.getsid(process.pid) in leaders:
-                process.kill()
+                yield process
+
+
+def kill_sessions(leaders: Collection[int]) -> None:
+    """Kill every process of these sessions."""
+    for process in of_sessions(leaders):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
