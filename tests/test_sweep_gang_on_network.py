@@ -11,6 +11,7 @@ from fakes import network_cluster
 from fakes.gang_sweeps import OTHERS, ZERO, GangSweep, place
 from fakes.network_cluster import NetworkCluster, NetworkNode
 
+from orchestrator.ray_backend.trial_worker import NODE_LEAVES
 from orchestrator.run_folder.run_folder import RunFolder
 from trials.recipes.parallel import STRATEGIES
 from trials.records.observation import largest_batch
@@ -119,6 +120,8 @@ def test_no_trial_of_ranks_begins_where_a_node_is_to_be_preempted(
     assert len(before) == 1
     assert cells_on(sweep, spot) == before
     assert {o.cell.key for o in sweep.measured()} > before
+    # None waits there for a worker of its second part either.
+    assert {fault.reason for fault in RunFolder(sweep.out).faults().faults} <= {NODE_LEAVES}
     spot.kill()
     nodes[nodes.index(spot)] = cluster.start_network_node("desk", amount=2)
 

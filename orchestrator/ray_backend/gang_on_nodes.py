@@ -33,6 +33,14 @@ def this_node() -> NodeAddress:
     return NodeAddress(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
 
 
+def nodes_of_group() -> frozenset[str]:
+    """Ids of the nodes that the placement group of this Ray worker has parts on."""
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        return frozenset()
+    return frozenset(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
+
+
 class RanksOfNode:
     """Prober of the ranks on a further node, as an actor there.
 

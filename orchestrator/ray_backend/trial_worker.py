@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import tune
 
-from orchestrator.ray_backend.gang_on_nodes import NodesOfTrial, this_node
+from orchestrator.ray_backend.gang_on_nodes import NodesOfTrial, nodes_of_group, this_node
 from orchestrator.ray_backend.ray_internals import draining_nodes
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import NodeAddress, Task
@@ -77,8 +77,8 @@ def _report_nodes(*nodes: NodeAddress) -> None:
         NodeLeavesError: one of them is to be taken away.
     """
     tune.report({"nodes": [(node.node_id, node.address) for node in nodes]})
-    # Ray places nothing on a node that drains, but Tune reuses the worker that it has there.
-    if not draining_nodes().isdisjoint(node.node_id for node in nodes):
+    # Ray places nothing on a node that drains, but Tune reuses the workers and groups there.
+    if not draining_nodes().isdisjoint({*nodes_of_group(), *(node.node_id for node in nodes)}):
         raise NodeLeavesError(NODE_LEAVES)
 
 
