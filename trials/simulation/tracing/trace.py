@@ -49,7 +49,7 @@ from trials.simulation.tracing.ranks.rank_tracer import RankTracer
 from trials.simulation.tracing.ranks.untraced_parameters import UntracedParameters
 from trials.simulation.tracing.ranks.zero_rank import ZeroRank
 from trials.simulation.tracing.ranks.zero_step import trace_engine
-from trials.simulation.tracing.tracer import Tracer, UntraceableError
+from trials.simulation.tracing.tracer import Effects, Tracer, UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
 from trials.training.optimizers.construction import parameter_groups
@@ -124,6 +124,7 @@ class TraceableCell:
         self.offloading = simulated_offloading(self._model, recipe, self.link)
         self.recipe = recipe
         self._is_checked = False
+        self.effects: Effects = {}
         self.is_padded = False
         self._images = self._images_of(cell)
         self.traced_images = traced_images(self._model, cell)
@@ -156,6 +157,8 @@ class TraceableCell:
             fresh.is_padded, fresh._is_checked = self.is_padded, self._is_checked
             return fresh.trace(batch_size, shares, updates_of)
         census = None if self._is_checked else TracedCensus(self._fake, self._facts)
+        if census is not None:  # it takes note of operators without known effects
+            self.effects.clear()
         with warnings.catch_warnings(), masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries warn about missing devices
             has_own = with_updates and updates_of is None
@@ -302,7 +305,7 @@ class _Step:
         self._tracer = kind(
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
-        self._tracer.image_tokens = cell.image_tokens
+        self._tracer.image_tokens, self._tracer.effects = cell.image_tokens, cell.effects
         if cell.traced_images is not None:
             cell.traced_images.tracer = self._tracer
         cell.link.tracer = self._tracer
