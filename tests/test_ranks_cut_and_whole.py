@@ -1,5 +1,7 @@
 """A rank's step from a few traced layers takes the memory and collectives of a trace of all."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -113,15 +115,18 @@ def test_shardings_of_a_list_are_those_of_its_distinct_tensors(
     own = ShardingPropagator.propagate_op_sharding_non_cached
 
     def counted(propagator: ShardingPropagator, schema: OpSchema) -> OutputSharding:
-        worked_out.append(len(schema.args_schema[0]))  # type: ignore[arg-type] # a list
+        tensors: Any = schema.args_schema[0]
+        worked_out.append(len(tensors))
         return own(propagator, schema)
 
     monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counted)
     mesh = fake_mesh(4, None)
     with FakeTensorMode(), unseen_propagation():
         rows = [16, 8, 16, 16, 8, 16, 16, 8, 16]
-        tensors = [DTensor.from_local(torch.empty(n // 4, 3), mesh, [Shard(0)]) for n in rows]
-        roots = torch._foreach_sqrt(tensors)
+        tensors: list[Any] = [
+            DTensor.from_local(torch.empty(n // 4, 3), mesh, [Shard(0)]) for n in rows
+        ]
+        roots: Any = torch._foreach_sqrt(tensors)
     assert worked_out == [2]
     assert [root.shape for root in roots] == [(n, 3) for n in rows]
     assert {root.placements for root in roots} == {(Shard(0),)}

@@ -23,6 +23,7 @@ from trials.simulation.trace_cache import _last_line
 from trials.simulation.trace_request import Routing
 from trials.simulation.tracing import tracer as tracer_module
 from trials.simulation.tracing import watchdog as watchdog_module
+from trials.simulation.tracing.operator_costs import describe
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracer import Tracer, UntraceableError
 from trials.simulation.tracing.tracing_worker import refusal, routed_shares
@@ -185,7 +186,7 @@ def test_cached_shape_rules_give_the_same_events(
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_further_trace_of_a_model_calls_few_shape_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the effects of operators on arguments of known shapes from the first one."""
-    described = tracer_module.describe
+    described = describe
     calls: list[str] = []
 
     def counted(func: Any, *args: Any) -> Any:

@@ -208,7 +208,8 @@ def _by_distinct_tensors(
     """
 
     def propagated(propagator: ShardingPropagator, schema: OpSchema) -> OutputSharding:
-        if not schema.op.name().startswith(OF_EACH):
+        operator: Any = schema.op
+        if not operator.name().startswith(OF_EACH):
             return propagate(propagator, schema)
         args = schema.args_schema
         rows = list(zip(*(arg for arg in args if arg and isinstance(arg, list)), strict=True))
