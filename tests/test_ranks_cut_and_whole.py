@@ -1,16 +1,25 @@
 """A rank's step from a few traced layers takes the memory and collectives of a trace of all."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from builders.observations import recipe
 from builders.whole_steps import deep, simulated_cell
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from trials.ranks.sharding import unseen_propagation
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model, find_model
 from trials.simulation.recording import Column, Kind, OperatorClass, Operators
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import Routing, TraceRequest
+from trials.simulation.tracing.ranks.fake_rank import fake_mesh
 from trials.simulation.tracing.tracing_worker import Tracing
 from trials.simulation.whole_step import Steps
 
@@ -96,3 +105,28 @@ def test_few_layers_stand_for_all_on_each_rank(
 def test_few_layers_stand_for_all_of_a_real_model(name: str, settings: Recipe) -> None:
     """So they do for 32 layers of Llama and Mixtral, and for 80."""
     check(find_model(name), settings, SHARDED, seq_len=2048)
+
+
+def test_shardings_of_a_list_are_those_of_its_distinct_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DTensor works them out for two shapes, and all nine results have shapes and parts as ever."""
+    worked_out: list[int] = []
+    own = ShardingPropagator.propagate_op_sharding_non_cached
+
+    def counted(propagator: ShardingPropagator, schema: OpSchema) -> OutputSharding:
+        tensors: Any = schema.args_schema[0]
+        worked_out.append(len(tensors))
+        return own(propagator, schema)
+
+    monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counted)
+    mesh = fake_mesh(4, None)
+    with FakeTensorMode(), unseen_propagation():
+        rows = [16, 8, 16, 16, 8, 16, 16, 8, 16]
+        tensors: list[Any] = [
+            DTensor.from_local(torch.empty(n // 4, 3), mesh, [Shard(0)]) for n in rows
+        ]
+        roots: Any = torch._foreach_sqrt(tensors)
+    assert worked_out == [2]
+    assert [root.shape for root in roots] == [(n, 3) for n in rows]
+    assert {root.placements for root in roots} == {(Shard(0),)}

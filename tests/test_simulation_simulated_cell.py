@@ -1,5 +1,6 @@
 """The largest batch size of a simulated cell."""
 
+import pytest
 from builders.observations import tiny_cell
 
 import orchestrator
@@ -9,8 +10,10 @@ from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
 from trials.records.observation import Outcome
+from trials.simulation.memory.streams import Moves
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, SimulatedCell
 from trials.simulation.trace_cache import Traces
+from trials.simulation.whole_step import Steps
 
 
 def test_the_largest_batch_size_is_exact_for_every_limit() -> None:
@@ -59,3 +62,21 @@ def test_the_effective_batch_fits_where_a_smaller_micro_batch_does_not() -> None
         )
         assert row.estimate.max_batch_size == 4
         assert row.estimate.outcome is Outcome.FITS
+
+
+def test_memory_in_use_is_computed_once_for_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs on which a batch of one size is tried share the peak of its step."""
+    computed: list[int] = []
+    own = Steps.moves
+
+    def counted(steps: Steps, batch_size: int) -> Moves:
+        computed.append(batch_size)
+        return own(steps, batch_size)
+
+    monkeypatch.setattr(Steps, "moves", counted)
+    catalog, model = load_catalog(), find_model("llama-tiny")
+    recipe = with_defaults(Recipe(method="full"), model, catalog.gpu("A40"))
+    simulated = SimulatedCell(tiny_cell(recipe=recipe), model, Traces())
+    peaks = [simulated.peak_bytes(4, catalog.gpu(key)) for key in ("A40", "L40S", "H100-SXM")]
+    assert computed == [4]
+    assert peaks[0] == peaks[1] < peaks[2]  # whose cuBLAS takes more

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from trials.simulation.trace_cache import _last_line
 from trials.simulation.trace_request import Routing
 from trials.simulation.tracing import tracer as tracer_module
 from trials.simulation.tracing import watchdog as watchdog_module
+from trials.simulation.tracing.operator_costs import describe
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracer import Tracer, UntraceableError
 from trials.simulation.tracing.tracing_worker import refusal, routed_shares
@@ -179,6 +181,27 @@ def test_cached_shape_rules_give_the_same_events(
         assert np.array_equal(getattr(cached, field.name), getattr(uncached, field.name)), (
             field.name
         )
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_further_trace_of_a_model_calls_few_shape_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the effects of operators on arguments of known shapes from the first one."""
+    described = describe
+    calls: list[str] = []
+
+    def counted(func: Any, *args: Any) -> Any:
+        calls.append(func.name())
+        return described(func, *args)
+
+    monkeypatch.setattr(tracer_module, "describe", counted)
+    model = find_model("llama-tiny")
+    cell = TraceableCell(tiny_cell(model.name, recipe("lora", max_grad_norm=1.0)), model)
+    cell.trace(2, no_shares)
+    first = len(calls)
+    cell.trace(4, no_shares)
+    further = calls[first:]
+    assert 0 < len(further) < first
+    assert not [name for name in further if name.startswith(("aten::_foreach", "aten::_fused"))]
 
 
 def test_numbers_of_two_types_are_not_taken_for_each_other() -> None:

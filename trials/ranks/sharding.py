@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import Replicate, _sharding_prop
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,6 +31,8 @@ MESH_NAMES = ("replicate", "shard")
 """Dimensions of a mesh of several copies of a model, each in shards."""
 GROUP_NAMES = ("shard", "tp")
 """Dimensions of a mesh of several groups, among whose ranks linear layers are divided."""
+OF_EACH = ("aten::_foreach_", "aten::_fused_adam")
+"""Names of operators on lists of tensors, each of which they treat by itself."""
 
 
 def divide(
@@ -174,21 +177,53 @@ def unseen_propagation() -> Iterator[None]:
 
     On the way, DTensor looks for strided shards among all tensors of a list, for each of them.
     Shards along one dimension of a mesh have none, so the search is left out: it takes most of a
-    trace.
+    trace. Much of the rest is left out by ``_by_distinct_tensors``.
     """
     kind: Any = ShardingPropagator
-    name = "_propagate_tensor_meta_non_cached"
-    own: Callable[..., Any] = getattr(kind, name)
+    shapes, shardings = "_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached"
+    own: dict[str, Callable[..., Any]] = {name: getattr(kind, name) for name in (shapes, shardings)}
     search: Callable[..., None] = _sharding_prop._propagate_use_strided_shard_flag  # noqa: SLF001 - no public name
 
     def unseen(*args: Any) -> Any:
         with _disable_current_modes():
-            return own(*args)
+            return own[shapes](*args)
 
-    setattr(kind, name, unseen)
+    setattr(kind, shapes, unseen)
+    setattr(kind, shardings, _by_distinct_tensors(own[shardings]))
     _sharding_prop._propagate_use_strided_shard_flag = lambda *_: None  # noqa: SLF001 - as above
     try:
         yield
     finally:
-        setattr(kind, name, own)
+        for name, function in own.items():
+            setattr(kind, name, function)
         _sharding_prop._propagate_use_strided_shard_flag = search  # noqa: SLF001 - as above
+
+
+def _by_distinct_tensors(
+    propagate: Callable[[ShardingPropagator, OpSchema], OutputSharding],
+) -> Callable[[ShardingPropagator, OpSchema], OutputSharding]:
+    """Let DTensor work out how operators on lists divide them by their distinct tensors alone.
+
+    A model of many layers has few. These operators treat each tensor of a list by itself.
+    """
+
+    def propagated(propagator: ShardingPropagator, schema: OpSchema) -> OutputSharding:
+        operator: Any = schema.op
+        if not operator.name().startswith(OF_EACH):
+            return propagate(propagator, schema)
+        args = schema.args_schema
+        rows = list(zip(*(arg for arg in args if arg and isinstance(arg, list)), strict=True))
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+        columns = iter(zip(*places, strict=True))
+        few = tuple(list(next(columns)) if arg and isinstance(arg, list) else arg for arg in args)
+        sharding = propagate(
+            propagator, OpSchema(schema.op, few, schema.kwargs_schema, schema.schema_info)
+        )
+        if sharding.needs_redistribute:
+            return propagate(propagator, schema)
+        specs: Any = sharding.output_spec
+        if specs is not None:
+            sharding.output_spec = tuple(specs[places[row]] for row in rows)
+        return sharding
+
+    return propagated

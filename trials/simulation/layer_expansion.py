@@ -296,7 +296,7 @@ class _Layout:
             Stream(
                 kinds=kinds,
                 names=names,
-                numbers=recording.numbers[sources],
+                numbers=np.take(recording.numbers, sources, axis=0),
                 segments=segments,
                 purposes=purposes,
                 parts_from=tuple(self._parts_from),

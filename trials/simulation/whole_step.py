@@ -52,6 +52,7 @@ class Steps:
     ) -> None:
         self.held: Held = whole_model(trace.held, trace.copies)
         self._sizes = trace.batch_sizes
+        self._peaks: dict[int, int] = {}
         # A third micro-batch is like the second.
         self._micro_batches = min(micro_batches, 2)
         by_engine = is_by_engine(trace.recordings[0])
@@ -81,13 +82,13 @@ class Steps:
         self._tile_moves = [np.flatnonzero(self.names == name) for name in stream.names[tiled]]
         works = np.flatnonzero(~moves)
         works = works[works >= stream.steady_from]
+        self._numbers = [np.take(s.numbers, works, axis=0) for s in streams]
         self._works = Operators(
             kinds=stream.kinds[works],
             names=stream.names[works],
-            numbers=stream.numbers[works],
+            numbers=self._numbers[0],
             segments=stream.segments[works],
         )
-        self._numbers = [s.numbers[works] for s in streams]
         *_, second_last, last, update = (0, 0, *np.searchsorted(works, stream.parts_from))
         self._last = last
         if by_engine and self._micro_batches > 1:
@@ -134,7 +135,10 @@ class Steps:
 
     def peak_bytes(self, batch_size: int) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
-        return int(in_blocks(self.held.sizes).sum()) + self.moves(batch_size).peak_bytes
+        if batch_size not in self._peaks:  # GPUs of one size ask for the same
+            held = int(in_blocks(self.held.sizes).sum())
+            self._peaks[batch_size] = held + self.moves(batch_size).peak_bytes
+        return self._peaks[batch_size]
 
     def at_peak(self, batch_size: int) -> dict[Purpose, int]:
         """Bytes of ``peak_bytes`` by purpose."""

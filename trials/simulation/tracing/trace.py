@@ -44,14 +44,14 @@ from trials.simulation.tracing.kernels.fused_kernels import as_on_gpu, flash_by_
 from trials.simulation.tracing.kernels.liger_layers import give_liger_layers, liger_rope
 from trials.simulation.tracing.kernels.mamba_kernels import install_simulated_mamba
 from trials.simulation.tracing.kernels.packed_attention import varlen_by_simulation
-from trials.simulation.tracing.layer_repetition import RepeatedLayers, RouterLoops, mark_passes
+from trials.simulation.tracing.layer_repetition import RouterLoops, mark_passes
 from trials.simulation.tracing.ranks.fake_rank import FakeRank
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
 from trials.simulation.tracing.ranks.untraced_parameters import UntracedParameters
 from trials.simulation.tracing.ranks.zero_rank import ZeroRank
 from trials.simulation.tracing.ranks.zero_step import trace_engine
 from trials.simulation.tracing.shape_rules import CPU, GPU_BESIDE_HOST
-from trials.simulation.tracing.tracer import Tracer, UntraceableError
+from trials.simulation.tracing.tracer import Effects, Tracer, UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
 from trials.training.optimizers.construction import parameter_groups
@@ -83,6 +83,10 @@ class TraceableCell:
         target: device whose kernels are traced: a CUDA GPU or the CPU.
         whole: whether to trace every layer instead of a few that represent all.
 
+    Attributes:
+        model: the fake model.
+        repeated_layers: its layers that represent more.
+
     Raises:
         UntraceableError: recipe or model cannot be traced; one line says why.
     """
@@ -112,29 +116,30 @@ class TraceableCell:
         self.device = GPU_BESIDE_HOST if has_host and self.is_on_gpu else CPU
         place = FakePlace(self._mode, self.device)
         self._fake = fake_model(model, recipe, cell.active_experts, place, whole=whole)
-        self._model, self._repeated_layers = self._fake.module, self._fake.repeated_layers
+        self.model, self.repeated_layers = self._fake.module, self._fake.repeated_layers
         self.reference = self._fake.reference
-        give_head(self._model, recipe.loss, target, TRAINED_OUTPUTS[recipe.task])
+        give_head(self.model, recipe.loss, target, TRAINED_OUTPUTS[recipe.task])
         if self.reference is not None:
             give_head(self.reference, recipe.loss, target, REFERENCE_OUTPUTS)
         if recipe.liger_kernels:
-            give_liger_layers(self._model)
+            give_liger_layers(self.model)
         self.rank: FakeRank | None = None
         self.zero: ZeroRank | None = None
         if layout is not None and layout.zero_stage is not None:
             self.zero = ZeroRank(
-                self._model, layout, recipe, device=self.device, has_streams=self.is_on_gpu
+                self.model, layout, recipe, device=self.device, has_streams=self.is_on_gpu
             )
         elif layout is not None and layout.is_sharded:
-            self.rank = FakeRank(self._model, layout, recipe, self._mode)
+            self.rank = FakeRank(self.model, layout, recipe, self._mode)
         self.link = HostLink()
-        self.offloading = simulated_offloading(self._model, recipe, self.link)
+        self.offloading = simulated_offloading(self.model, recipe, self.link)
         self.recipe = recipe
         self._is_checked = False
+        self.effects: Effects = {}
         self.is_padded = False
         self._images = self._images_of(cell)
-        self.traced_images = traced_images(self._model, cell)
-        check_positions(self._model, cell)
+        self.traced_images = traced_images(self.model, cell)
+        check_positions(self.model, cell)
 
     def trace(
         self,
@@ -163,6 +168,8 @@ class TraceableCell:
             fresh.is_padded, fresh._is_checked = self.is_padded, self._is_checked
             return fresh.trace(batch_size, shares, updates_of)
         census = None if self._is_checked else TracedCensus(self._fake, self._facts)
+        if census is not None:  # it takes note of operators without known effects
+            self.effects.clear()
         with warnings.catch_warnings(), masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries warn about missing devices
             has_own = with_updates and updates_of is None
@@ -185,7 +192,7 @@ class TraceableCell:
         if cell.image_tokens is None:
             return 0
         with self._on_target(), self._mode:
-            return images_for(self._model, cell.image_tokens)
+            return images_for(self.model, cell.image_tokens)
 
     @contextlib.contextmanager
     def _on_target(self) -> Iterator[None]:
@@ -201,7 +208,7 @@ class TraceableCell:
         try:
             flash = varlen_by_simulation if self.recipe.packing else flash_by_sdpa
             fused = flash() if self.recipe.attention == FLASH else nothing
-            rope = liger_rope(self._model) if self.recipe.liger_kernels else nothing
+            rope = liger_rope(self.model) if self.recipe.liger_kernels else nothing
             with as_on_gpu(), fused, rope:
                 yield
         finally:
@@ -215,13 +222,13 @@ class TraceableCell:
             UntraceableError: the model has fewer positions.
         """
         cell = self._cell.model_copy(update={"seq_len": seq_len})
-        check_positions(self._model, cell)
+        check_positions(self.model, cell)
         self._cell, self.is_padded = cell, padded
 
     @property
     def depends_on_past_lengths(self) -> bool:
         """Whether the model keeps state from earlier lengths: frequencies that grow with them."""
-        kinds = [str(getattr(module, "rope_type", "")) for module in self._model.modules()]
+        kinds = [str(getattr(module, "rope_type", "")) for module in self.model.modules()]
         return any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
     def batch(self, batch_size: int) -> TaskBatch:
@@ -233,7 +240,7 @@ class TraceableCell:
         mask = torch.ones_like(tokens) if self.is_padded else None
         images = None
         if self._cell.image_tokens is not None:
-            images = image_inputs(self._model, tokens, self._cell.image_tokens, self._images)
+            images = image_inputs(self.model, tokens, self._cell.image_tokens, self._images)
         return TaskBatch(
             tokens, tokens, self.reference, log_probs, advantages, mask=mask, images=images
         )
@@ -241,17 +248,7 @@ class TraceableCell:
     @property
     def models(self) -> list[nn.Module]:
         """Model that is traced, and the separate reference if there is one."""
-        return [self._model, *([] if self.reference is None else [self.reference])]
-
-    @property
-    def model(self) -> nn.Module:
-        """Model that is traced."""
-        return self._model
-
-    @property
-    def repeated_layers(self) -> RepeatedLayers:
-        """Layers of the cut model that represent more."""
-        return self._repeated_layers
+        return [self.model, *([] if self.reference is None else [self.reference])]
 
     @property
     def seq_len(self) -> int:
@@ -270,12 +267,12 @@ class TraceableCell:
 
     def optimizer(self, groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
         """Optimizer of the recipe for groups of parameters."""
-        return simulated_optimizer(self._model, groups, self.recipe, self._target)
+        return simulated_optimizer(self.model, groups, self.recipe, self._target)
 
     def stepper(self, groups: list[list[nn.Parameter]]) -> DeviceStepper:
         """Stepper of the recipe for groups of parameters."""
         device, optimizer = torch.device("cpu"), self.optimizer(groups)
-        stepper = DeviceStepper(self._model, optimizer, self.recipe, device, self._target)
+        stepper = DeviceStepper(self.model, optimizer, self.recipe, device, self._target)
         stepper.offloading = self.offloading
         return stepper
 
@@ -309,7 +306,7 @@ class _Step:
         self._tracer = kind(
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
-        self._tracer.image_tokens = cell.image_tokens
+        self._tracer.image_tokens, self._tracer.effects = cell.image_tokens, cell.effects
         if cell.traced_images is not None:
             cell.traced_images.tracer = self._tracer
         cell.link.tracer = self._tracer

@@ -58,7 +58,6 @@ MASKED = {
 WAITING = {"bitsandbytes::int8_vectorwise_quant"}
 READ = aten._local_scalar_dense.default  # noqa: SLF001 - the operator's name
 
-
 # Operators whose shape rule alone gives the fake result. Skipping the rest of FakeTensorMode, which
 # other operators need, makes a trace twice as fast.
 PLAIN_NAMES = (
@@ -78,6 +77,7 @@ UPDATING = {
     aten._foreach_add_.Scalar,
     aten._foreach_add_.List,
     aten._foreach_mul_.Scalar,
+    aten._foreach_mul_.Tensor,
 }
 GROUPED = aten._grouped_mm.default  # noqa: SLF001 - the operator's name
 
@@ -88,6 +88,7 @@ CHECKS = "transformers.utils.import_utils"
 """Checks that images have as many features as the tokens name (``torch_compilable_check``)."""
 KINDS = "transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe"
 """Decides whether any token goes to experts of images."""
+Effects = dict[Hashable, ShapeEffects]
 NO_VALUES = "the next operations depend on the values of a tensor, which an estimate does not have"
 
 
@@ -104,6 +105,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         with_workspaces: whether to record the workspaces that kernels of a GPU take.
         needs_mask: whether examples are padded, or several are in a row.
         note: called with the name and the result of each operator, once for equal arguments.
+
+    Attributes:
+        effects: of operators by arguments, also those of earlier traces of the same model.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._overflows: int | None = None
         self._following: Segment | None = None
         self._ghosts: list[tuple[int, int, int]] = []
-        self._effects: dict[Hashable, ShapeEffects] = {}
+        self.effects: Effects = {}
         self.segment = Segment.BEFORE
         self.image_tokens: int | None = None
         self.entries_of: Callable[[torch.Tensor], int] | None = None
@@ -202,11 +206,11 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             args = (args[0], _unmasked(args[1], self._entries), *args[2:])
         # The shape of a mask does not determine the number of its set entries.
         key = None if func in ROUTED else key_of(func, args, kwargs)
-        effects = None if key is None else self._effects.get(key)
+        effects = None if key is None else self.effects.get(key)
         if effects is None:
             result, effects = self._evaluated(func, args, kwargs)
             if key is not None:
-                self._effects[key] = effects
+                self.effects[key] = effects
         else:
             result = _result(func, args, kwargs) if effects.mode is None else effects.results()
         self.note_result(func, args, result)
