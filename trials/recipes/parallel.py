@@ -81,64 +81,10 @@ class Parallel(Record):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        problem = next(self._problems(), None)
+        problem = next(_problems(self), None)
         if problem is not None:
             raise ValueError(problem)
         return self
-
-    def _problems(self) -> Iterator[str]:
-        is_unsharded = self.strategy == "ddp" or self.zero_stage is not None
-        if is_unsharded and self.reshard_after_forward is not None:
-            yield "reshard_after_forward is a choice of fsdp2 and hsdp: leave it out"
-        yield from self._problems_of_zero()
-        if self.strategy != "hsdp" and self.replicas is not None:
-            yield f"replicas is a choice of hsdp, not of {self.strategy}: leave it out"
-        if self.strategy == "hsdp" and self.replicas is None:
-            yield "hsdp needs replicas, the number of copies of the model: add it"
-        yield from self._problems_of_degree()
-        if self.gpus % (self.replicas or 1) or self.gpus < 2 * (self.replicas or 1):
-            yield (
-                f"{self.gpus} GPUs cannot be divided into {self.replicas} replicas of at least 2: "
-                "use a multiple"
-            )
-        if self.gpus % self.nodes:
-            yield f"{self.gpus} GPUs cannot be divided among {self.nodes} nodes: use a multiple"
-        if (
-            self.is_sharded
-            and self.shards % self.gpus_per_node
-            and self.gpus_per_node % self.shards
-        ):
-            yield (
-                f"replicas of {self.shards} GPUs do not fill whole nodes of {self.gpus_per_node}: "
-                f"use as many replicas as nodes, {self.nodes}"
-            )
-        if (self.node_network_gbps is None) != (self.rdma is None):
-            yield "node_network_gbps and rdma are given together or not at all"
-        if self.nodes == 1 and self.rdma is not None:
-            yield "node_network_gbps and rdma are those of several nodes: add nodes, or leave them"
-
-    def _problems_of_zero(self) -> Iterator[str]:
-        if self.zero is not None and self.zero_stage is None:
-            yield f"zero has settings of DeepSpeed, not of {self.strategy}: leave it out"
-        elif self.offload in {"parameters", "all"} and self.zero_stage != WEIGHTS_DIVIDED:
-            yield (
-                f"offload {self.offload} needs deepspeed-zero3, not {self.strategy}: use optimizer"
-            )
-
-    def _problems_of_degree(self) -> Iterator[str]:
-        if self.strategy != "tp":
-            if self.degree is not None:
-                yield f"degree is a choice of tp, not of {self.strategy}: leave it out"
-            return
-        if self.degree is None:
-            yield "tp needs at least 2 GPUs on a node: use fsdp2, or fewer nodes"
-        elif self.gpus_per_node % self.degree:
-            yield (
-                f"degree {self.degree} of tp does not divide the {self.gpus_per_node} GPUs of a "
-                "node: use a divisor"
-            )
-        elif self.degree == self.gpus and self.reshard_after_forward is not None:
-            yield "reshard_after_forward is a choice of tp with a degree below gpus: leave it out"
 
     @property
     def data_parallel_ranks(self) -> int:
@@ -179,7 +125,7 @@ class Parallel(Record):
 
     @property
     def offload(self) -> Offload | None:
-        """What DeepSpeed keeps on the host; None for nothing."""
+        """Part of a training that DeepSpeed keeps on the host; None for nothing."""
         return None if self.zero is None else self.zero.offload
 
     @property
@@ -253,6 +199,64 @@ class Parallel(Record):
             "rdma": bool(self.rdma),
         }
         return "-".join(part for part, is_there in parts.items() if is_there)
+
+
+def _problems(layout: Parallel) -> Iterator[str]:
+    """Reasons why a layout cannot be, each with a remedy."""
+    is_unsharded = layout.strategy == "ddp" or layout.zero_stage is not None
+    if is_unsharded and layout.reshard_after_forward is not None:
+        yield "reshard_after_forward is a choice of fsdp2 and hsdp: leave it out"
+    yield from _problems_of_zero(layout)
+    if layout.strategy != "hsdp" and layout.replicas is not None:
+        yield f"replicas is a choice of hsdp, not of {layout.strategy}: leave it out"
+    if layout.strategy == "hsdp" and layout.replicas is None:
+        yield "hsdp needs replicas, the number of copies of the model: add it"
+    yield from _problems_of_degree(layout)
+    if layout.gpus % (layout.replicas or 1) or layout.gpus < 2 * (layout.replicas or 1):
+        yield (
+            f"{layout.gpus} GPUs cannot be divided into {layout.replicas} replicas of at least 2: "
+            "use a multiple"
+        )
+    if layout.gpus % layout.nodes:
+        yield f"{layout.gpus} GPUs cannot be divided among {layout.nodes} nodes: use a multiple"
+    if (
+        layout.is_sharded
+        and layout.shards % layout.gpus_per_node
+        and layout.gpus_per_node % layout.shards
+    ):
+        yield (
+            f"replicas of {layout.shards} GPUs do not fill whole nodes of {layout.gpus_per_node}: "
+            f"use as many replicas as nodes, {layout.nodes}"
+        )
+    if (layout.node_network_gbps is None) != (layout.rdma is None):
+        yield "node_network_gbps and rdma are given together or not at all"
+    if layout.nodes == 1 and layout.rdma is not None:
+        yield "node_network_gbps and rdma are those of several nodes: add nodes, or leave them"
+
+
+def _problems_of_zero(layout: Parallel) -> Iterator[str]:
+    if layout.zero is not None and layout.zero_stage is None:
+        yield f"zero has settings of DeepSpeed, not of {layout.strategy}: leave it out"
+    elif layout.offload in {"parameters", "all"} and layout.zero_stage != WEIGHTS_DIVIDED:
+        yield (
+            f"offload {layout.offload} needs deepspeed-zero3, not {layout.strategy}: use optimizer"
+        )
+
+
+def _problems_of_degree(layout: Parallel) -> Iterator[str]:
+    if layout.strategy != "tp":
+        if layout.degree is not None:
+            yield f"degree is a choice of tp, not of {layout.strategy}: leave it out"
+        return
+    if layout.degree is None:
+        yield "tp needs at least 2 GPUs on a node: use fsdp2, or fewer nodes"
+    elif layout.gpus_per_node % layout.degree:
+        yield (
+            f"degree {layout.degree} of tp does not divide the {layout.gpus_per_node} GPUs of a "
+            "node: use a divisor"
+        )
+    elif layout.degree == layout.gpus and layout.reshard_after_forward is not None:
+        yield "reshard_after_forward is a choice of tp with a degree below gpus: leave it out"
 
 
 def default_zero(strategy: str) -> ZeroSettings:

@@ -181,7 +181,7 @@ def _problems_of_zero(zero: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problems_of_offloading(name: str, value: object) -> Iterator[str]:
-    """What a place for the optimizer or the weights has that is not simulated, each with a remedy.
+    """Settings of a place for the optimizer or the weights that are not simulated, with a remedy.
 
     Sizes of buffers are those of disks, which are not simulated.
     """
@@ -200,7 +200,7 @@ def _problems_of_offloading(name: str, value: object) -> Iterator[str]:
 
 
 def _offload(zero: Mapping[str, Any]) -> Offload | None:
-    """What the host holds by a file; None for nothing."""
+    """Part of a training that the host holds by a file; None for nothing."""
     places = tuple(name for name in OFFLOADING if _is_on(zero.get(name)))
     return next((offload for offload, names in OFFLOADS.items() if names == places), None)
 

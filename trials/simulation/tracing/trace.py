@@ -251,11 +251,6 @@ class TraceableCell:
         return [self.model, *([] if self.reference is None else [self.reference])]
 
     @property
-    def seq_len(self) -> int:
-        """Tokens per example."""
-        return self._cell.seq_len
-
-    @property
     def image_tokens(self) -> int | None:
         """Tokens of each example that come from images; None for text alone."""
         return self._cell.image_tokens

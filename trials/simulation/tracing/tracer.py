@@ -105,9 +105,6 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         with_workspaces: whether to record the workspaces that kernels of a GPU take.
         needs_mask: whether examples are padded, or several are in a row.
         note: called with the name and the result of each operator, once for equal arguments.
-
-    Attributes:
-        effects: of operators by arguments, also those of earlier traces of the same model.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         self._overflows: int | None = None
         self._following: Segment | None = None
         self._ghosts: list[tuple[int, int, int]] = []
-        self.effects: Effects = {}
+        self.effects: Effects = {}  # by arguments, also of earlier traces of the same model
         self.segment = Segment.BEFORE
         self.image_tokens: int | None = None
         self.entries_of: Callable[[torch.Tensor], int] | None = None
