@@ -18,7 +18,7 @@ from trials.simulation.tracing.operator_costs import (
 from trials.simulation.tracing.shape_rules import CPU
 
 aten = torch.ops.aten
-COPY, CONVERSION = aten.copy_.default, aten._to_copy.default  # noqa: SLF001 - the operator's name
+COPIES = COPY, CONVERSION = aten.copy_.default, aten._to_copy.default  # noqa: SLF001 - its name
 
 
 def is_on_host(tensor: Tensor) -> bool:
@@ -38,9 +38,11 @@ def host_works(
     inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
     on_gpu = [t for t in (*inputs, *outputs) if not is_on_host(t)]
     on_host = [t for t in (*inputs, *outputs) if is_on_host(t)]
+    described = describe(func, args, kwargs, result)
     if not on_gpu:
-        described = describe(func, args, kwargs, result)
         return [_of_memory(work, numbers) for work, _, numbers in described]
+    if func not in COPIES:  # a kernel of the GPU, with a number of the host
+        return described
     copied = float(max(map(touched_bytes, on_gpu)))
     works = [(OperatorClass.HOST_COPY, Rate.BF16, _moved(copied))]
     if on_gpu[0].dtype != on_host[0].dtype:

@@ -145,8 +145,8 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
         """Value that the host reads: gradients have a norm of 1, and none overflows."""
         if not self.is_updating and not _is_read_by_engine():
             return super()._read(tensor)
-        is_there = self._has_host and is_on_host(tensor)
-        if not is_there and self.name_of(tensor) not in self._counters:
+        is_of_host = self._has_host and is_on_host(tensor)
+        if not is_of_host and self.name_of(tensor) not in self._counters:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.is_floating_point():
             return 1.0
