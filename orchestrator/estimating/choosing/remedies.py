@@ -192,6 +192,20 @@ def lacks_offloading(row: Estimated) -> bool:
     )
 
 
+def can_leave_to_host(row: Estimated) -> bool:
+    """Whether DeepSpeed could keep weights and optimizer on the host, which no change tries.
+
+    Its traces take minutes for a large model.
+    """
+    question, layout = row.question, row.question.parallel
+    return (
+        layout is not None
+        and layout.offload is None
+        and question.recipe.task == "sft"
+        and question.recipe.method in {"full", "lora"}
+    )
+
+
 def _can_offload(question: Question) -> bool:
     """Whether activations of the recipe may move to the host, and do not yet."""
     recipe = question.recipe

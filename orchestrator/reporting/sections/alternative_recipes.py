@@ -5,7 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, short
 from orchestrator.estimating.choosing.recipe_choice import fits
-from orchestrator.estimating.choosing.remedies import lacks_offloading, largest_misfits
+from orchestrator.estimating.choosing.remedies import (
+    can_leave_to_host,
+    lacks_offloading,
+    largest_misfits,
+)
 from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
 from orchestrator.markdown_table import table
 from orchestrator.spec.recipe_options import ChosenRecipe, OpenCell
@@ -99,9 +103,15 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
         which = f", {ALTERS}," * alters
         yield f"With {options}{which} the job fits on {', '.join(places)}."
     tried = () if rows[0].question.finds_seq_len else largest_misfits(rows)
-    hopeless = [row.estimate.gpu for row in tried if not row.estimate.alternatives]
+    hopeless = [row for row in tried if not row.estimate.alternatives]
     if hopeless:
-        yield f"No change that was tried makes the job fit on {', '.join(hopeless)}."
+        names = ", ".join(row.estimate.gpu for row in hopeless)
+        yield f"No change that was tried makes the job fit on {names}."
+    if any(map(can_leave_to_host, hopeless)):
+        yield (
+            "--strategy deepspeed-zero3 --offload all was not tried: the host then holds weights, "
+            "all in bf16, and optimizer state."
+        )
     untried = [row.estimate.gpu for row in rows if lacks_offloading(row)]
     if untried:
         yield (
