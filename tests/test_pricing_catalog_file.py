@@ -215,8 +215,8 @@ def test_a_csv_with_a_wrong_header_is_reported_once(
             [
                 "2: offers[0].usd_per_hour: must be a number, not true: US dollars, as in 1.25",
                 (
-                    "3: offers[1].gpu: unknown GPU 'A4O': did you mean 'A40'? ('python -m "
-                    "orchestrator catalog gpus' lists all)"
+                    "3: offers[1].gpu: unknown GPU 'A4O': did you mean 'A40'? ('finetune-cost "
+                    "catalog gpus' lists all)"
                 ),
             ],
         ),
