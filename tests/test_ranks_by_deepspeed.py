@@ -262,6 +262,17 @@ def test_a_trial_measures_the_peak_that_is_traced(strategy: ZeroStrategy) -> Non
     assert peaks == [peak(traced(cell, 1)) + FREQUENCIES] * 2
 
 
+@pytest.mark.long
+def test_a_trial_that_offloads_measures_the_peak_that_is_traced() -> None:
+    """It compiles DeepSpeed's AdamW on the CPU, which its record names."""
+    cell = by_zero("deepspeed-zero3", offload="all")
+    measured = probed(cell, 1, BATCH)
+    peaks = [rank.peak_allocated_bytes for rank in measured.ranks]
+    assert peaks == [peak(traced(cell, 1)) + FREQUENCIES] * 2
+    assert measured.built is not None
+    assert measured.built.optimizer == "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
+
+
 def test_weights_are_gathered_for_each_pass_where_they_are_freed() -> None:
     """Once forward and once backward, but for the last, which the backward pass begins with."""
     gathered = moved(traced(by_zero("deepspeed-zero3", zero=RELEASING), 1))["ALL_GATHER"]

@@ -37,15 +37,17 @@ class RecipeError(RuntimeError):
     """The built model does not follow its recipe; the message lists the differences."""
 
 
-def check_built(cell: Cell, built: Built, implied: ParameterCounts) -> None:
+def check_built(
+    cell: Cell, built: Built, implied: ParameterCounts, *, is_offloaded: bool = False
+) -> None:
     """Check that a built model and its step are those of the recipe.
+
+    ``is_offloaded`` says whether the layout of several GPUs has the update on the host.
 
     Raises:
         RecipeError: they are not.
     """
-    layout = cell.parallel
-    on_host = layout is not None and layout.updates_on_host
-    _raise_for(cell, departures(cell.recipe, built, implied, is_offloaded=on_host))
+    _raise_for(cell, departures(cell.recipe, built, implied, is_offloaded=is_offloaded))
 
 
 def check_traced(cell: Cell, built: Built, implied: ParameterCounts) -> None:
@@ -67,10 +69,7 @@ def _raise_for(cell: Cell, wrong: list[str]) -> None:
 def departures(
     recipe: Recipe, built: Built, implied: ParameterCounts, *, is_offloaded: bool = False
 ) -> list[str]:
-    """Differences between a built model and its recipe, one line each; empty for none.
-
-    ``is_offloaded`` says whether the layout of several GPUs has the update on the host.
-    """
+    """Differences between a built model and its recipe (``check_built``), one line each."""
     is_offloaded = is_offloaded or recipe.offload_optimizer
     step = _compared_step(recipe, built, is_offloaded=is_offloaded)
     return _lines([*_compared_model(recipe, built, implied), *step])

@@ -151,7 +151,8 @@ class Worker:
             setup.cell, setup.model, device=self.device.torch_device, seed=setup.seed, rank=rank
         )
         self._built = self.tuning.built()
-        check_built(setup.cell, self._built, self.tuning.implied())
+        on_host = rank is not None and rank.parallel.updates_on_host
+        check_built(setup.cell, self._built, self.tuning.implied(), is_offloaded=on_host)
 
     def environment(self) -> Environment:
         """Software and device of this process."""
