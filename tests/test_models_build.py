@@ -17,7 +17,7 @@ from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
 from trials.simulation.tracing.kernels.fused_heads import give_head
 from trials.training.finetune import FineTuning
-from trials.training.recipe_check import departures
+from trials.training.recipe_check import OFFLOADED_OPTIMIZER_CLASS, departures
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
 pytestmark = [
@@ -237,3 +237,15 @@ def test_a_reward_model_needs_a_sequence_classification_model(name: str) -> None
     """A model of which transformers has none is refused by name."""
     with pytest.raises(FamilyError, match=name):
         built(find_model(name), recipe("full", task="reward"))
+
+
+def test_an_update_on_the_host_is_by_deepspeeds_optimizer() -> None:
+    """PyTorch's, which another layout has, is then another one than the layout implies."""
+    cell = tiny_cell(recipe=recipe("full"))
+    tuning = FineTuning(cell, find_model(cell.model), device=CPU, seed=0)
+    own, implied = tuning.built(), tuning.implied()
+    by_deepspeed = own.model_copy(update={"optimizer": OFFLOADED_OPTIMIZER_CLASS})
+    for built, is_offloaded in ((own, False), (by_deepspeed, True)):
+        assert departures(cell.recipe, built, implied, is_offloaded=is_offloaded) == []
+        (wrong,) = departures(cell.recipe, built, implied, is_offloaded=not is_offloaded)
+        assert wrong.startswith("optimizer: ")
