@@ -17,6 +17,7 @@ from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
 from orchestrator.configurations.trainers.trl import TRL
 from orchestrator.spec.yaml_lines import read_yaml
 from trials.recipes.parallel import ZERO_STRATEGIES
+from trials.recipes.zero_settings import OFFLOADS, offload_of
 
 TRAINERS = (AXOLOTL, LLAMA_FACTORY, TRL)
 """Trainers whose configurations are read."""
@@ -34,7 +35,6 @@ OF_VERSION_1 = ("model_class", "dist_config", "peft_config", "kernel_config", "q
 """Keys that stand beside ``model`` in files of LLaMA-Factory's version 1."""
 
 FEWEST_GPUS, FSDP2 = 2, 2
-OFFLOADING = ("offload_optimizer_device", "offload_param_device")
 """Keys of accelerate for DeepSpeed with parts of the training on the host."""
 OTHER_AXES = ("dp_replicate_size", "tp_size", "cp_size", "sp_size")
 """Sizes of accelerate's mesh that are 1 under FSDP2, ZeRO and DDP alone."""
@@ -113,16 +113,11 @@ def _strategy(values: Mapping[str, Any]) -> str | None:
 
 def _offload(settings: Mapping[str, Any]) -> str | None:
     """Option that says what DeepSpeed keeps on the host by accelerate; None if not simulated."""
-    match [settings.get(name) or "none" for name in OFFLOADING]:
-        case ["none", "none"]:
-            return ""
-        case ["cpu", "none"]:
-            return " --offload optimizer"
-        case ["none", "cpu"]:
-            return " --offload parameters"
-        case ["cpu", "cpu"]:
-            return " --offload all"
-    return None
+    devices = {name: settings.get(f"{name}_device") or "none" for name in OFFLOADS["all"]}
+    if not set(devices.values()) <= {"none", "cpu"}:
+        return None
+    offload = offload_of(name for name, device in devices.items() if device == "cpu")
+    return "" if offload is None else f" --offload {offload}"
 
 
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

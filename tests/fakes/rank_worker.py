@@ -30,11 +30,11 @@ from trials.records.cell import Cell
 from trials.records.model import find_model
 from trials.simulation.tracing.operator_costs import tensors_in
 from trials.simulation.tracing.ranks.rank_tracer import COLLECTIVES
+from trials.simulation.tracing.ranks.zero_rank import CPU_ADAM
 from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
 from trials.training.optimizers.deepspeed_stepper import deepspeed_library
 
-CPU_ADAM = "deepspeed.ops.adam.cpu_adam"
 LEAST_STEPS, MOST_STEPS = 5, 40  # the first gives the optimizer its state
 
 

@@ -1,5 +1,6 @@
 """Settings of DeepSpeed's ZeRO that change memory or time of a step."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -26,6 +27,12 @@ OFFLOADS: dict[Offload, tuple[str, ...]] = {
     "all": ("offload_optimizer", "offload_param"),
 }
 """Keys of DeepSpeed by what the host holds."""
+
+
+def offload_of(keys: Iterable[str]) -> Offload | None:
+    """Part of a training that the host holds by keys of DeepSpeed that are on; None for nothing."""
+    on = set(keys)
+    return next((offload for offload, own in OFFLOADS.items() if set(own) == on), None)
 
 
 class ZeroSettings(Record):

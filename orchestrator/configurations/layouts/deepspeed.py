@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from orchestrator.configurations.configuration import ConfigurationError
 from orchestrator.spec.validation_messages import mistake_text, shown
 from trials.recipes.parallel import ZERO_STRATEGIES, Strategy
-from trials.recipes.zero_settings import OFFLOADS, Offload, ZeroSettings
+from trials.recipes.zero_settings import OFFLOADS, ZeroSettings, offload_of
 
 LARGEST_BYTES = 2**20
 MICRO_BATCH = "train_micro_batch_size_per_gpu"
@@ -23,7 +23,7 @@ STAGE_3 = "stage3_"
 SAVING = ("stage3_gather_16bit_weights_on_model_save", "load_from_fp32_weights")
 WEIGHT_DTYPES = ("fp16", "amp", "fp8")
 OPTIMIZERS = ("AdamW", "Adam")
-OFFLOADING = ("offload_optimizer", "offload_param")
+OFFLOADING = OFFLOADS["all"]
 HOST = "cpu"
 KNOWN = frozenset(
     {
@@ -123,7 +123,7 @@ def deepspeed_of(content: Any, place: str) -> DeepSpeedFile:
     problems = [*_problems(content), *_problems_of_zero(zero)]
     fields = {_field(name): value for name, value in zero.items()}
     fields = {name: v for name, v in fields.items() if name in ZeroSettings.model_fields}
-    fields["offload"] = _offload(zero)
+    fields["offload"] = offload_of(name for name in OFFLOADING if _is_on(zero.get(name)))
     settings = ZeroSettings()
     try:
         settings = ZeroSettings.model_validate(fields)
@@ -197,12 +197,6 @@ def _problems_of_offloading(name: str, value: object) -> Iterator[str]:
         yield f"{name}: ratio {shown(settings['ratio'])} is not simulated: remove it"
     if settings.get("super_offload", False) is not False:
         yield f"{name}: super_offload is not simulated: remove it"
-
-
-def _offload(zero: Mapping[str, Any]) -> Offload | None:
-    """Part of a training that the host holds by a file; None for nothing."""
-    places = tuple(name for name in OFFLOADING if _is_on(zero.get(name)))
-    return next((offload for offload, names in OFFLOADS.items() if names == places), None)
 
 
 def _is_on(value: object) -> bool:

@@ -28,6 +28,7 @@ class ShapeEffects:
     Attributes:
         workspace: numbers of its workspace while it runs, as of a storage.
         works: its costs, one per kind of work.
+        waits: whether the host waits for the device after it.
         mode: mode of its fake results; absent where the shape rule must run each time: for views,
             and for operators that change an argument.
         kind: type of its results, tuple or list; absent for a single tensor.
@@ -36,6 +37,7 @@ class ShapeEffects:
 
     workspace: Numbers
     works: list[Described]
+    waits: bool = False
     mode: FakeTensorMode | None = None
     kind: type | None = None
     shapes: tuple[Shape | None, ...] = ()

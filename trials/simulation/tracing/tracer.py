@@ -215,7 +215,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
             self._counters.add(self.name_of(result))
         if not (self.image_tokens and self.segment in OUTSIDE and func in OF_ONE_IMAGE):
             self._record_work(effects)
-        if func in ROUTED or func.name() in WAITING:
+        if effects.waits:
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         return result
 
@@ -228,8 +228,9 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         if self.note_operator is not None:
             self.note_operator(func.name(), result)
         taken = workspace(func, args, kwargs) if self._with_workspaces else NO_NUMBERS
-        works = describe(func, args, kwargs, result)
-        return result, ShapeEffects(taken, works, *(result_shapes(result, (args, kwargs)) or ()))
+        shapes = result_shapes(result, (args, kwargs)) or ()
+        waits = routed or func.name() in WAITING
+        return result, ShapeEffects(taken, describe(func, args, kwargs, result), waits, *shapes)
 
     def _entries(self, mask: torch.Tensor) -> torch.Tensor:
         """Indices of all images, or of their tokens, which a kernel finds as ``nonzero`` does."""

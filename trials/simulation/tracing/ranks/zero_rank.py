@@ -105,19 +105,6 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
         is_elsewhere = tensor.device.type == "meta" or (self._has_host and is_on_host(tensor))
         return 0 if is_elsewhere else super().note_tensor(tensor)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation, and let the host wait for its copy if that is not asynchronous."""
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self._has_host and is_waited_for(func, args, kwargs or {}, result):
-            self.event(Kind.WAITED, 0, NO_NUMBERS)
-        return result
-
     def _evaluated(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ShapeEffects]:
@@ -125,7 +112,8 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
         result, effects = super()._evaluated(func, args, kwargs)
         if self._has_host and any(map(is_on_host, tensors_in((args, kwargs, result)))):
             works = host_works(func, args, kwargs, result)
-            effects = replace(effects, workspace=NO_NUMBERS, works=works)
+            waits = is_waited_for(func, args, kwargs, result)
+            effects = replace(effects, workspace=NO_NUMBERS, works=works, waits=waits)
         return result, effects
 
     def begin(self, segment: Segment, kept: set[int]) -> None:
