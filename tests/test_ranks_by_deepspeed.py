@@ -13,7 +13,9 @@ from builders.ranks import (
     Answers,
     RankCase,
     compared,
+    host_bytes,
     moved,
+    on_gpu,
     on_layout,
     peak,
     real,
@@ -29,7 +31,7 @@ from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
 from trials.records.observation import Measurement, Outcome
-from trials.simulation.recording import Column, Kind, OperatorClass
+from trials.simulation.recording import OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.ranks.zero_rank import _InOrder
 from trials.simulation.tracing.trace import TraceableCell
@@ -137,19 +139,6 @@ def test_a_rank_that_offloads_is_the_real_one(of_two: Answers) -> None:
     """On a CPU both have what a GPU's rank has on the GPU and on the host, to the byte."""
     apart = among(OFFLOADED, of_two)
     assert apart == {key: [0] * 2 for key in apart}
-
-
-def on_gpu(cell: Cell) -> Steps:
-    """Steps of the first rank of GPUs, whose tensors are apart from the host's."""
-    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
-    return Steps(StepTrace((BATCH,), (step.recording,), step.held, step.copies), 1, cell.parallel)
-
-
-def host_bytes(steps: Steps, work: OperatorClass) -> float:
-    """Bytes that a step copies to and from the host, or that the host reads and writes."""
-    operators = steps.operators(BATCH, 1)
-    which = (operators.kinds == Kind.RUN) & (operators.names // 4 == work)
-    return float(operators.numbers[which, Column.BYTES].sum())
 
 
 def test_the_host_holds_the_optimizer_in_place_of_the_gpu() -> None:

@@ -31,6 +31,8 @@ BATCH = 2
 FULL = recipe("full", precision="bf16-mixed", gradient_checkpointing=True, max_grad_norm=1.0)
 LORA = recipe("lora", precision="bf16", gradient_checkpointing=True)
 SHARDED = Parallel(gpus=8, strategy="fsdp2")
+ON_HOST = Parallel(gpus=8, strategy="fsdp2", shards_on_host=True)
+COPIED_ON_HOST = Parallel(gpus=8, strategy="hsdp", replicas=2, shards_on_host=True)
 COPIED = Parallel(gpus=8, strategy="hsdp", replicas=2)
 SPLIT = Parallel(gpus=2, strategy="tp")
 SPLIT_AND_SHARDED = Parallel(gpus=4, strategy="tp", degree=2)
@@ -72,6 +74,9 @@ def check(model: Model, settings: Recipe, layout: Parallel, seq_len: int = 24) -
     [
         ("llama-tiny", FULL, SHARDED),
         ("llama-tiny", FULL, COPIED),
+        ("llama-tiny", FULL, ON_HOST),
+        pytest.param("llama-tiny", LORA, ON_HOST, marks=pytest.mark.long),
+        pytest.param("llama-tiny", FULL, COPIED_ON_HOST, marks=pytest.mark.long),
         ("llama-tiny", FULL, SPLIT),
         ("llama-tiny", LORA, SPLIT),
         pytest.param("llama-tiny", FULL, SPLIT_AND_SHARDED, marks=pytest.mark.long),
@@ -83,6 +88,9 @@ def check(model: Model, settings: Recipe, layout: Parallel, seq_len: int = 24) -
     ids=[
         "llama",
         "llama copies",
+        "llama on the host",
+        "llama on the host, lora",
+        "llama copies on the host",
         "llama split",
         "llama split, lora",
         "llama split and sharded",

@@ -23,7 +23,7 @@ from builders.ranks import (
 
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.fields import Method
-from trials.recipes.parallel import Parallel, Strategy
+from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
@@ -43,6 +43,7 @@ def cases(ranks: int) -> list[RankCase]:
     layouts = [
         Parallel(gpus=ranks, strategy="fsdp2"),
         Parallel(gpus=ranks, strategy="fsdp2", reshard_after_forward=False),
+        Parallel(gpus=ranks, strategy="fsdp2", shards_on_host=True),
         Parallel(gpus=ranks, strategy="ddp"),
         *([Parallel(gpus=ranks, strategy="hsdp", replicas=2)] if ranks == 4 else []),
     ]
@@ -59,7 +60,14 @@ def cases(ranks: int) -> list[RankCase]:
 
 def is_quick(cell: Cell) -> bool:
     """Whether a cell is compared in each run of the tests: each strategy on as few ranks."""
-    quick = {"2xfsdp2", "2xddp", "4xhsdp-2replicas", "2xtp", "4xtp-2degree"}
+    quick = {
+        "2xfsdp2",
+        "2xfsdp2-all-offloaded",
+        "2xddp",
+        "4xhsdp-2replicas",
+        "2xtp",
+        "4xtp-2degree",
+    }
     return cell.parallel is not None and cell.parallel.key in quick
 
 
@@ -111,14 +119,19 @@ def test_a_traced_rank_is_the_real_one_in_all_cases(ranks: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "method"), [("fsdp2", "full"), ("ddp", "lora"), ("tp", "full"), ("tp", "lora")]
+    ("layout", "method"),
+    [
+        (Parallel(gpus=2, strategy="fsdp2"), "full"),
+        (Parallel(gpus=2, strategy="fsdp2", shards_on_host=True), "full"),
+        (Parallel(gpus=2, strategy="ddp"), "lora"),
+        (Parallel(gpus=2, strategy="tp"), "full"),
+        (Parallel(gpus=2, strategy="tp"), "lora"),
+    ],
+    ids=lambda value: value.key if isinstance(value, Parallel) else value,
 )
-def test_a_trial_measures_the_peak_that_is_traced(strategy: Strategy, method: Method) -> None:
+def test_a_trial_measures_the_peak_that_is_traced(layout: Parallel, method: Method) -> None:
     """It runs the same step, so that both ranks take the bytes of the trace."""
-    cell = on_layout(
-        tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH),
-        Parallel(gpus=2, strategy=strategy),
-    )
+    cell = on_layout(tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH), layout)
     setup = Setup(cell=cell, model=find_model(cell.model), gpu=cpu(), seed=0, threads=1)
     with ChildProber(setup, build_timeout_seconds=300, probe_timeout_seconds=120) as prober:
         end = prober.probe(ProbeRequest(batch_size=BATCH, timing=None))

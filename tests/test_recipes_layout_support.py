@@ -2,6 +2,7 @@
 
 import pytest
 from builders.observations import recipe
+from pydantic import ValidationError
 
 from trials.recipes.layout_support import SPLIT_FAMILIES, unmeasured, unsupported
 from trials.recipes.parallel import Parallel, ZeroStrategy
@@ -30,6 +31,28 @@ def test_other_layouts_have_no_degree_in_their_records() -> None:
     assert layout.data_parallel_ranks == 8
     assert Parallel.model_validate(alone := EIGHT.model_dump()) == EIGHT
     assert alone["degree"] == 8
+
+
+def test_a_layout_may_leave_its_shards_to_the_host() -> None:
+    """It says so as DeepSpeed's do, and its key names it; other layouts are what they were."""
+    layout = Parallel.model_validate({"gpus": 8, "strategy": "fsdp2", "offload": "all"})
+    assert layout == Parallel(gpus=8, strategy="fsdp2", shards_on_host=True)
+    assert Parallel.model_validate_json(layout.model_dump_json()) == layout
+    assert (layout.key, layout.offload) == ("8xfsdp2-all-offloaded", "all")
+    plain = Parallel(gpus=8, strategy="fsdp2")
+    assert Parallel.model_validate({"gpus": 8, "strategy": "fsdp2", "offload": "none"}) == plain
+    assert "shards_on_host" not in plain.model_dump()
+    with pytest.raises(ValidationError, match="shards_on_host is a choice of fsdp2 and hsdp"):
+        Parallel(gpus=8, strategy="deepspeed-zero3", shards_on_host=True)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_32bit", "torchao_adamw_4bit"])
+def test_shards_on_the_host_are_updated_by_pytorch(optimizer: str) -> None:
+    """Those of bitsandbytes and torchao are a GPU's."""
+    layout = Parallel(gpus=2, strategy="fsdp2", shards_on_host=True)
+    reason = unsupported(recipe("lora", optimizer=optimizer), LLAMA, layout)
+    assert reason == f"optimizer {optimizer} is not simulated with fsdp2: use adamw"
+    assert unsupported(recipe("qlora"), LLAMA, layout) is None
 
 
 @pytest.mark.parametrize("family", SPLIT_FAMILIES)

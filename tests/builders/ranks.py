@@ -77,6 +77,20 @@ def peak(steps: Steps) -> int:
     return int(steps.held.sizes.sum() + np.cumsum(sizes).max())
 
 
+def on_gpu(cell: Cell, micro_batches: int = 1) -> Steps:
+    """Steps of the first rank of GPUs, whose tensors are apart from the host's."""
+    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
+    trace = StepTrace((BATCH,), (step.recording,), step.held, step.copies)
+    return Steps(trace, micro_batches, cell.parallel)
+
+
+def host_bytes(steps: Steps, work: OperatorClass) -> float:
+    """Bytes that a step copies to and from the host, or that the host reads and writes."""
+    operators = steps.operators(BATCH)
+    which = (operators.kinds == Kind.RUN) & (operators.names // 4 == work)
+    return float(operators.numbers[which, Column.BYTES].sum())
+
+
 def moved(steps: Steps, micro_batches: int | None = None) -> dict[str, int]:
     """Bytes of a step's collectives by kind."""
     operators = steps.operators(BATCH, micro_batches)

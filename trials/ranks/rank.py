@@ -144,7 +144,8 @@ class Rank:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
         if not self.is_sharded or self.parallel.zero_stage is not None:
             return  # DeepSpeed divides them in the first step
-        divide(model, self.parallel, recipe, *self._meshes())
+        is_pinned = self.device.type != "cpu"
+        divide(model, self.parallel, recipe, *self._meshes(), is_pinned=is_pinned)
 
     def _meshes(self) -> tuple[DeviceMesh | None, DeviceMesh | None]:
         """Ranks among which weights are in shards, and those of a group of ``tp``."""

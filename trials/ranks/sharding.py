@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import Replicate, _sharding_prop
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
@@ -35,12 +35,14 @@ OF_EACH = ("aten::_foreach_", "aten::_fused_adam")
 """Names of operators on lists of tensors, each of which they treat by itself."""
 
 
-def divide(
+def divide(  # noqa: PLR0913 - a model and its layout
     model: nn.Module,
     parallel: Parallel,
     recipe: Recipe,
     shards: DeviceMesh | None,
     group: DeviceMesh | None,
+    *,
+    is_pinned: bool,
 ) -> None:
     """Divide a model among ranks as its layout says, in place.
 
@@ -50,14 +52,17 @@ def divide(
         recipe: recipe of the model.
         shards: ranks among which weights are in shards, as for ``shard``; None for none.
         group: ranks among which linear layers are divided, by ``tp``; None for none.
+        is_pinned: as for ``shard``.
     """
     if group is not None:
         split(model, group)
     if shards is not None:
-        shard(model, parallel, recipe, shards)
+        shard(model, parallel, recipe, shards, is_pinned=is_pinned)
 
 
-def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh) -> None:
+def shard(
+    model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh, *, is_pinned: bool
+) -> None:
     """Divide the weights of a model among the ranks of a mesh, in place.
 
     The units that are gathered together are those of accelerate 1.15 (``fsdp2_prepare_model``):
@@ -69,10 +74,13 @@ def shard(model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh
         recipe: recipe of the model, whose autocast dtype is that of gathered weights and of reduced
             gradients.
         mesh: ranks, in one dimension, or in the two of ``MESH_NAMES``.
+        is_pinned: whether shards on the host are in pinned memory, as beside a GPU.
     """
     dtype = None if recipe.autocast is None else DTYPES[recipe.autocast]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    if parallel.shards_on_host:
+        settings["offload_policy"] = CPUOffloadPolicy(pin_memory=is_pinned)
     for layer in decoder_layers(model):
         fully_shard(layer, reshard_after_forward=parallel.reshards, **settings)
     given: Any = model

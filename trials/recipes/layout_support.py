@@ -33,7 +33,7 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
     if recipe.offload_optimizer:
         return (
             "offload_optimizer is DeepSpeed's on one GPU: on several use strategy deepspeed-zero2 "
-            "with offload optimizer"
+            "with offload optimizer, or fsdp2 with offload all"
         )
     if not parallel.is_sharded:
         return None

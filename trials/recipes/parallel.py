@@ -17,6 +17,8 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ZERO_STRATEGIES: tuple[ZeroStrategy, ...] = get_args(ZeroStrategy)
 ZERO_STAGES: dict[str, int] = {name: int(name[-1]) for name in ZERO_STRATEGIES}
 """Stage of DeepSpeed's ZeRO by strategy."""
+SHARDED_BY_TORCH = ("fsdp2", "hsdp")
+"""Strategies whose shards the host may hold, all of them (torch's ``CPUOffloadPolicy``)."""
 WEIGHTS_DIVIDED = 3
 """Stage of ZeRO that divides the weights, beside optimizer state and gradients."""
 MOST_GPUS = 512
@@ -44,6 +46,8 @@ class Parallel(Record):
         zero: settings of ZeRO; for ``deepspeed-zero1`` to ``-zero3`` alone. Absent for DeepSpeed's
             own, with the sizes of stage 3 that transformers puts in place of ``auto``. A key
             ``offload`` beside ``strategy`` adds its own to these.
+        shards_on_host: whether the host holds the shards and updates them; true, or absent. For
+            ``fsdp2`` and ``hsdp`` alone, where it is ``offload: all``.
         replicas: number of copies of the model; for ``hsdp`` alone.
         nodes: number of nodes, with as many GPUs each.
         node_network_gbps: network of a node to the others, in 10^9 bits per second and direction;
@@ -56,6 +60,7 @@ class Parallel(Record):
     reshard_after_forward: bool | None = None
     # Records of one node stay as they were before there were several.
     zero: Annotated[ZeroSettings | None, Field(exclude_if=lambda n: n is None)] = None
+    shards_on_host: Annotated[Literal[True] | None, Field(exclude_if=lambda n: n is None)] = None
     replicas: Annotated[int | None, Field(ge=2, exclude_if=lambda n: n is None)] = None
     degree: Annotated[int | None, Field(ge=2, exclude_if=lambda n: n is None)] = None
     nodes: Annotated[int, Field(ge=1, exclude_if=lambda n: n == 1)] = 1
@@ -125,12 +130,14 @@ class Parallel(Record):
 
     @property
     def offload(self) -> Offload | None:
-        """Part of a training that DeepSpeed keeps on the host; None for nothing."""
+        """Part of a training that the host holds; None for nothing."""
+        if self.shards_on_host:
+            return "all"
         return None if self.zero is None else self.zero.offload
 
     @property
     def updates_on_host(self) -> bool:
-        """Whether the host updates the weights, and holds the optimizer's state."""
+        """Whether DeepSpeed updates the weights on the host, which holds the optimizer's state."""
         return self.zero is not None and self.zero.updates_on_host
 
     @property
@@ -206,7 +213,7 @@ def _problems(layout: Parallel) -> Iterator[str]:
     is_unsharded = layout.strategy == "ddp" or layout.zero_stage is not None
     if is_unsharded and layout.reshard_after_forward is not None:
         yield "reshard_after_forward is a choice of fsdp2 and hsdp: leave it out"
-    yield from _problems_of_zero(layout)
+    yield from _problems_of_offload(layout)
     if layout.strategy != "hsdp" and layout.replicas is not None:
         yield f"replicas is a choice of hsdp, not of {layout.strategy}: leave it out"
     if layout.strategy == "hsdp" and layout.replicas is None:
@@ -234,10 +241,12 @@ def _problems(layout: Parallel) -> Iterator[str]:
         yield "node_network_gbps and rdma are those of several nodes: add nodes, or leave them"
 
 
-def _problems_of_zero(layout: Parallel) -> Iterator[str]:
+def _problems_of_offload(layout: Parallel) -> Iterator[str]:
+    if layout.shards_on_host and layout.strategy not in SHARDED_BY_TORCH:
+        yield f"shards_on_host is a choice of fsdp2 and hsdp, not of {layout.strategy}: remove it"
     if layout.zero is not None and layout.zero_stage is None:
         yield f"zero has settings of DeepSpeed, not of {layout.strategy}: leave it out"
-    elif layout.offload in {"parameters", "all"} and layout.zero_stage != WEIGHTS_DIVIDED:
+    elif layout.zero_stage in {1, 2} and layout.offload in {"parameters", "all"}:
         yield (
             f"offload {layout.offload} needs deepspeed-zero3, not {layout.strategy}: use optimizer"
         )
@@ -265,17 +274,26 @@ def default_zero(strategy: str) -> ZeroSettings:
 
 
 def _with_offload(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a layout with ``offload`` among the settings of ZeRO.
+    """Fields of a layout with ``offload`` as its strategy has it: a setting of ZeRO, or of shards.
 
     Raises:
-        ValueError: the strategy is none of DeepSpeed.
+        ValueError: the strategy does not offload so.
     """
     offload, strategy = fields["offload"], fields.get("strategy")
     others = {name: value for name, value in fields.items() if name != "offload"}
     if offload in (None, "none"):
         return others
+    if strategy in SHARDED_BY_TORCH:
+        if offload != "all":
+            raise ValueError(
+                f"offload {offload} is a choice of DeepSpeed: {strategy} offloads weights, "
+                "gradients and optimizer together: use all"
+            )
+        return {**others, "shards_on_host": True}
     if strategy not in ZERO_STAGES:
-        raise ValueError(f"offload is a choice of DeepSpeed, not of {strategy}: leave it out")
+        raise ValueError(
+            f"offload is a choice of DeepSpeed, fsdp2 and hsdp, not of {strategy}: leave it out"
+        )
     zero = fields.get("zero") or default_zero(strategy)
     if not isinstance(zero, (Mapping, ZeroSettings)):
         return others  # whose settings are a mistake

@@ -38,6 +38,8 @@ from trials.simulation.recording import (
 )
 
 BoolArray = npt.NDArray[np.bool_]
+OF_LATER = (Kind.ACCUMULATED, Kind.DROPPED, Kind.ADDED_ON_HOST)
+"""Kinds of events that only a micro-batch after the first has."""
 
 
 def check_repeats(recording: Recording) -> None:
@@ -164,22 +166,21 @@ class _SegmentEvents:
 
     def of_first_micro_batch(self) -> "_SegmentEvents":
         """Events of the first micro-batch, whose gradients stay."""
-        return self.where((self.kinds != Kind.ACCUMULATED) & (self.kinds != Kind.DROPPED))
+        return self.where(~np.isin(self.kinds, OF_LATER))
 
     def added_to_gradients(self) -> "_SegmentEvents":
         """Events of a later micro-batch: each gradient is added to the first one's and freed."""
-        is_added = self.kinds == Kind.ACCUMULATED
-        # Each such event becomes two, the sum and the free, but where the free comes later.
-        times = np.where(is_added & ~self.outlive, 2, 1)
-        at = np.repeat(np.arange(len(times)), times)
-        events = self.where(at)
-        run = (np.cumsum(times) - times)[is_added]
-        kinds = np.where(
-            np.isin(events.kinds, (Kind.ACCUMULATED, Kind.DROPPED)), Kind.FREED, events.kinds
-        )
+        is_added, on_host = (self.kinds == kind for kind in (Kind.ACCUMULATED, Kind.ADDED_ON_HOST))
+        # Each becomes two: the sum and the free, but where that comes later, or a wait and the sum.
+        times = np.where((is_added & ~self.outlive) | on_host, 2, 1)
+        events = self.where(np.repeat(np.arange(len(times)), times))
+        firsts = np.cumsum(times) - times
+        kinds = np.where(np.isin(events.kinds, OF_LATER), Kind.FREED, events.kinds)
         names = events.names.copy()
-        kinds[run] = Kind.RUN
-        names[run] = 4 * OperatorClass.MEMORY + Rate.BF16
+        kinds[firsts[on_host]] = Kind.WAITED
+        runs = firsts[is_added], firsts[on_host] + 1
+        for run, work in zip(runs, (OperatorClass.MEMORY, OperatorClass.HOST_MEMORY), strict=True):
+            kinds[run], names[run] = Kind.RUN, 4 * work + Rate.BF16
         return replace(events, kinds=kinds, names=names)
 
 

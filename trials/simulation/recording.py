@@ -35,6 +35,8 @@ class Kind(IntEnum):
     DROPPED = 6
     """Something that held a gradient beside its parameter let it go: a later micro-batch's, which
     is otherwise freed as it is added, is freed here."""
+    ADDED_ON_HOST = 7
+    """A gradient was copied to the host, which waits for that of a later micro-batch to add it."""
 
 
 class Wait(IntEnum):

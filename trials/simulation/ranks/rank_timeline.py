@@ -47,7 +47,7 @@ def rank_seconds(
         device: (events,) seconds on the GPU; 0 for events that launch nothing.
         links: (events,) ``WITHIN`` or ``BETWEEN`` for collectives, 0 for other events.
         streams: (events,) ``StreamEvent.number`` of each event, 0 for none.
-        waits: indices of the events at which the host waits for the stream of the computation.
+        waits: indices of the events at which the host waits for the stream that runs then.
     """
     host_waits = np.zeros(len(host), np.bool_)
     host_waits[waits] = True
@@ -67,7 +67,7 @@ def rank_seconds(
         now += run_spent
         spent, busy, link, number, is_wait = stop
         if is_wait:
-            now = max(now, free[COMPUTE_STREAM])
+            now = max(now, free[stream])
         now += spent
         if number >= FIRST:
             event = events[number]

@@ -4,6 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -130,7 +131,9 @@ class TraceableCell:
                 self.model, layout, recipe, device=self.device, has_streams=self.is_on_gpu
             )
         elif layout is not None and layout.is_sharded:
-            self.rank = FakeRank(self.model, layout, recipe, self._mode)
+            self.rank = FakeRank(self.model, layout, recipe, place)
+        is_on_host = self.rank is not None and self.rank.has_host
+        self._updated_by: Target = "cpu" if is_on_host else target
         self.link = HostLink()
         self.offloading = simulated_offloading(self.model, recipe, self.link)
         self.recipe = recipe
@@ -262,12 +265,12 @@ class TraceableCell:
 
     def optimizer(self, groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
         """Optimizer of the recipe for groups of parameters."""
-        return simulated_optimizer(self.model, groups, self.recipe, self._target)
+        return simulated_optimizer(self.model, groups, self.recipe, self._updated_by)
 
     def stepper(self, groups: list[list[nn.Parameter]]) -> DeviceStepper:
         """Stepper of the recipe for groups of parameters."""
-        device, optimizer = torch.device("cpu"), self.optimizer(groups)
-        stepper = DeviceStepper(self.model, optimizer, self.recipe, device, self._target)
+        optimizer = self.optimizer(groups)
+        stepper = DeviceStepper(self.model, optimizer, self.recipe, CPU, self._updated_by)
         stepper.offloading = self.offloading
         return stepper
 
@@ -297,7 +300,9 @@ class _Step:
         self._pass = -1
         note = None if census is None else census.note
         needs_mask = cell.recipe.packing or cell.is_padded
-        kind = Tracer if cell.rank is None else RankTracer
+        rank = cell.rank
+        has_host = rank is not None and rank.has_host
+        kind = Tracer if rank is None else partial(RankTracer, has_host=has_host)
         self._tracer = kind(
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
@@ -308,7 +313,7 @@ class _Step:
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._tracer.accumulated)  # type: ignore[no-untyped-call]
-            for p in self._trainable
+            for p in ([] if has_host else self._trainable)
         ]
 
     def traced(self) -> Traced:
@@ -331,7 +336,7 @@ class _Step:
                 hook.remove()
         return Traced(
             recording=self._tracer.recording(self._gradients),
-            held=held_storages(self._cell.models, self._cell.repeated_layers),
+            held=held_storages(self._cell.models, self._cell.repeated_layers, self._cell.device),
             copies=self._cell.repeated_layers.copies,
         )
 

@@ -262,7 +262,7 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         reader = None if self.segment in UPDATES else _reader()
         if self.segment not in UPDATES and reader is None:
             raise UntraceableError(f"{READ_NAME}: {NO_VALUES}")
-        if self.name_of(tensor) not in self._counters:
+        if self.waits_for(tensor):
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.dtype == torch.bool:
             # Whether nothing is padded, or each row has one example.
@@ -270,12 +270,12 @@ class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
         one = tensor.untyped_storage()._cdata != self._overflows  # noqa: SLF001 - as StorageWatch
         return float(one) if tensor.is_floating_point() else int(one)
 
-    def recording(self, gradients: IntArray) -> Recording:
-        """Recording of the step.
+    def waits_for(self, tensor: torch.Tensor) -> bool:
+        """Whether the host waits for the device before it reads a tensor."""
+        return self.name_of(tensor) not in self._counters
 
-        Args:
-            gradients: names of the storages that hold gradients.
-        """
+    def recording(self, gradients: IntArray) -> Recording:
+        """Recording of the step, by the names of the storages that hold gradients."""
         kinds, names, segments, numbers = zip(*self._events, strict=True)
         return Recording(
             kinds=np.array(kinds, np.int64),

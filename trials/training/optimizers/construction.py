@@ -62,12 +62,13 @@ def make_stepper(  # noqa: PLR0913 - inputs of a step
             f"{device.type}: use {recipe.optimizer.removeprefix('paged_').removesuffix('_32bit')}"
         )
     groups = parameter_groups(model, trainable, recipe.optimizer)
-    optimizer = make_optimizer(model, groups, recipe, device.type)
+    updated_by = "cpu" if parallel is not None and parallel.shards_on_host else device.type
+    optimizer = make_optimizer(model, groups, recipe, updated_by)
     if parallel is not None and parallel.zero_stage is not None:
         return zero_stepper(model, optimizer, recipe, parallel, device)
     is_copy = parallel is not None and not parallel.is_sharded
     kind = ReplicatedStepper if is_copy else DeviceStepper
-    stepper = kind(model, optimizer, recipe, device)
+    stepper = kind(model, optimizer, recipe, device, updated_by)
     stepper.offloading = offloading
     return stepper
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,10 +29,12 @@ from trials.ranks.sharding import (
 )
 from trials.recipes.parallel import MOST_GPUS, Parallel
 from trials.recipes.recipe import Recipe
-from trials.simulation.recording import BACKWARD, Segment
-from trials.simulation.tracing.fake_model import Params4bit
+from trials.simulation.recording import BACKWARD, Kind, Segment
+from trials.simulation.tracing.fake_model import FakePlace, Params4bit
 from trials.simulation.tracing.ranks.rank_streams import RankStreams
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
+from trials.simulation.tracing.shape_rules import CPU
+from trials.simulation.tracing.tracer import NO_NUMBERS
 
 
 @cache
@@ -72,22 +75,26 @@ class FakeRank:
         model: fake model, whose weights are replaced by shards.
         parallel: the layout.
         recipe: recipe of the model.
-        mode: mode of the fake tensors.
+        place: mode and device of its fake tensors.
+
+    Attributes:
+        has_host: whether the host holds the shards, apart from the GPU's tensors.
     """
 
     def __init__(
-        self, model: nn.Module, parallel: Parallel, recipe: Recipe, mode: FakeTensorMode
+        self, model: nn.Module, parallel: Parallel, recipe: Recipe, place: FakePlace
     ) -> None:
         self._streams = RankStreams()
+        self.has_host = place.device != CPU
         shards: DeviceMesh | None
         group: DeviceMesh | None
         if parallel.degree is None:
             shards, group = fake_mesh(parallel.gpus, parallel.replicas), None
         else:
             shards, group = fake_groups(parallel.gpus, parallel.degree)
-        with mode, self._streams.in_place(), _real_meshes():
+        with place.mode, self._streams.in_place(), _real_meshes(), _beside_host(place.device):
             states = dict(_in_floats(model, recipe))
-            divide(model, parallel, recipe, shards, group)
+            divide(model, parallel, recipe, shards, group, is_pinned=self.has_host)
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     # Buffers of gathered weights are made once, and resized in every step.
@@ -106,6 +113,7 @@ class FakeRank:
                 watched_resizes(tracer),
                 unseen_propagation(),
                 _watched_ends(tracer),
+                _watched_copies(tracer) if self.has_host else contextlib.nullcontext(),
             ):
                 yield
         finally:
@@ -142,13 +150,59 @@ def _watched_ends(tracer: RankTracer) -> Iterator[None]:
                 tracer.segment = Segment.AFTER
             tracer.dropped(state.all_reduce_input)
         del state
+        is_copied = any(param.grad_offload_event is not None for param in group.fsdp_params)
         own(group)
+        if is_copied:  # the host waits for the gradients
+            if tracer.segment in BACKWARD:
+                tracer.segment = Segment.AFTER
+            tracer.event(Kind.WAITED, 0, NO_NUMBERS)
 
     kind.finalize_backward = finalize
     try:
         yield
     finally:
         kind.finalize_backward = own
+
+
+@contextlib.contextmanager
+def _watched_copies(tracer: RankTracer) -> Iterator[None]:
+    """Report gradients that were copied to the host.
+
+    A hook of their parameters would see them, but then FSDP waits for each of the copies.
+    """
+    kind: Any = FSDPParam
+    own = kind.to_sharded_dtensor
+
+    def sharded(param: Any, gradient: torch.Tensor) -> Any:
+        tracer.copied_to_host(gradient)
+        return own(param, gradient)
+
+    kind.to_sharded_dtensor = sharded
+    try:
+        yield
+    finally:
+        kind.to_sharded_dtensor = own
+
+
+@contextlib.contextmanager
+def _beside_host(device: torch.device) -> Iterator[None]:
+    """Let FSDP2 divide a model on this device among it and the host.
+
+    It knows no number of a CPU, and fake tensors know no pinned memory.
+    """
+    replaced: list[tuple[Any, str, Any]] = [
+        (_fully_shard, "_get_device_from_mesh", lambda _mesh: device),
+        (torch.Tensor, "pin_memory", lambda tensor: tensor),
+        (torch.Tensor, "is_pinned", lambda _tensor: True),
+    ]
+    own = [getattr(place, name) for place, name, _ in replaced]
+    for place, name, value in replaced:
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for (place, name, _), value in zip(replaced, own, strict=True):
+            setattr(place, name, value)
 
 
 def _in_floats(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
@@ -163,7 +217,8 @@ def _in_floats(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Module, di
         if weight is None or format_of(weight) not in {"nf4", "fp4"}:
             continue
         elements = -(-weight.numel() // dtype.itemsize)
-        packed = Params4bit(torch.empty(elements, 1, dtype=dtype), requires_grad=False)
+        values = torch.empty(elements, 1, dtype=dtype, device=weight.device)
+        packed = Params4bit(values, requires_grad=False)
         facts = dict(vars(weight))
         vars(packed).update(facts)
         module._parameters["weight"] = packed  # noqa: SLF001 - as above

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from trials.devices.storages import is_distributed, local_tensor
 from trials.simulation.recording import Collective, Kind, Numbers, OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import tensors_in, touched_bytes
+from trials.simulation.tracing.ranks.host_work import host_works, is_on_host, is_waited_for
+from trials.simulation.tracing.shape_rules import ShapeEffects
 from trials.simulation.tracing.tracer import NO_NUMBERS, QUESTIONS, Tracer
 
 COLLECTIVES = {
@@ -22,11 +25,38 @@ COLLECTIVES = {
 
 
 class RankTracer(Tracer):  # type: ignore[no-untyped-call]
-    """Records the events of one rank's step."""
+    """Records the events of one rank's step.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    ``has_host`` says whether the host has tensors, which are not in the memory of the GPU.
+    """
+
+    def __init__(self, *args: Any, has_host: bool, **options: Any) -> None:
+        self._has_host = has_host
         self._accumulated: set[int] = set()
+        super().__init__(*args, **options)
+
+    def is_of_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in the memory of the host, apart from the GPU's."""
+        return self._has_host and is_on_host(local_tensor(tensor))
+
+    def note_tensor(self, tensor: torch.Tensor) -> int:
+        """Note a tensor on the GPU."""
+        return 0 if self.is_of_host(tensor) else super().note_tensor(tensor)
+
+    def waits_for(self, tensor: torch.Tensor) -> bool:
+        """Whether the host waits for the device before it reads a tensor."""
+        return not self.is_of_host(tensor) and super().waits_for(tensor)
+
+    def _evaluated(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ShapeEffects]:
+        """Result of an operator, and its effects; those of the host's tensors take its memory."""
+        result, effects = super()._evaluated(func, args, kwargs)
+        if self._has_host and any(map(is_on_host, tensors_in((args, kwargs, result)))):
+            works = host_works(func, args, kwargs, result)
+            waits = is_waited_for(func, args, kwargs, result)
+            effects = replace(effects, workspace=NO_NUMBERS, works=works, waits=waits)
+        return result, effects
 
     def __torch_dispatch__(
         self,
@@ -78,6 +108,11 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
                 moved += numbers[0]
                 break
         self.event(Kind.ACCUMULATED, name, (moved, *NO_NUMBERS[1:-1], 1.0))
+
+    def copied_to_host(self, gradient: torch.Tensor) -> None:
+        """Record a gradient on the host, where later micro-batches add theirs to it."""
+        moved = 3.0 * gradient.numel() * gradient.element_size()
+        self.event(Kind.ADDED_ON_HOST, 0, (moved, *NO_NUMBERS[1:-1], 1.0))
 
     def dropped(self, tensor: torch.Tensor) -> None:
         """Record that what a gradient was reduced in is let go, where it is the gradient itself."""

@@ -56,7 +56,8 @@ class UntracedParameters:
                 continue
             like = tracer.name_of(parameter.grad)
             assert untraced.grad is not None
-            assert like is not None
+            if like is None:  # on the host
+                continue
             # Gradients that ranks reduce together are one storage, and so one ghost.
             is_first = (like, copy) not in registered
             tracer.add_ghost(untraced.grad, like if is_first else None, copy)

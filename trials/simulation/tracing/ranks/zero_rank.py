@@ -5,7 +5,6 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -20,17 +19,11 @@ from trials.models.weight_placement import DTYPES, quantisation_constants
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.simulation.recording import Held, Kind, Purpose, Segment
-from trials.simulation.tracing.operator_costs import tensors_in
 from trials.simulation.tracing.ranks.fake_rank import fake_mesh
-from trials.simulation.tracing.ranks.host_work import (
-    NoCompiledAdam,
-    host_works,
-    is_on_host,
-    is_waited_for,
-)
+from trials.simulation.tracing.ranks.host_work import NoCompiledAdam, is_on_host
 from trials.simulation.tracing.ranks.rank_streams import RankStreams
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
-from trials.simulation.tracing.shape_rules import CPU, ShapeEffects
+from trials.simulation.tracing.shape_rules import CPU
 from trials.simulation.tracing.tracer import NO_NUMBERS
 from trials.training.finetune import model_tensors
 from trials.training.optimizers.deepspeed_stepper import (
@@ -77,8 +70,7 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
             among its events.
     """
 
-    def __init__(self, *args: Any, has_host: bool, **options: Any) -> None:
-        self._has_host = has_host
+    def __init__(self, *args: Any, **options: Any) -> None:
         self.is_silent = True
         self.is_updating = False
         self.loses_weights = False
@@ -102,19 +94,7 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
 
     def note_tensor(self, tensor: torch.Tensor) -> int:
         """Note a tensor on the GPU; DeepSpeed keeps shapes of weights on the meta device."""
-        is_elsewhere = tensor.device.type == "meta" or (self._has_host and is_on_host(tensor))
-        return 0 if is_elsewhere else super().note_tensor(tensor)
-
-    def _evaluated(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ShapeEffects]:
-        """Result of an operator, and its effects; those of the host's tensors take its memory."""
-        result, effects = super()._evaluated(func, args, kwargs)
-        if self._has_host and any(map(is_on_host, tensors_in((args, kwargs, result)))):
-            works = host_works(func, args, kwargs, result)
-            waits = is_waited_for(func, args, kwargs, result)
-            effects = replace(effects, workspace=NO_NUMBERS, works=works, waits=waits)
-        return result, effects
+        return 0 if tensor.device.type == "meta" else super().note_tensor(tensor)
 
     def begin(self, segment: Segment, kept: set[int]) -> None:
         """Begin a step, after all storages that outlive the step before.
@@ -133,8 +113,7 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
         """Value that the host reads: gradients have a norm of 1, and none overflows."""
         if not self.is_updating and not _is_read_by_engine():
             return super()._read(tensor)
-        is_of_host = self._has_host and is_on_host(tensor)
-        if not is_of_host and self.name_of(tensor) not in self._counters:
+        if self.waits_for(tensor):
             self.event(Kind.WAITED, 0, NO_NUMBERS)
         if tensor.is_floating_point():
             return 1.0
