@@ -240,7 +240,9 @@ def test_a_layout_states_what_the_host_holds() -> None:
 @pytest.mark.parametrize(
     ("strategy", "offload", "line"),
     [
-        ("fsdp2", "optimizer", "offload is a choice of DeepSpeed, not of fsdp2"),
+        ("ddp", "optimizer", "offload is a choice of DeepSpeed, fsdp2 and hsdp, not of ddp"),
+        ("tp", "all", "offload is a choice of DeepSpeed, fsdp2 and hsdp, not of tp"),
+        ("fsdp2", "optimizer", "fsdp2 offloads weights, gradients and optimizer together: use all"),
         ("deepspeed-zero2", "all", "offload all needs deepspeed-zero3, not deepspeed-zero2"),
         ("deepspeed-zero3", "disk", "offload"),
     ],
@@ -260,8 +262,13 @@ def test_what_the_host_cannot_hold_is_refused(strategy: str, offload: str, line:
         (["--gpus", "2", "--offload", "optimizer"], "--offload optimizer needs --strategy deep"),
         (
             ["--gpus", "2", "--offload", "all", "--strategy", "deepspeed-zero2"],
-            "--offload all needs --strategy deepspeed-zero3, not deepspeed-zero2",
+            "--offload all needs --strategy deepspeed-zero3 or fsdp2 or hsdp, not deepspeed-zero2",
         ),
+        (
+            ["--gpus", "2", "--offload", "optimizer", "--strategy", "fsdp2"],
+            "--offload optimizer: fsdp2 offloads weights, gradients and optimizer together: use",
+        ),
+        (["--offload", "all", "--strategy", "fsdp2"], "--offload all needs several GPUs"),
     ],
 )
 def test_a_command_with_a_mistake_is_one_line(

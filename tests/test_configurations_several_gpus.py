@@ -67,11 +67,37 @@ def test_a_file_trains_by_fsdp2_or_else_by_ddp(values: dict[str, Any], strategy:
 
 
 @pytest.mark.parametrize(
+    ("values", "is_on_host"),
+    [
+        (AXOLOTL | {"fsdp_config": V2 | {"offload_params": True}}, True),
+        (AXOLOTL | {"fsdp_config": V2 | {"fsdp_offload_params": True}}, True),
+        (AXOLOTL | {"fsdp_config": V2 | {"offload_params": False}}, False),
+        (TRL | {"fsdp": True, "fsdp_config": {"cpu_offload": True}}, True),
+        (FACTORY | {"fsdp": "full_shard auto_wrap offload"}, True),
+        (FACTORY | {"fsdp": "full_shard"}, False),
+    ],
+)
+def test_a_file_may_leave_its_shards_to_the_host(
+    values: dict[str, Any], *, is_on_host: bool
+) -> None:
+    """The command line may train otherwise; one GPU has no shards."""
+    (layout,) = request(values, gpu="8xH100-SXM").layouts(8)
+    assert layout is not None
+    assert layout.offload == ("all" if is_on_host else None)
+    asked = request(values, gpu="8xH100-SXM", strategy="ddp")
+    assert (asked.strategy, asked.offload) == ("ddp", None)
+    stated = {"offload": "all", "strategy": "fsdp2"}
+    (layout,) = request(values, gpu="8xH100-SXM", **stated).layouts(8)
+    assert layout is not None
+    assert layout.shards_on_host
+
+
+@pytest.mark.parametrize(
     ("values", "key"),
     [
         (AXOLOTL | {"fsdp": ["full_shard"]}, "fsdp"),
         (AXOLOTL | {"fsdp_config": {"fsdp_version": 1}}, "fsdp_config"),
-        (AXOLOTL | {"fsdp_config": V2 | {"offload_params": True}}, "fsdp_config"),
+        (TRL | {"fsdp": True, "fsdp_config": {"offload_params": True}}, "fsdp"),
         (AXOLOTL | {"fsdp_config": V2 | {"reshard_after_forward": False}}, "fsdp_config"),
         (AXOLOTL | {"fsdp_config": V2 | {"auto_wrap_policy": "SIZE_BASED_WRAP"}}, "fsdp_config"),
         (AXOLOTL | {"fsdp_config": V2 | {"mixed_precision_policy": "fp16"}}, "fsdp_config"),
@@ -86,7 +112,7 @@ def test_a_file_trains_by_fsdp2_or_else_by_ddp(values: dict[str, Any], strategy:
     ],
 )
 def test_other_layouts_are_refused_by_name(values: dict[str, Any], key: str) -> None:
-    """FSDP1, offloaded or partial shards and others are refused by their key."""
+    """FSDP1, partial shards and others are refused; transformers reads no ``offload_params``."""
     reason = "several GPUs|whole number|excludes deepspeed"
     with pytest.raises(ConfigurationError, match=f"f.yaml: {key}: .*({reason})"):
         read(values).check()
@@ -190,7 +216,10 @@ def test_deepspeed_has_one_dtype_where_none_is_stated() -> None:
             ", with --gpus 8 --strategy fsdp2 --nodes 2",
         ),
         ({**FSDP, "fsdp_config": {"fsdp_version": 1}}, ""),
-        ({**FSDP, "fsdp_config": {**V2, "fsdp_offload_params": True}}, ""),
+        (
+            {**FSDP, "fsdp_config": {**V2, "fsdp_offload_params": True}},
+            ", with --gpus 8 --strategy fsdp2 --offload all",
+        ),
         ({**FSDP, "fsdp_config": V2, **CONTEXTS}, ""),
         ({"distributed_type": "MULTI_GPU"}, ", with --gpus 8 --strategy ddp"),
         ({"distributed_type": "MULTI_GPU", "num_processes": 1}, ""),

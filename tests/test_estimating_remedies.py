@@ -102,4 +102,4 @@ def test_where_nothing_helps_several_gpus_may_leave_weights_to_the_host() -> Non
         found = orchestrator.estimate(**ONE_OR_TWO | {"gpus": (count,), "memory_gib": 0.9})
         text = as_table(found.estimated, found.question)
         assert "No change that was tried" in text
-        assert ("--strategy deepspeed-zero3 --offload all was not tried" in text) is is_said
+        assert ("--strategy fsdp2 --offload all was not tried" in text) is is_said

@@ -288,6 +288,29 @@ def test_shards_reduce_gradients_after_every_micro_batch(
     assert after == {"split_batches": True, **own}
 
 
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+def test_shards_on_the_host_start_with_gloo(tmp_path: Path, trainer: str) -> None:
+    """It sums the norm of the gradients there; of shards on the GPUs, the price is another."""
+    on_host = {
+        "axolotl": "fsdp_config: {fsdp_version: 2, offload_params: true}",
+        "LLaMA-Factory": "fsdp: full_shard offload",
+        "TRL": "fsdp: true\nfsdp_config: {cpu_offload: true}",
+    }
+    configuration = written(
+        tmp_path, f"{TRAINERS[trainer]}{micro_key(trainer)}: 2\n{on_host[trainer]}\n"
+    )
+    recipe = as_recipe(configuration).model_copy(
+        update={"effective_batch": 8, "gradient_accumulation": 1}
+    )
+    of_gpus = training(configuration, 2, recipe=recipe, gpus=4, strategy="fsdp2")
+    with pytest.raises(ExportError, match="has its shards on the host, which the price is not"):
+        patched(configuration, of_gpus, 256)
+    several = replace(of_gpus, shards_on_host=True)
+    own = replace(several, configuration=patched(configuration, several, 256))
+    starts = "FSDP_OFFLOAD_PARAMS=true " in task_file(own, "slurm").text
+    assert starts is (trainer != "axolotl")
+
+
 @pytest.mark.parametrize("key", ["abc", ""])
 def test_a_log_to_wandb_without_a_key_is_offline(tmp_path: Path, key: str) -> None:
     """With the key of the environment it goes where the configuration says."""

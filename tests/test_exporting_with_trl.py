@@ -18,6 +18,7 @@ from builders.exported_jobs import job_variables
 from builders.trainings import OF_EIGHT, SPOT, training_of
 from peft import LoraConfig
 from tokenizers import Tokenizer
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from trainer_reference.models import write_model
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -101,6 +102,11 @@ def test_accelerate_divides_the_model_as_the_estimate_did(
     assert plugin.mixed_precision_policy.reduce_dtype == torch.bfloat16
     assert plugin.auto_wrap_policy is transformer_auto_wrap_policy
     assert not plugin.activation_checkpointing
+    assert not isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    on_host, _ = launched(replace(training, shards_on_host=True), tmp_path)
+    left_to_host = "FSDP_OFFLOAD_PARAMS"
+    monkeypatch.setenv(left_to_host, prepare_multi_gpu_env(on_host)[left_to_host])
+    assert isinstance(FullyShardedDataParallelPlugin().cpu_offload, CPUOffloadPolicy)
 
 
 def read_back(arguments: Any, model: ModelConfig) -> dict[str, Any]:

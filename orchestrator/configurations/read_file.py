@@ -107,8 +107,9 @@ def _strategy(values: Mapping[str, Any]) -> str | None:
         offload = _offload(settings)
         is_simulated = strategy in ZERO_STRATEGIES and offload is not None
         return f"{strategy}{offload}" if is_simulated else None
-    is_simulated = settings.get("fsdp_version") == FSDP2 and not settings.get("fsdp_offload_params")
-    return "fsdp2" if is_simulated else None
+    if settings.get("fsdp_version") != FSDP2:
+        return None
+    return "fsdp2 --offload all" if settings.get("fsdp_offload_params") else "fsdp2"
 
 
 def _offload(settings: Mapping[str, Any]) -> str | None:

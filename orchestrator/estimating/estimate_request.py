@@ -14,7 +14,6 @@ from orchestrator.estimating.choosing.layouts import (
     StrategyOption,
     layouts,
     names_by_count,
-    zero_settings,
 )
 from orchestrator.estimating.choosing.recipe_choice import choice_text
 from orchestrator.estimating.longest_sequence import check_longest, most_tokens, row_tokens
@@ -116,10 +115,12 @@ class EstimateRequest:
 
     def layouts(self, count: int) -> tuple[Parallel | None, ...]:
         """Layouts of so many GPUs (``layouts``); raises EstimateError."""
-        if count == 1 and self.strategy in ZERO_STRATEGIES and not self.chooses_number:
-            raise EstimateError(f"{self.strategy} needs several GPUs: give --gpus, or 8xH100-SXM")
-        zero = zero_settings(self.strategy, self.zero, self.offload)
-        return layouts(count, self.strategy, self.nodes, self.degree, zero)
+        needs_several = self.strategy in ZERO_STRATEGIES or self.offload is not None
+        if count == 1 and needs_several and not self.chooses_number:
+            name = self.strategy if self.offload is None else f"--offload {self.offload}"
+            raise EstimateError(f"{name} needs several GPUs: give --gpus, or 8xH100-SXM")
+        own = (self.degree, self.zero)
+        return layouts(count, self.strategy, self.nodes, *own, offload=self.offload)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         strategy=best.estimate.strategy,
         nodes=question.nodes,
         replicas=best.estimate.replicas,
-        zero=None if question.parallel is None else question.parallel.zero_settings,
+        **_of_layout(question.parallel),
     )
 
 
@@ -163,8 +164,16 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         strategy=None if parallel is None else parallel.strategy,
         nodes=best.cell.nodes,
         replicas=None if parallel is None else parallel.replicas,
-        zero=None if parallel is None else parallel.zero_settings,
+        **_of_layout(parallel),
     )
+
+
+def _of_layout(parallel: Parallel | None) -> dict[str, Any]:
+    """Settings of a layout beside strategy, GPUs and copies."""
+    if parallel is None:
+        return {}
+    on_host = parallel.shards_on_host is True
+    return {"zero": parallel.zero_settings, "shards_on_host": on_host}
 
 
 def _check_layout(parallel: Parallel | None) -> None:

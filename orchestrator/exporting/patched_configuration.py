@@ -200,6 +200,9 @@ def _differences_of_layout(configuration: Configuration, training: TrainingJob) 
         yield "trains by DeepSpeed, and the price is for one GPU without it"
     elif training.strategy not in (None, strategy):
         yield f"shares several GPUs by {strategy}, and the price is for {training.strategy}"
+    elif training.shards_on_host != (zero is None and stated.get("offload") is not None):
+        place = "the GPUs" if training.shards_on_host else "the host"
+        yield f"has its shards on {place}, which the price is not for: set offload_params"
     elif training.zero not in (None, zero):
         yield "has other settings of DeepSpeed than --deepspeed, which the price is for"
 

@@ -115,6 +115,7 @@ class TrainingJob:
         nodes: nodes with as many of the GPUs each.
         replicas: copies of the model, each in shards among GPUs of its own; for ``hsdp`` alone.
         zero: settings of DeepSpeed's ZeRO; None without it.
+        shards_on_host: whether the host holds the shards of ``fsdp2`` or ``hsdp``.
     """
 
     model: Model
@@ -139,6 +140,7 @@ class TrainingJob:
     nodes: int = 1
     replicas: int | None = None
     zero: ZeroSettings | None = None
+    shards_on_host: bool = False
 
     @property
     def is_sharded(self) -> bool:

@@ -57,6 +57,11 @@ SHARDS = (
     "--fsdp_reshard_after_forward true --fsdp_state_dict_type FULL_STATE_DICT"
 )
 """Options of ``accelerate launch`` that divide the model, as ``fsdp2`` does."""
+ON_HOST = " --fsdp_offload_params true"
+"""Further one, that leaves the shards to the host."""
+WITH_GLOO = "ACCELERATE_USE_FSDP=true FSDP_OFFLOAD_PARAMS=true "
+"""Variables that ``accelerate launch`` sets with it: NCCL alone cannot sum the norm of gradients on
+the host. axolotl sets them itself."""
 REPLICAS = (
     " --use_parallelism_config --parallelism_config_dp_replicate_size {replicas} "
     "--parallelism_config_dp_shard_size {shards}"
@@ -96,12 +101,13 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
             part.format(gpus=gpus, rendezvous=rendezvous, processes=_processes(training))
             for part in SEVERAL[trainer]
         )
-        alone = training.gpus == 1
+        alone, has_own = training.gpus == 1, trainer == "axolotl"
+        gloo = WITH_GLOO if training.shards_on_host and not has_own else ""
         return filled(
             "train_config",
             **setting,
             configuration=training.configuration,
-            before="" if alone else before,
+            before="" if alone else gloo + before,
             command=command.replace("TASK", training.recipe.task),
             resume=resume,
             after="" if alone else after,
@@ -139,7 +145,8 @@ def _program(training: TrainingJob, python: str | None) -> str:
         return f"trl {task}" if python is None else f"python {python}"
     shares, precision = "--multi_gpu", "no"
     if training.is_sharded:  # its policy of precisions is the launcher's
-        shares, precision = SHARDS, training.recipe.autocast or "no"
+        on_host = ON_HOST if training.shards_on_host else ""
+        shares, precision = SHARDS + on_host, training.recipe.autocast or "no"
     if training.replicas is not None:
         shards = gpus // training.replicas
         shares += REPLICAS.format(replicas=training.replicas, shards=shards)

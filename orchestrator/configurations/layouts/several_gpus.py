@@ -16,8 +16,12 @@ from orchestrator.configurations.layouts.deepspeed import (
 )
 from trials.recipes.parallel import ZERO_STRATEGIES
 
-WORDS = ("full_shard", "auto_wrap", True)
-"""Words of ``fsdp`` that mean what FSDP2 does by default; transformers 5 also takes true."""
+OFFLOAD = "offload"
+WORDS = ("full_shard", "auto_wrap", OFFLOAD, True)
+"""Words of ``fsdp``: those that mean what FSDP2 does by default, that of shards on the host, and
+true, which transformers 5 also takes."""
+OFFLOADING = ("cpu_offload", "offload_params")
+"""Names of shards on the host in ``fsdp_config``: transformers', and accelerate's."""
 IDLE_COUNTS = (None, False, 0, 1)
 REDUCTION = "accelerator_config"
 OF_REDUCTION = "gradient_accumulation_kwargs"
@@ -43,8 +47,14 @@ def mark_idle(config: Config, reading: Reading) -> None:
         reading.mark(REDUCTION, config[REDUCTION], "irrelevant", "read only with fsdp")
 
 
-def read_shards(
-    config: Config, reading: Reading, *, key: str, settings: Mapping[str, Any], version: object
+def read_shards(  # noqa: PLR0913 - a configuration of FSDP and its place
+    config: Config,
+    reading: Reading,
+    *,
+    key: str,
+    settings: Mapping[str, Any],
+    version: object,
+    offloading: Collection[str] = OFFLOADING,
 ) -> None:
     """Read a configuration of FSDP.
 
@@ -54,17 +64,21 @@ def read_shards(
         key: key that turns sharding on.
         settings: its ``fsdp_config``.
         version: version of FSDP.
+        offloading: those names of shards on the host that the trainer reads.
     """
     settings = {str(name).removeprefix("fsdp_"): item for name, item in settings.items()}
     value = config[key]
     words = value.replace(",", " ").split() if isinstance(value, str) else value
     words = words if isinstance(words, list) else []
-    problem = next(_problems(words, settings, str(version)), None)
+    problem = next(_problems(words, settings, str(version), offloading), None)
     if problem is not None:
         reading.refuse(key, value, problem)
         return
     reading.options["strategy"] = "fsdp2"
-    reading.mark(key, value, "used", "strategy fsdp2")
+    is_on_host = OFFLOAD in words or any(settings.get(name) for name in offloading)
+    reading.options["shards_on_host"] = is_on_host
+    text = "strategy fsdp2, offload all" if is_on_host else "strategy fsdp2"
+    reading.mark(key, value, "used", text)
     if settings.get("activation_checkpointing"):
         reading.options["gradient_checkpointing"] = True
     _read_reduction(config, reading)
@@ -102,14 +116,16 @@ def read_deepspeed_key(config: Config, reading: Reading) -> bool:
     return True
 
 
-def _problems(words: list[Any], settings: Mapping[str, Any], version: str) -> Iterator[str]:
+def _problems(
+    words: list[Any], settings: Mapping[str, Any], version: str, offloading: Collection[str]
+) -> Iterator[str]:
     if version != "2":
         yield "trains on several GPUs by FSDP1, which is not simulated: set fsdp_version: 2"
     others = [word for word in words if word not in WORDS]
     if others:
         yield f"{shown(others)} on several GPUs is not simulated: use full_shard and auto_wrap"
-    if any(settings.get(name) for name in ("offload_params", "cpu_offload")):
-        yield "shards of several GPUs on the host are not simulated: set offload_params: false"
+    if any(settings.get(name) for name in set(OFFLOADING) - set(offloading)):
+        yield "leaves shards of several GPUs to the host by cpu_offload alone: use that"
     if settings.get("reshard_after_forward") not in (None, True, "FULL_SHARD", "full_shard"):
         yield "only full shards on several GPUs are simulated: set reshard_after_forward: true"
     if settings.get("auto_wrap_policy") not in (None, "TRANSFORMER_BASED_WRAP"):
@@ -126,7 +142,14 @@ def read_training_arguments(config: Config, reading: Reading) -> None:
     settings = config.get("fsdp_config") or {}
     if config.get("fsdp"):
         version = settings.get("version", settings.get("fsdp_version", 2))
-        read_shards(config, reading, key="fsdp", settings=settings, version=version)
+        read_shards(
+            config,
+            reading,
+            key="fsdp",
+            settings=settings,
+            version=version,
+            offloading=OFFLOADING[:1],  # training_args.py:2830
+        )
     elif settings:
         reading.mark("fsdp_config", settings, "irrelevant", "read only with fsdp")
 
@@ -234,6 +257,8 @@ def layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[st
         engine = _engine(configuration)
         return {"strategy": engine.strategy, "zero": engine.zero}
     stated = configuration.options.get("strategy")
+    if configuration.options.get("shards_on_host") and given.get("offload") is None:
+        return {"strategy": stated, "offload": "all"}
     return {} if stated is None else {"strategy": stated}
 
 

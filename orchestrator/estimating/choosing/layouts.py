@@ -17,6 +17,7 @@ from orchestrator.estimating.requested_gpus import counted
 from orchestrator.pricing.offer_constraints import Constraints
 from trials.recipes.parallel import (
     MOST_GPUS,
+    SHARDED_BY_TORCH,
     ZERO_STRATEGIES,
     Parallel,
     Strategy,
@@ -57,21 +58,32 @@ def names_by_count(names: Sequence[str], counts: Sequence[int]) -> dict[int, tup
     return {count: tuple(group) for count, group in groups.items()}
 
 
-def layouts(
+def layouts(  # noqa: PLR0913 - options of one layout
     count: int,
     strategy: StrategyOption,
     nodes: int,
     degree: int | None = None,
     zero: ZeroSettings | None = None,
+    *,
+    offload: Offload | None = None,
 ) -> tuple[Parallel | None, ...]:
     """Layouts of so many GPUs of all nodes; None for one GPU.
 
     ``hsdp`` has a copy of the model on each node, in shards among the GPUs there.
 
+    Args:
+        count: number of GPUs.
+        strategy: how they share a training.
+        nodes: number of nodes.
+        degree: GPUs of a group of ``tp``.
+        zero: settings of a file of DeepSpeed.
+        offload: part of the training that the host holds, where no file says so.
+
     Raises:
         EstimateError: the nodes cannot share the GPUs, or have too few for the strategy; or the
-            degree is none of the strategy.
+            degree is none of the strategy, or it offloads nothing of the kind.
     """
+    zero = _zero_settings(strategy, zero, offload)
     if degree is not None and strategy != "tp":
         raise EstimateError(
             f"--degree {degree} is a choice of tp: add --strategy tp, or leave it out"
@@ -107,13 +119,14 @@ def layouts(
             replicas=copies.get(one),
             degree=degree,
             zero=zero,
+            shards_on_host=True if offload and one in SHARDED_BY_TORCH else None,
         )
         for one in STRATEGIES[strategy]
         if one != "hsdp" or copies
     )
 
 
-def zero_settings(
+def _zero_settings(
     strategy: StrategyOption, zero: ZeroSettings | None, offload: Offload | None
 ) -> ZeroSettings | None:
     """Settings of a file of DeepSpeed, or those by default with ``--offload``; None for neither.
@@ -125,9 +138,17 @@ def zero_settings(
         return zero
     if zero is not None:
         raise EstimateError(f"--offload {offload}: DeepSpeed's file says what the host holds")
-    needed = ZERO_STRATEGIES if offload == "optimizer" else ZERO_STRATEGIES[-1:]
+    if strategy in SHARDED_BY_TORCH:
+        if offload != "all":
+            raise EstimateError(
+                f"--offload {offload}: {strategy} offloads weights, gradients and optimizer "
+                "together: use all"
+            )
+        return None
+    needed: Sequence[str] = ZERO_STRATEGIES if offload == "optimizer" else ZERO_STRATEGIES[-1:]
     if strategy not in needed:
-        names = " or ".join(needed)
+        more = SHARDED_BY_TORCH if offload == "all" else ()
+        names = " or ".join((*needed, *more))
         raise EstimateError(f"--offload {offload} needs --strategy {names}, not {strategy}")
     return default_zero(strategy).model_copy(update={"offload": offload})
 

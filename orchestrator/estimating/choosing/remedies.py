@@ -193,17 +193,9 @@ def lacks_offloading(row: Estimated) -> bool:
 
 
 def can_leave_to_host(row: Estimated) -> bool:
-    """Whether DeepSpeed could keep weights and optimizer on the host, which no change tries.
-
-    Its traces take minutes for a large model.
-    """
+    """Whether the host could hold weights and optimizer, which no change tries."""
     question, layout = row.question, row.question.parallel
-    return (
-        layout is not None
-        and layout.offload is None
-        and question.recipe.task == "sft"
-        and question.recipe.method in {"full", "lora"}
-    )
+    return layout is not None and layout.offload is None and question.recipe.task == "sft"
 
 
 def _can_offload(question: Question) -> bool:

@@ -109,8 +109,8 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
         yield f"No change that was tried makes the job fit on {names}."
     if any(map(can_leave_to_host, hopeless)):
         yield (
-            "--strategy deepspeed-zero3 --offload all was not tried: the host then holds weights, "
-            "all in bf16, and optimizer state."
+            "--strategy fsdp2 --offload all was not tried, nor deepspeed-zero3: the host then "
+            "holds weights and optimizer state."
         )
     untried = [row.estimate.gpu for row in rows if lacks_offloading(row)]
     if untried:
