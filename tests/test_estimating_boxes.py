@@ -47,6 +47,15 @@ def test_weights_are_divided_among_as_many_as_an_instance_has_where_one_gpu_is_t
     assert row.estimate.batch_size * row.estimate.micro_batches * row.estimate.gpus == 16
 
 
+def test_an_open_number_of_gpus_leaves_to_the_host_what_is_asked() -> None:
+    """A GPU of 3 GiB is too small for it all; several leave it to the host."""
+    small = CATALOG.gpu("H100-SXM").model_copy(update={"usable_memory_bytes": 3 * 2**30})
+    (row,), _ = best_boxes([small], *asked(strategy="fsdp2", offload="all", seq_len=128))
+    assert fits(row)
+    assert row.question.parallel is not None
+    assert row.question.parallel.shards_on_host
+
+
 def test_copies_on_all_gpus_of_an_instance_cost_less_than_one_that_works_alone() -> None:
     """One GPU of an instance with eight pays for all, and the table says that the others idle."""
     gpus = [CATALOG.gpu("A100-80GB-SXM")]

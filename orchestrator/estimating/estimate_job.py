@@ -134,6 +134,7 @@ def best_boxes(
     rows, reasons = best_on(gpus, request, question, simulation)
     search = BoxSearch(
         strategy=request.strategy,
+        layouts=request.layouts,
         catalog=simulation.catalog,
         estimated_jobs=simulation.of(question).estimates,
         best_on=best,

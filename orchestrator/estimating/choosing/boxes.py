@@ -1,7 +1,7 @@
 """Instances with several GPUs, which an estimate that names no GPU looks at too."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_catalog.catalog import Catalog
@@ -11,10 +11,11 @@ from orchestrator.estimating.choosing.recipe_choice import Estimating, fits, for
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Box, Estimated
 from orchestrator.estimating.question import EstimateError, Question, obstacle
-from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, Strategy
+from trials.recipes.parallel import Parallel
 
 COUNTS = (2, 4, 8)
 """Numbers of GPUs to look at beside one."""
+WEIGHTS_ON_HOST = ("parameters", "all")
 
 OnLayouts = Callable[[Sequence[tuple[Question, Sequence[Gpu]]]], list[Estimated]]
 """Estimates the best recipe of each question, which has a layout, on each of its GPUs."""
@@ -26,12 +27,14 @@ class BoxSearch:
 
     Attributes:
         strategy: strategies to try.
+        layouts: layouts of a number of GPUs by these; raises EstimateError where they have none.
         catalog: catalog with the offers.
         estimated_jobs: estimates questions on GPUs.
         best_on: estimates the best recipe of each layout on its GPUs.
     """
 
     strategy: StrategyOption
+    layouts: Callable[[int], Iterable[Parallel | None]]
     catalog: Catalog
     estimated_jobs: Estimating
     best_on: OnLayouts
@@ -41,7 +44,7 @@ class BoxSearch:
 
         Where one GPU suffices, its recipe is copied to each of the others (``ddp``), which takes no
         further trace. Where it does not, weights, gradients and optimizer state are divided
-        (``fsdp2``), if as many GPUs can hold the weights at all.
+        (``fsdp2``), if as many GPUs, or the host, can hold the weights at all.
 
         Args:
             rows: estimates of one GPU of each kind.
@@ -50,26 +53,48 @@ class BoxSearch:
         Raises:
             TraceError: the model cannot be traced under a recipe.
         """
-        copies = _strategies(self.strategy, ("ddp",))
+        copies = "ddp" in STRATEGIES[self.strategy]
         jobs = [
             (job, row.gpu)
             for row in rows
-            for count in _offered(row.gpu, question, self.catalog)
-            for one in (copies if fits(row) else ())
-            if (job := _on(for_comparison(row.question), count, one)) is not None
+            for count in (_offered(row.gpu, question, self.catalog) if copies and fits(row) else ())
+            if (job := _on(for_comparison(row.question), _copied(count))) is not None
             and obstacle(job, row.gpu) is None
         ]
         boxes = self.estimated_jobs(jobs) if jobs else []
         tight = [row for row in rows if not (copies and fits(row))]
         shards = [
             (job, gpus)
-            for one in _strategies(self.strategy, ("fsdp2", "tp", *ZERO_STRATEGIES))
-            for count, gpus in _holding(tight, question, self.catalog).items()
-            if (job := _on(question, count, one)) is not None
+            for count in COUNTS
+            for layout in self._sharded(count)
+            if (gpus := self._holding(tight, layout, question))
+            and (job := _on(question, layout)) is not None
         ]
         boxes += self.best_on(shards) if shards else []
         best = map(_best, _by_gpu([*rows, *boxes]))
         return [self._with_draws(row, question) for row in best]
+
+    def _sharded(self, count: int) -> list[Parallel]:
+        """Layouts of so many GPUs that divide the training; none where they cannot."""
+        try:
+            every = self.layouts(count)
+        except EstimateError:
+            return []
+        return [layout for layout in every if layout is not None and layout.is_sharded]
+
+    def _holding(
+        self, rows: Iterable[Estimated], layout: Parallel, question: Question
+    ) -> list[Gpu]:
+        """GPUs of which an instance has as many as a layout, and as hold the weights."""
+        return [
+            row.gpu
+            for row in rows
+            if layout.gpus in _offered(row.gpu, question, self.catalog)
+            and (
+                layout.offload in WEIGHTS_ON_HOST
+                or row.weights_gib / layout.gpus < row.estimate.usable_gib
+            )
+        ]
 
     def _with_draws(self, row: Estimated, question: Question) -> Estimated:
         """The estimate of a copied recipe with the draws that it was compared without."""
@@ -83,8 +108,8 @@ class BoxSearch:
         return replace(drawn, estimate=drawn.estimate.model_copy(update=kept))
 
 
-def _strategies(option: StrategyOption, allowed: Sequence[Strategy]) -> list[Strategy]:
-    return [strategy for strategy in STRATEGIES[option] if strategy in allowed]
+def _copied(count: int) -> Parallel:
+    return Parallel(gpus=count, strategy="ddp")
 
 
 def _offered(gpu: Gpu, question: Question, catalog: Catalog) -> list[int]:
@@ -94,21 +119,8 @@ def _offered(gpu: Gpu, question: Question, catalog: Catalog) -> list[int]:
     return [count for count in COUNTS if count in numbers]
 
 
-def _holding(
-    rows: Iterable[Estimated], question: Question, catalog: Catalog
-) -> Mapping[int, Sequence[Gpu]]:
-    """GPUs by the number of them that holds the weights, where an instance has as many."""
-    gpus: dict[int, list[Gpu]] = defaultdict(list)
-    for row in rows:
-        for count in _offered(row.gpu, question, catalog):
-            if row.weights_gib / count < row.estimate.usable_gib:
-                gpus[count].append(row.gpu)
-    return dict(sorted(gpus.items()))
-
-
-def _on(question: Question, count: int, strategy: Strategy) -> Question | None:
+def _on(question: Question, layout: Parallel) -> Question | None:
     """The question on a layout; None where it would train with another effective batch."""
-    layout = Parallel(gpus=count, strategy=strategy)
     try:
         shared = on_layout(question, layout, question.batch_limit)
     except EstimateError:
@@ -123,7 +135,11 @@ def numbers_tried(rows: Iterable[Estimated], question: Question) -> list[int]:
     others = {box.strategy for estimate in estimates for box in estimate.boxes}
     used = {estimate.strategy for estimate in estimates} | others
     strategies = [strategy for strategy in used if strategy is not None]
-    shared = (n for n in COUNTS if any(_on(question, n, one) is not None for one in strategies))
+    shared = (
+        count
+        for count in COUNTS
+        if any(_on(question, Parallel(gpus=count, strategy=one)) is not None for one in strategies)
+    )
     return [1, *shared]
 
 
