@@ -18,6 +18,7 @@ NOT_IN_TRACES = {
     *("records/built.py", "records/cell.py", "records/compatibility.py", "records/observation.py"),
     *("recipes/fields.py", "recipes/mistakes.py", "recipes/named_recipes.py", "recipes/recipe.py"),
     *("recipes/parallel.py", "simulation/ranks/rank_links.py"),
+    "simulation/ranks/layout_approximations.py",  # notes of an answer
     "records/optional_packages.py",
     *("simulation/tracing_child.py", "training/recipe_check.py"),
 }
