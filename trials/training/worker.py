@@ -61,6 +61,7 @@ from trials.training.finetune import (
     import_libraries,
     least_weight_bytes,
 )
+from trials.training.optimizers.deepspeed_stepper import deepspeed_library
 from trials.training.recipe_check import RecipeError, check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
@@ -368,6 +369,10 @@ def serve_forks(
         # These libraries may touch a GPU as they load, and CUDA does not survive a fork.
         if setup.gpu.kind == "cpu":
             import_libraries(setup.cell.recipe)
+            layout = setup.cell.parallel
+            if layout is not None and layout.zero_stage is not None:
+                with contextlib.suppress(ImportError):  # a rank says what to install
+                    deepspeed_library(setup.gpu.kind)
         freeze_garbage_collector()
         server = os.getpid()
         child = os.fork()
