@@ -1,10 +1,8 @@
 """A fork server that one trial leaves to the next: the same process, unless it cannot be."""
 
-from collections.abc import Iterator
 from threading import Thread
 
 import psutil
-import pytest
 from builders.observations import recipe, tiny_cell
 from builders.small_probes import SMALL, TOO_LARGE, small_setup
 
@@ -14,13 +12,6 @@ from trials.records.messages import Setup
 from trials.records.observation import Outcome
 
 SETUP = small_setup(tiny_cell(seq_len=8))
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    """Those that the trials of this file share."""
-    with ForkServers() as made:
-        yield made
 
 
 def parent_of_trial(servers: ForkServers, setup: Setup = SETUP) -> psutil.Process:
@@ -38,46 +29,33 @@ def parent_of_trial(servers: ForkServers, setup: Setup = SETUP) -> psutil.Proces
     return parent
 
 
-def test_a_trial_takes_the_fork_server_that_the_last_one_left(servers: ForkServers) -> None:
-    """Also for another recipe, and where the last trial ended in a thread of its own."""
-    parents = [parent_of_trial(servers)]
-    thread = Thread(target=lambda: parents.append(parent_of_trial(servers)))
-    thread.start()
-    thread.join()
-    lora = SETUP.model_copy(update={"cell": tiny_cell(recipe=recipe("lora"), seq_len=8)})
-    parents.append(parent_of_trial(servers, lora))
-    assert len(set(parents)) == 1
+def test_a_trial_takes_the_fork_server_that_the_last_one_left() -> None:
+    """Also for another recipe, and after a trial in a thread of its own or out of memory."""
+    with ForkServers() as servers:
+        parents = [parent_of_trial(servers)]
+        thread = Thread(target=lambda: parents.append(parent_of_trial(servers)))
+        thread.start()
+        thread.join()
+        with ChildProber(
+            SETUP, build_timeout_seconds=120, probe_timeout_seconds=60, servers=servers
+        ) as prober:
+            assert prober.probe(TOO_LARGE).outcome is Outcome.OUT_OF_MEMORY
+        lora = SETUP.model_copy(update={"cell": tiny_cell(recipe=recipe("lora"), seq_len=8)})
+        parents.append(parent_of_trial(servers, lora))
+        (only,) = set(parents)
+        assert only.is_running()
+    assert not only.is_running()
 
 
-def test_a_trial_whose_child_ran_out_of_memory_leaves_its_fork_server(
-    servers: ForkServers,
-) -> None:
-    """The child is gone, and the process that forked it is as it was."""
-    before = parent_of_trial(servers)
-    with ChildProber(
-        SETUP, build_timeout_seconds=120, probe_timeout_seconds=60, servers=servers
-    ) as prober:
-        assert prober.probe(TOO_LARGE).outcome is Outcome.OUT_OF_MEMORY
-    assert parent_of_trial(servers) == before
-
-
-def test_another_fork_server_starts_where_the_idle_one_is_dead_or_has_other_threads(
-    servers: ForkServers,
-) -> None:
+def test_another_fork_server_starts_where_the_idle_one_is_dead_or_has_other_threads() -> None:
     """The number of threads is an environment variable; one idle process is kept, not two."""
-    first = parent_of_trial(servers)
-    first.kill()
-    first.wait()
-    second = parent_of_trial(servers)
-    other = parent_of_trial(servers, SETUP.model_copy(update={"threads": 2}))
-    assert len({first, second, other}) == 3
-    assert not second.is_running()
-    assert other.is_running()
-
-
-def test_the_idle_fork_server_ends_with_its_context() -> None:
-    """Nothing is left of it."""
-    with ForkServers() as own:
-        parent = parent_of_trial(own)
-        assert parent.is_running()
-    assert not parent.is_running()
+    with ForkServers() as servers:
+        first = parent_of_trial(servers)
+        first.kill()
+        first.wait()
+        second = parent_of_trial(servers)
+        other = parent_of_trial(servers, SETUP.model_copy(update={"threads": 2}))
+        assert len({first, second, other}) == 3
+        assert not second.is_running()
+        assert other.is_running()
+    assert not other.is_running()
