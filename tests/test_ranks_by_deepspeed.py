@@ -177,6 +177,35 @@ def test_the_host_holds_the_weights_until_they_are_gathered() -> None:
     assert host_bytes(offloaded, OperatorClass.HOST_COPY) >= shard
 
 
+@pytest.mark.parametrize(
+    ("strategy", "offload", "least", "pinned"),
+    [
+        ("deepspeed-zero2", "optimizer", 18, 10),
+        ("deepspeed-zero3", "optimizer", 18, 6),
+        ("deepspeed-zero3", "all", 20, 10),
+    ],
+)
+def test_the_host_holds_state_master_weights_and_gradients(
+    strategy: ZeroStrategy, offload: Offload, least: int, pinned: int
+) -> None:
+    """Of each weight 4 bytes in fp32, 8 of moments, 4 and 2 of gradients or of its 16-bit copies.
+
+    Pinned ones take up to twice as much, and copies of the largest weights come beside them.
+    """
+    shard = weight_bytes() / 2 / 2
+    cell = by_zero(strategy, offload=offload)
+    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
+    alone, several = step.host_bytes
+    assert least * shard <= alone <= several <= (least + pinned) * shard + 2 * LARGEST_WEIGHT
+
+
+def test_a_rank_that_offloads_nothing_keeps_nothing_on_the_host() -> None:
+    """Its tensors are all on the GPU."""
+    cell = by_zero("deepspeed-zero2")
+    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
+    assert step.host_bytes == ()
+
+
 @pytest.mark.long
 def test_a_traced_rank_is_the_real_one_with_any_micro_batches(tmp_path: Path) -> None:
     """One and three have passes of their own, beside the two of every run of the tests."""

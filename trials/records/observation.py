@@ -210,6 +210,8 @@ class Measurement(Record):
             cell's, by their tokens; empty when the job's lengths are not simulated.
         ranks: measurements of each of several GPUs.
         collectives: times of collectives; empty but in one measurement of a cell on several GPUs.
+        host_bytes: most bytes of the tensors that the process of each GPU keeps on the host, when
+            simulated; absent where it keeps none there, and when measured.
     """
 
     memory_steps: Whole
@@ -231,6 +233,7 @@ class Measurement(Record):
     collectives: Annotated[
         tuple[CollectiveTime, ...], Field(exclude_if=lambda times: not times)
     ] = ()
+    host_bytes: Annotated[Whole | None, Field(exclude_if=lambda size: size is None)] = None
 
 
 class Observation(Record):

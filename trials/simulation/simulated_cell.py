@@ -97,6 +97,15 @@ class SimulatedCell:
         """Storages of the model itself, which it holds throughout."""
         return self._steps_of(self.request.batch_sizes[0]).held
 
+    def host_bytes(self, batch_size: int) -> int | None:
+        """Most bytes of the tensors that each GPU's process keeps on the host; None for none there.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        alone, *several = self.traces.get(self.request_of(batch_size)).host_bytes or (None,)
+        return several[-1] if several and self._micro_batches(batch_size) > 1 else alone
+
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
         """Memory of steps of a batch size.
 

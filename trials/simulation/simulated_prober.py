@@ -117,6 +117,7 @@ class SimulatedProber:
                 overhead_bytes=CONTEXT_BYTES,
             ),
             model_memory_bytes=int(self._cell.held.sizes.sum()),
+            host_bytes=self._cell.host_bytes(request.batch_size),
             **times,
         )
         missed = use.outcome is Outcome.OUT_OF_MEMORY
