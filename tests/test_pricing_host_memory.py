@@ -9,10 +9,12 @@ from orchestrator.pricing.catalog_file import read_price_file
 from orchestrator.pricing.host_memory import (
     TABLE,
     InstanceMemory,
+    allowed_instances,
     by_host_memory,
     host_memory_gib,
-    largest_too_small,
+    none_has_enough,
 )
+from orchestrator.pricing.offer_constraints import OfferFilter
 
 CATALOG = load_catalog()
 ROWS = shipped_rows(InstanceMemory, TABLE)
@@ -44,17 +46,20 @@ def test_instances_with_too_little_memory_are_named_once() -> None:
     cheaper = SMALL.model_copy(update={"region": "another"})
     enough, too_small = by_host_memory([SMALL, cheaper, LARGE, UNKNOWN], 310.4)
     assert enough == [LARGE, UNKNOWN]
-    (small,) = too_small
+    (small,) = allowed_instances(too_small, lambda _: True)
+    assert allowed_instances(too_small, OfferFilter(providers=("lambda",)).allows) == ()
     assert (small.instance, small.needed_gib, small.host_memory_gib) == ("H100:8", 310.4, 256)
-    assert small.text == "H100:8 (modal): the host holds 310 GiB, the instance has 256 GiB"
-    assert by_host_memory([SMALL, LARGE], None) == ([SMALL, LARGE], [])
-    assert by_host_memory([SMALL], 256) == ([SMALL], [])
+    assert small.text == "H100:8 (modal): the host holds 310.4 GiB, the instance has 256 GiB"
+    assert by_host_memory([SMALL, LARGE], None) == ([SMALL, LARGE], {})
+    assert by_host_memory([SMALL], 256) == ([SMALL], {})
 
 
 def test_the_largest_of_the_instances_that_are_too_small_is_the_reason() -> None:
     """A smaller one says less."""
     _, too_small = by_host_memory([SMALL, LARGE], 2000)
-    assert "gpu_8x_h100_sxm5" in largest_too_small(too_small)
+    instances = allowed_instances(too_small, lambda _: True)
+    assert [one.host_memory_gib for one in instances] == [256, 1800]
+    assert "gpu_8x_h100_sxm5" in none_has_enough(instances)
 
 
 def test_a_price_list_states_the_memory_of_its_machines(tmp_path: Path) -> None:

@@ -210,8 +210,8 @@ class Measurement(Record):
             cell's, by their tokens; empty when the job's lengths are not simulated.
         ranks: measurements of each of several GPUs.
         collectives: times of collectives; empty but in one measurement of a cell on several GPUs.
-        host_bytes: most bytes of the tensors that the process of each GPU keeps on the host, when
-            simulated; absent where it keeps none there, and when measured.
+        host_bytes: most bytes of tensors that the processes of a node keep on its host, when
+            simulated; absent where they keep none there, and when measured.
     """
 
     memory_steps: Whole

@@ -97,14 +97,28 @@ class SimulatedCell:
         """Storages of the model itself, which it holds throughout."""
         return self._steps_of(self.request.batch_sizes[0]).held
 
-    def host_bytes(self, batch_size: int) -> int | None:
-        """Most bytes of the tensors that each GPU's process keeps on the host; None for none there.
+    def host_gib(self, batch_size: int) -> float | None:
+        """Memory that the processes of a node keep on its host; None for none, as ``host_bytes``.
 
         Raises:
             TraceError: the cell cannot be traced.
         """
-        alone, *several = self.traces.get(self.request_of(batch_size)).host_bytes or (None,)
-        return several[-1] if several and self._micro_batches(batch_size) > 1 else alone
+        size = self.host_bytes(batch_size)
+        return None if size is None else size / GIB
+
+    def host_bytes(self, batch_size: int) -> int | None:
+        """Most bytes of tensors that the processes of a node keep on its host; None for none there.
+
+        Raises:
+            TraceError: the cell cannot be traced.
+        """
+        if self._layout is None or self._layout.offload is None:
+            return None
+        of_each = self.traces.get(self.request_of(batch_size)).host_bytes
+        if not of_each:
+            return None
+        which = min(self._micro_batches(batch_size), len(of_each)) - 1
+        return of_each[which] * self._layout.gpus_per_node
 
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
         """Memory of steps of a batch size.
