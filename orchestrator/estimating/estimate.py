@@ -39,7 +39,7 @@ from trials.records.cell import Cell
 from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.ranks.rank_links import layout_notes
-from trials.simulation.simulated_cell import GIB, SimulatedCell
+from trials.simulation.simulated_cell import GIB, SimulatedCell, host_gib
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_request import (
@@ -158,7 +158,7 @@ def _estimated(
     prices: tuple[Price, ...] = ()
     if step is not None:
         seconds = _around(step, constants, question.workload.length_error)
-        offers = question.offers_of(gpu, catalog, cell.host_gib(batch.size))
+        offers = question.offers_of(gpu, catalog, host_gib(cell, batch.size))
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
@@ -187,7 +187,7 @@ def _estimated(
         surviving_batch_size=candidates.surviving,
         varying_reserved_gib=None if runs is None else _of_runs(runs),
         usable_gib=limit / GIB,
-        host_gib=cell.host_gib(batch.size),
+        host_gib=host_gib(cell, batch.size),
         routed_peak_gib=_spread(candidates.cells.routed, gpu, batch.size),
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,

@@ -139,9 +139,9 @@ def _host_gib(cell: Cell, observations: Sequence[Observation]) -> float | None:
     """
     if cell.parallel is None or cell.parallel.offload is None:
         return None
-    seen = [o.measurement for o in observations if o.measurement is not None]
-    held = [one.host_bytes for one in seen if one.host_bytes is not None]
-    counts = [one.built.parameters for one in seen if one.built is not None]
+    measurements = [o.measurement for o in observations if o.measurement is not None]
+    held = [one.host_bytes for one in measurements if one.host_bytes is not None]
+    counts = [one.built.parameters for one in measurements if one.built is not None]
     held += [least_host_bytes(cell.parallel, one.total, one.trainable) for one in counts]
     return max(held) / GIB if held else None
 

@@ -97,29 +97,6 @@ class SimulatedCell:
         """Storages of the model itself, which it holds throughout."""
         return self._steps_of(self.request.batch_sizes[0]).held
 
-    def host_gib(self, batch_size: int) -> float | None:
-        """Memory that the processes of a node keep on its host; None for none, as ``host_bytes``.
-
-        Raises:
-            TraceError: the cell cannot be traced.
-        """
-        size = self.host_bytes(batch_size)
-        return None if size is None else size / GIB
-
-    def host_bytes(self, batch_size: int) -> int | None:
-        """Most bytes of tensors that the processes of a node keep on its host; None for none there.
-
-        Raises:
-            TraceError: the cell cannot be traced.
-        """
-        if self._layout is None or self._layout.offload is None:
-            return None
-        of_each = self.traces.get(self.request_of(batch_size)).host_bytes
-        if not of_each:
-            return None
-        which = min(self._micro_batches(batch_size), len(of_each)) - 1
-        return of_each[which] * self._layout.gpus_per_node
-
     def memory(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> MemoryUse:
         """Memory of steps of a batch size.
 
@@ -318,6 +295,28 @@ def like(
     )
     made.request = made.request.model_copy(update={"padded": padded})
     return made
+
+
+def host_gib(cell: SimulatedCell, batch_size: int) -> float | None:
+    """Memory that the processes of a node keep on its host; None for none, as ``host_bytes``."""
+    size = host_bytes(cell, batch_size)
+    return None if size is None else size / GIB
+
+
+def host_bytes(cell: SimulatedCell, batch_size: int) -> int | None:
+    """Most bytes of tensors that the processes of a node keep on its host; None for none there.
+
+    Raises:
+        TraceError: the cell cannot be traced.
+    """
+    layout = cell.request.cell.parallel
+    if layout is None or layout.offload is None:
+        return None
+    of_each = cell.traces.get(cell.request_of(batch_size)).host_bytes
+    if not of_each:
+        return None
+    which = min(cell.recipe.micro_batches(batch_size), len(of_each)) - 1
+    return of_each[which] * layout.gpus_per_node
 
 
 def library_bytes(gpu: Gpu) -> int:

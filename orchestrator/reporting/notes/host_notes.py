@@ -11,7 +11,7 @@ from orchestrator.ranking.ranked_offer import RankedOffer
 
 
 def host_notes(rows: Sequence[Estimate]) -> Iterator[str]:
-    """What the hosts hold, instances with too little memory for it, and those of unknown memory."""
+    """Memory that the hosts hold, instances with less, and instances of unknown memory."""
     yield from _held_text((row.gpu, row.host_gib) for row in rows)
     yield from _too_little_text(small for row in rows for small in row.too_little_host_memory)
     prices = [row.price for row in rows if row.host_gib is not None and row.price is not None]
@@ -23,7 +23,7 @@ def host_notes(rows: Sequence[Estimate]) -> Iterator[str]:
 
 
 def ranked_host_notes(rows: Sequence[RankedOffer]) -> Iterator[str]:
-    """What the hosts of ranked offers hold, and whose memory is unknown."""
+    """Memory that the hosts of ranked offers hold, and instances of unknown memory."""
     yield from _held_text((row.cell.gpus, row.host_gib) for row in rows)
     yield from _unknown_text(
         f"{row.provider} {row.instance}"
@@ -33,7 +33,7 @@ def ranked_host_notes(rows: Sequence[RankedOffer]) -> Iterator[str]:
 
 
 def _held_text(held: Iterable[tuple[str, float | None]]) -> Iterator[str]:
-    """What the host of each node holds, with the GPUs where it differs; none for none."""
+    """Memory that the host of each node holds, with the GPUs where it differs; none for none."""
     gpus: dict[str, dict[str, None]] = defaultdict(dict)
     for gpu, gib in held:
         if gib is not None:
