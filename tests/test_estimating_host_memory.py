@@ -10,6 +10,7 @@ import orchestrator
 from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.notes.host_notes import host_notes
+from trials.simulation.simulated_cell import host_bytes
 
 PRICES = """gpu,provider,instance,gpus_per_instance,usd_per_hour,host_memory_gib
 A40,acme,small,2,1,0.001
@@ -64,6 +65,17 @@ def test_a_training_that_keeps_nothing_on_the_host_takes_any_instance(tmp_path: 
     assert (row.estimate.host_gib, row.estimate.too_little_host_memory) == (None, ())
     assert [price.instance for price in row.prices] == ["small", "unknown", "large"]
     assert list(host_notes([row.estimate])) == []
+
+
+def test_weights_that_a_gpu_cannot_hold_twice_are_copied_on_the_host() -> None:
+    """Each of eight processes has them twice there, which is more than its share of the state."""
+    (row,) = orchestrator.estimate("llama-tiny", **JOB | {"gpu": "8xA40"}, offload="optimizer")
+    weights = int(row.cell.held.sizes.sum())
+    assert weights == pytest.approx(2 * LLAMA_TINY, rel=0.01)
+    with_room = host_bytes(row.cell, 1, 2 * weights)
+    assert with_room is not None
+    assert with_room < 30 * LLAMA_TINY
+    assert host_bytes(row.cell, 1, 2 * weights - 1) == 8 * 2 * weights
 
 
 def test_a_check_says_what_the_host_holds(capsys: pytest.CaptureFixture[str]) -> None:

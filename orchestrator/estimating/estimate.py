@@ -158,7 +158,7 @@ def _estimated(
     prices: tuple[Price, ...] = ()
     if step is not None:
         seconds = _around(step, constants, question.workload.length_error)
-        offers = question.offers_of(gpu, catalog, host_gib(cell, batch.size))
+        offers = question.offers_of(gpu, catalog, host_gib(cell, batch.size, limit))
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
@@ -187,7 +187,7 @@ def _estimated(
         surviving_batch_size=candidates.surviving,
         varying_reserved_gib=None if runs is None else _of_runs(runs),
         usable_gib=limit / GIB,
-        host_gib=host_gib(cell, batch.size),
+        host_gib=host_gib(cell, batch.size, limit),
         routed_peak_gib=_spread(candidates.cells.routed, gpu, batch.size),
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,

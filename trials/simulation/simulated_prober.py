@@ -123,7 +123,7 @@ class SimulatedProber:
                 overhead_bytes=CONTEXT_BYTES,
             ),
             model_memory_bytes=int(self._cell.held.sizes.sum()),
-            host_bytes=host_bytes(self._cell, request.batch_size),
+            host_bytes=host_bytes(self._cell, request.batch_size, self._limit),
             **times,
         )
         missed = use.outcome is Outcome.OUT_OF_MEMORY

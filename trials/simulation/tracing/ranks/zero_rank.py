@@ -49,6 +49,10 @@ GATHERING = ("parameter_offload", "partitioned_param_coordinator")
 """Modules of ZeRO that gather and free the weights of a module in the order of a set."""
 
 
+ROOM_BYTES = 2**50
+"""Memory that a traced GPU has for copies of its weights; ``host_bytes`` knows of less."""
+
+
 class _InOrder(dict[Any, None]):
     """A set in the order of its items, not of their addresses, which no two traces share."""
 
@@ -324,6 +328,8 @@ def _accelerator(
         Stream = property(lambda _self: streams.new_stream)
         Event = property(lambda _self: streams.new_event)
         pin_memory = staticmethod(pinned)
+        # Else the memory of this machine would decide where weights are flattened.
+        available_memory = staticmethod(lambda *_: ROOM_BYTES)
 
         def stream(self, stream: Any) -> Any:
             """Run operators on a stream."""
