@@ -82,6 +82,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         nodes=question.nodes,
         replicas=best.estimate.replicas,
         zero=None if question.parallel is None else question.parallel.zero_settings,
+        host_gib=best.estimate.host_gib,
     )
 
 
@@ -164,6 +165,7 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         nodes=best.cell.nodes,
         replicas=None if parallel is None else parallel.replicas,
         zero=None if parallel is None else parallel.zero_settings,
+        host_gib=best.host_gib,
     )
 
 

@@ -1,5 +1,6 @@
 """A fine-tuning that is to be started, and the offers to start it on."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,7 @@ class TrainingJob:
         nodes: nodes with as many of the GPUs each.
         replicas: copies of the model, each in shards among GPUs of its own; for ``hsdp`` alone.
         zero: settings of DeepSpeed's ZeRO; None without it.
+        host_gib: memory that it keeps on the host of each node; None for none, or where unknown.
     """
 
     model: Model
@@ -139,6 +141,12 @@ class TrainingJob:
     nodes: int = 1
     replicas: int | None = None
     zero: ZeroSettings | None = None
+    host_gib: float | None = None
+
+    @property
+    def host_gib_asked(self) -> int:
+        """Memory of a host to ask for, in whole GiB; 0 where it keeps nothing there."""
+        return math.ceil(self.host_gib or 0)
 
     @property
     def is_sharded(self) -> bool:

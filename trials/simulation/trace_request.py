@@ -317,8 +317,7 @@ def _engine_approximations(layout: Parallel, recipe: Recipe) -> list[str]:
         f'{name} has the sizes that transformers puts in place of "auto": give your trainer\'s '
         "file by --deepspeed": layout.has_default_zero and divides_weights,
         f"{name}: the host's update of the weights takes 40 GB/s of a node's memory, as published "
-        "for one machine; it holds about 18 bytes of each trained weight, which is not compared "
-        "with the memory of an instance": layout.updates_on_host,
+        "for one machine": layout.updates_on_host,
         f"{name}: copies to and from the host take 0.8 of PCIe's rate, which is assumed": (
             layout.offload is not None
         ),

@@ -67,11 +67,12 @@ Shares = Callable[[torch.Tensor], int]
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One traced step."""
+    """One traced step, as in ``StepTrace``."""
 
     recording: Recording
     held: Held
     copies: int
+    host_bytes: tuple[int, ...] = ()
 
 
 class TraceableCell:
@@ -175,7 +176,8 @@ class TraceableCell:
             has_own = with_updates and updates_of is None
             dtypes = self._fake.dtypes
             if self.zero is not None:
-                traced = Traced(*trace_engine(self, batch_size, shares, census), 0)
+                recording, held, on_host = trace_engine(self, batch_size, shares, census)
+                traced = Traced(recording, held, 0, on_host)
             else:
                 traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
             if self._fake.dtypes != dtypes:  # biases, which bitsandbytes casts once
