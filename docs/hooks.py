@@ -38,6 +38,8 @@ PROJECT_PAGES = (
     "tests/benchmarks/README.md",
     "tests/benchmarks/characterisation.md",
 )
+UNTITLED = {"positional arguments", "options"}
+"""Titles that argparse gives to arguments and options without one."""
 PROJECT = "project/"
 NOTEBOOK = "tutorials/python"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]*)(#[^)\s]*)?(?=\))")
@@ -124,11 +126,16 @@ def _command(command: argparse.ArgumentParser, path: str, summary: str | None) -
     text = command.description or summary
     if text:
         yield _cell(text[0].upper() + text[1:].rstrip(".") + ".") + "\n"
-    rows = [row for action in command._actions if (row := _option(action))]
-    if rows:
+    for group in command._action_groups:
+        rows = [row for action in group._group_actions if (row := _option(action))]
+        if not rows:
+            continue
+        if (title := _cell(group.title)) not in UNTITLED:
+            yield f"\n**{title[:1].upper()}{title[1:]}**\n"
         yield "| argument | meaning |"
         yield "|---|---|"
         yield from rows
+        yield ""
     if command.epilog:
         yield f"\n```text\n{command.epilog.removeprefix('examples:').strip(chr(10))}\n```"
 

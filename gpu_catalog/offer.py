@@ -27,6 +27,7 @@ class Offer(Record):
         usd_per_hour: price of the whole instance in US dollars per hour.
         market: on demand, or spot: cheaper, but the provider may reclaim the instance.
         minimum_minutes: shortest billed time, where it is not that of the provider's terms.
+        host_memory_gib: memory of the instance's host, where it is not in the catalog's table.
         as_of: date of the price, if the source states one; else the earliest possible date, where
             one is inferred and the note says so.
         recorded: date of this record.
@@ -42,6 +43,7 @@ class Offer(Record):
     usd_per_hour: Positive
     market: Market = "on-demand"
     minimum_minutes: Positive | None = None
+    host_memory_gib: Positive | None = None
     as_of: dt.date | None = None
     recorded: dt.date
     source: Source

@@ -11,7 +11,7 @@ from trials.records.model import find_model
 from trials.records.messages import Setup
 from trials.training.worker import serve_forks
 
-print(__name__, sys.argv[1:], gc.isenabled())
+print(__name__, sys.argv[1:], gc.isenabled(), flush=True)
 cell = tiny_cell()
 setup = Setup(cell=cell, model=find_model(cell.model), gpu=cpu(), threads=1, seed=0)
 
@@ -22,9 +22,15 @@ class Pipe:
     def receive(self):
         return next(self.received)
 
+    def send(self, message, before=b""):
+        print(type(message).__name__, flush=True)
 
-serve_forks(Pipe(), Setup, None)
-print(gc.isenabled(), gc.get_freeze_count() > 100_000)
+
+def run_child(setup, pipe):
+    print(gc.isenabled(), gc.get_freeze_count() > 100_000, flush=True)
+
+
+serve_forks(Pipe(), Setup, run_child)
 """
 
 
@@ -47,4 +53,5 @@ def test_a_fork_server_enables_garbage_collection_before_it_forks(tmp_path: Path
         text=True,
         check=False,
     )
-    assert done.stdout.splitlines() == ["__main__ ['7'] False", "True True"], done.stderr
+    said = ["__main__ ['7'] False", "ChildStarted", "True True", "Ended"]
+    assert done.stdout.splitlines() == said, done.stderr

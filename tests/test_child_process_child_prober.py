@@ -223,8 +223,8 @@ def test_a_recipe_that_cannot_be_built_is_a_final_failure() -> None:
         ends = [refused.probe(SMALL) for _ in range(2)]
         left = psutil.Process().children(recursive=True)
         assert refused.child_pid is None
-        assert refused._process is not None
-        fork_server = refused._process.pid
+        assert refused._server is not None
+        fork_server = refused._server.pid
         assert fork_server in {process.pid for process in left}
     assert is_gone(fork_server)
     for end in ends:
@@ -274,7 +274,7 @@ from trials.records.messages import ProbeRequest, Setup
 setup = Setup.model_validate_json(sys.argv[1])
 prober = ChildProber(setup, build_timeout_seconds=120, probe_timeout_seconds=60)
 end = prober.probe(ProbeRequest(batch_size=1, timing=None))
-print(end.outcome, prober.child_pid, prober._process.pid, flush=True)
+print(end.outcome, prober.child_pid, prober._server.pid, flush=True)
 prober.probe(ProbeRequest.model_validate_json(sys.argv[2]))
 """
 

@@ -71,3 +71,19 @@ def test_tab_completes_commands_options_and_names(
     assert complete("estimate", "--model", "mixtral-8") == ["mixtral-8x7b"]
     assert complete("sweep", "memory-saving-") == ["memory-saving-tiny"]
     assert complete("report", "ru") == ["runs"]
+
+
+@pytest.mark.parametrize("command", ["estimate", "check", "rank"])
+def test_options_that_belong_together_have_one_title(command: str) -> None:
+    """Tables of options that several commands share add to the group with their title."""
+    titles = {
+        option: str(group.title)
+        for group in commands()[command]._action_groups
+        for action in group._group_actions
+        for option in action.option_strings
+    }
+    assert titles["--json"] == "options"
+    assert titles["--dataset"] == titles["--group-by-length"] == "data set"
+    assert titles["--prices"] == titles["--deadline"] == "prices and offers"
+    shown = commands()[command].format_help()
+    assert shown.count("\nprices and offers:\n") == 1

@@ -76,6 +76,22 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
     assert '--deepspeed "$OUTPUT/deepspeed-$NODE_RANK.json" ' in script
 
 
+def test_a_task_asks_for_the_memory_that_the_host_holds() -> None:
+    """In whole GiB; dstack chooses among instances by it, and Slurm needs room for processes."""
+    zero = ZeroSettings(offload="optimizer")
+    training = by_deepspeed("deepspeed-zero2", FULL, zero=zero, host_gib=310.4)
+    resources = {
+        target: yaml.safe_load(task_file(training, target).text)["resources"]
+        for target in ("skypilot", "dstack")
+    }
+    assert [place["memory"] for place in resources["skypilot"]["ordered"]] == ["311+"]
+    assert resources["dstack"]["memory"] == "311GB.."
+    assert "#SBATCH --mem=439G\n" in task_file(training, "slurm").text
+    without = by_deepspeed("deepspeed-zero2", FULL)
+    assert "memory" not in yaml.safe_load(task_file(without, "dstack").text)["resources"]
+    assert "#SBATCH --mem=128G\n" in task_file(without, "slurm").text
+
+
 def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configuration:
     """A configuration that trains by a file of DeepSpeed beside it."""
     content = {

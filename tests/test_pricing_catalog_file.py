@@ -177,8 +177,8 @@ A40,nan,,,,,
             [
                 (
                     "1: unknown column 'eur'; known: gpu, provider, region, instance, "
-                    "gpus_per_instance, usd_per_hour, market, minimum_minutes, as_of, recorded, "
-                    "source, note, currency"
+                    "gpus_per_instance, usd_per_hour, market, minimum_minutes, host_memory_gib, "
+                    "as_of, recorded, source, note, currency"
                 )
             ],
         ),

@@ -25,6 +25,7 @@ from builders.ranks import (
 from torch.nn import functional
 
 from trials.child_process.child_prober import ChildProber
+from trials.recipes.host_bytes import least_host_bytes
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel, ZeroStrategy, default_zero
 from trials.recipes.zero_settings import Offload, ZeroSettings
 from trials.records.cell import Cell
@@ -164,6 +165,38 @@ def test_the_host_holds_the_weights_until_they_are_gathered() -> None:
     assert offloaded.held.sizes.sum() == FREQUENCIES
     shard = weight_bytes() / 2
     assert host_bytes(offloaded, OperatorClass.HOST_COPY) >= shard
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "pinned"),
+    [
+        ("deepspeed-zero2", "optimizer", 10),
+        ("deepspeed-zero3", "optimizer", 6),
+        ("deepspeed-zero3", "all", 10),
+        ("deepspeed-zero3", "parameters", 6),
+    ],
+)
+def test_the_host_holds_state_master_weights_and_gradients(
+    strategy: ZeroStrategy, offload: Offload, pinned: int
+) -> None:
+    """Of each weight 4 bytes in fp32, 8 of moments, 4 and 2 of gradients or of its 16-bit copies.
+
+    Pinned ones take up to twice as much, and copies of the largest weights come beside them.
+    """
+    weights = weight_bytes() // 2
+    cell = by_zero(strategy, offload=offload)
+    assert cell.parallel is not None
+    least = least_host_bytes(cell.parallel, weights, weights) / 2
+    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
+    alone, several = step.host_bytes
+    assert least <= alone <= several <= least + pinned * weights / 2 + 2 * LARGEST_WEIGHT
+
+
+def test_a_rank_that_offloads_nothing_keeps_nothing_on_the_host() -> None:
+    """Its tensors are all on the GPU."""
+    cell = by_zero("deepspeed-zero2")
+    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
+    assert step.host_bytes == ()
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from builders.ranks import (
 )
 
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.host_bytes import least_host_bytes
 from trials.recipes.parallel import Parallel, Strategy
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -24,6 +25,7 @@ from trials.simulation.ranks.stream_events import Action, StreamEvent
 from trials.simulation.recording import Kind, OperatorClass, Purpose
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import approximations
+from trials.simulation.tracing.ranks.host_tensors import pinned_bytes
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.whole_step import Steps
 from trials.training.optimizers.construction import make_stepper
@@ -128,6 +130,29 @@ def test_the_host_adds_the_gradients_of_later_micro_batches() -> None:
     assert waits[1] - waits[0] >= parameters
     assert waits[0] < parameters
     assert two.peak_bytes(BATCH) == one.peak_bytes(BATCH)
+
+
+def test_the_memory_of_the_host_is_that_of_all_shards() -> None:
+    """Weight and gradient at powers of two of bytes, both moments as they are.
+
+    A model of which a few layers are traced has that of all.
+    """
+    cell = sharded(FULL, on_host=True)
+    model = find_model(cell.model)
+    few, every = (
+        TraceableCell(cell, model, whole=whole).trace(BATCH, lambda _: 0) for whole in (False, True)
+    )
+    assert few.host_bytes == every.host_bytes
+    sizes = [4 * -(-len(p) // RANKS) * p[0].numel() for p in traceable_weights(cell)]
+    assert every.host_bytes == (sum(2 * pinned_bytes(size) + 2 * size for size in sizes),)
+    assert least_host_bytes(Parallel(gpus=4, strategy="fsdp2", shards_on_host=True), 10, 6) == 50
+    on_gpus = TraceableCell(sharded(FULL, on_host=False), model, whole=True)
+    assert on_gpus.trace(BATCH, lambda _: 0).host_bytes == ()
+
+
+def traceable_weights(cell: Cell) -> list[torch.Tensor]:
+    """Whole weights of a cell's model."""
+    return list(traceable(cell.model_copy(update={"parallel": None})).model.parameters())
 
 
 def test_two_batch_sizes_determine_a_third() -> None:

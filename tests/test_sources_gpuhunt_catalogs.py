@@ -79,6 +79,15 @@ def publish(server: PriceServer, provider: str, version: str, text: str) -> None
     server.pages[f"/v3/{provider}/{version}/catalog.zip"] = content.getvalue()
 
 
+@pytest.mark.usefixtures("folder")
+def test_an_offer_has_the_memory_of_its_host() -> None:
+    """Lambda's is in 10^9 bytes there: its 225 GiB are 241.6."""
+    offers = refresh([GpuhuntCatalogs(TODAY)], load_catalog(), [], TODAY).offers
+    memories = {(o.instance, o.gpus_per_instance): o.host_memory_gib for o in offers}
+    assert memories["NVIDIA A40", 2] == 100
+    assert memories["gpu_1x_h100_pcie", 1] == pytest.approx(225, abs=0.1)
+
+
 def test_a_folder_of_catalogs_is_read(folder: Path) -> None:
     """Whole instances with a GPU are offers; clusters and instances without a GPU are not."""
     result = refresh([GpuhuntCatalogs(TODAY)], load_catalog(), [], TODAY)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpu_catalog.errors import UserError
 from trials.child_process.process_pool import process_pool
+from trials.child_process.server_process import ForkServers
 from trials.listener import TrialListener
 from trials.records.cell import Cell
 from trials.records.observation import Observation
@@ -36,13 +37,14 @@ def run_trials_here(
         listener: receives every start, observation and end.
         keep_going: called before each probe; False ends all trials.
     """
-    for task in tasks:
-        if not keep_going():
-            return
-        listener.started(task)
-        with child_prober(task) as prober:
-            run_trial(task, prober, listener.observed, keep_going=keep_going)
-        listener.ended(task.cell, None)
+    with ForkServers() as servers:
+        for task in tasks:
+            if not keep_going():
+                return
+            listener.started(task)
+            with child_prober(task, servers=servers) as prober:
+                run_trial(task, prober, listener.observed, keep_going=keep_going)
+            listener.ended(task.cell, None)
 
 
 def simulate_trials(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from trials.child_process.child_prober import ChildProber, Prober
 from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.server_process import ForkServers
 from trials.drawn_lengths import DrawnBatch
 from trials.records.messages import ProbeRequest, RankPlace
 from trials.records.observation import Observation
@@ -14,7 +15,10 @@ from trials.trial import PlannedProbe, TrialTask, most_attempts, probe_after
 
 
 def child_prober(
-    task: TrialTask, timeouts: float = 1.0, place: RankPlace | None = None
+    task: TrialTask,
+    timeouts: float = 1.0,
+    place: RankPlace | None = None,
+    servers: ForkServers | None = None,
 ) -> ChildProber:
     """Make the prober of a trial, or of its ranks on one of several nodes.
 
@@ -22,11 +26,13 @@ def child_prober(
         task: input of the trial.
         timeouts: factor on the timeout of a probe.
         place: place of this node's ranks among those of several nodes; None for one node.
+        servers: fork server that the last trial left, and that the next one takes; None for none.
     """
     return ChildProber(
         task.setup.model_copy(update={"place": place}),
         build_timeout_seconds=task.build_timeout_seconds,
         probe_timeout_seconds=timeouts * task.probe_timeout_seconds,
+        servers=servers,
     )
 
 

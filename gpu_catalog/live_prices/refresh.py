@@ -158,6 +158,7 @@ def _offer(raw: RawOffer, gpu: Gpu, today: dt.date) -> Offer:
         gpus_per_instance=raw.gpus,
         usd_per_hour=float(raw.price),
         market=raw.market,
+        host_memory_gib=raw.host_memory_gib,
         as_of=raw.as_of,
         recorded=today,
         source=raw.source,

@@ -3,7 +3,7 @@
 import datetime as dt
 
 from fitting.laws.fit_result import Interval
-from gpu_catalog.number_text import dollars
+from gpu_catalog.number_text import dollars, short
 from gpu_catalog.record import Record
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
@@ -12,6 +12,7 @@ from orchestrator.estimating.estimate_records import Alternative, Estimate
 from orchestrator.estimating.estimate_request import EstimateRequest, without_electricity
 from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import requested_gpus
+from orchestrator.pricing.host_memory import NOT_IN_IT
 from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis
 
@@ -32,6 +33,8 @@ class MemoryCheck(Record):
             90 % interval.
         reserved_gib: peak of the memory that it reserves.
         usable_gib: memory of the GPU that it may reserve.
+        host_gib: memory that the processes of a node keep on its host; None where they keep nothing
+            there. It does not count for ``fits``.
         most_tokens: longest example that the model supports; None where it states no limit.
         examples, epochs: the job that the change's dollars are of.
         change: cheapest change under which it fits; None where it fits, or where no change helps.
@@ -53,6 +56,7 @@ class MemoryCheck(Record):
     peak_gib_interval: Interval
     reserved_gib: float
     usable_gib: float
+    host_gib: float | None = None
     most_tokens: int | None
     examples: int
     epochs: int
@@ -122,6 +126,8 @@ def check_text(check: MemoryCheck) -> str:
         f"{check.peak_gib:.1f} GiB, 90 % interval {peak.low:.1f} to {peak.high:.1f}{doubt}."
     )
     lines = [first]
+    if check.host_gib is not None:
+        lines.append(f"The host holds {short(check.host_gib, 4)} GiB: {NOT_IN_IT}.")
     if check.most_tokens is not None and check.seq_len > check.most_tokens:
         lines.append(f"{check.model} supports examples of at most {check.most_tokens:,} tokens.")
     if check.change is not None:

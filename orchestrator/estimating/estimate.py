@@ -24,7 +24,12 @@ from orchestrator.estimating.longest_sequence import most_tokens
 from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
 from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
-from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.host_memory import (
+    OffersByHost,
+    allowed_instances,
+    host_memory_gib,
+    none_has_enough,
+)
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.pricing.price_drift import sigma_of, widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
@@ -34,7 +39,7 @@ from trials.records.cell import Cell
 from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.ranks.rank_links import layout_notes
-from trials.simulation.simulated_cell import GIB, SimulatedCell
+from trials.simulation.simulated_cell import GIB, SimulatedCell, host_gib
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_request import (
@@ -153,7 +158,7 @@ def _estimated(
     prices: tuple[Price, ...] = ()
     if step is not None:
         seconds = _around(step, constants, question.workload.length_error)
-        offers = question.offers_of(gpu, catalog)
+        offers = question.offers_of(gpu, catalog, host_gib(cell, batch.size, limit))
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
@@ -182,6 +187,7 @@ def _estimated(
         surviving_batch_size=candidates.surviving,
         varying_reserved_gib=None if runs is None else _of_runs(runs),
         usable_gib=limit / GIB,
+        host_gib=host_gib(cell, batch.size, limit),
         routed_peak_gib=_spread(candidates.cells.routed, gpu, batch.size),
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,
@@ -268,7 +274,7 @@ def _speed(
 
 def _job(
     question: Question,
-    offers: Sequence[Offer],
+    offers: OffersByHost,
     batch_size: int,
     seconds: float,
     interval: Interval,
@@ -283,29 +289,31 @@ def _job(
     steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds / micro_batches
     overheads = question.workload.on_nodes(question.nodes).overheads
     rented = {spot: rental(steps_hours, overheads, spot=spot).hours for spot in (False, True)}
-    wanted = question.constraints
+    wanted, (enough, too_small) = question.constraints, offers
     prices = [
         _priced(offer, rented[offer.market == "spot"], question)
-        for offer in offers
-        if wanted.allows(offer) or (offer.provider == OWN and offer.gpu in question.own_cards)
+        for offer in filter(question.allows, enough)
     ]
+    short = allowed_instances(too_small, question.allows)
     kept = [price for price in prices if not wanted.refuse(price.hours, price.usd)]
     if kept:
         best, *_ = kept = sorted(kept, key=lambda p: wanted.preference(p.hours, p.usd))
         fields = {"price": best, "hours": best.hours, "hours_interval": best.hours_interval}
-        return fields, None, tuple(kept)
+        return fields | {"too_little_host_memory": short}, None, tuple(kept)
     hours, low, high = map(float, rented[False])
     missed = MissedConstraints.best_of((price.hours, price.usd) for price in prices)
     if missed is not None:
         reason = f"the job {missed.text(wanted)}"
-    elif offers:
+    elif short:
+        reason = none_has_enough(short)
+    elif enough or too_small:
         reason = "the constraints allow none of its offers"
     else:
         per_node = question.ranks // question.nodes
         several = f" with {per_node} GPUs in an instance" if per_node > 1 else ""
         reason = f"the catalog has no offer of it{several}"
     unpriced = {"no_price": reason, "hours": hours, "hours_interval": Interval(low=low, high=high)}
-    return unpriced, missed, ()
+    return unpriced | {"too_little_host_memory": short}, missed, ()
 
 
 def _priced(offer: Offer, rented: FloatArray, question: Question) -> Price:
@@ -318,6 +326,7 @@ def _priced(offer: Offer, rented: FloatArray, question: Question) -> Price:
         price_as_of=offer.as_of,
         price_recorded=offer.recorded,
         instances=question.nodes,
+        host_memory_gib=host_memory_gib(offer),
         hours=hours,
         hours_interval=Interval(low=low, high=high),
         usd=usd,

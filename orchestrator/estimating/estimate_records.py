@@ -12,6 +12,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from orchestrator.estimating.memory_error import MemoryError90
 from orchestrator.estimating.question import Question
+from orchestrator.pricing.host_memory import TooLittleHostMemory
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.spec.job import Overheads
 from trials.recipes.parallel import Strategy
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BatchChoice = Literal["asked", "largest", "fastest"]
-NESTED = {"alternatives", "boxes", "assumed_lengths", "overheads", "memory_error", "time_error"}
+NESTED = {
+    *("alternatives", "boxes", "assumed_lengths", "overheads", "memory_error", "time_error"),
+    "too_little_host_memory",
+}
 """Fields of an estimate that are no columns of a frame."""
 
 
@@ -35,7 +39,8 @@ class Price(Record):
 
     ``usd_per_hour`` is the price of the whole instance, or of all ``instances``, one a node, on the
     day ``price_as_of``, None where it is unknown; the catalog has it since ``price_recorded``.
-    ``note`` has the catalog's caveats on the offer.
+    ``note`` has the catalog's caveats on the offer, ``host_memory_gib`` the memory of an instance's
+    host, None where it is unknown.
     """
 
     provider: str
@@ -51,6 +56,7 @@ class Price(Record):
     hours_interval: Interval
     usd: float
     usd_interval: Interval
+    host_memory_gib: float | None = None
     note: str | None = None
 
 
@@ -145,6 +151,8 @@ class Estimate(Record):
         peak_gib, peak_gib_interval: peak of the memory that PyTorch's allocator has in use.
         reserved_gib: peak of the memory that it reserves.
         usable_gib: memory of the GPU that it may reserve.
+        host_gib: most memory that the processes of a node keep on its host, by their tensors; None
+            where they keep nothing there.
         routed_peak_gib: median and 95th percentile of the peak over drawn shares of the experts;
             None without draws.
         step_seconds, step_seconds_interval: seconds of a step; they and the fields below are None
@@ -154,6 +162,7 @@ class Estimate(Record):
         overheads: time of the job outside its steps, and drift of prices.
         hours, hours_interval: hours of the job as rented by ``price``, or else on demand.
         price: best offer by the objective; None without an allowed one.
+        too_little_host_memory: instances that are left out because their host has less memory.
         no_price: reason why ``price`` is None although a step time is known.
         fidelity: similarity of the traced stack to the one that would run.
         approximations: parts of the stack that others stand in for.
@@ -203,6 +212,7 @@ class Estimate(Record):
     peak_gib_interval: Interval
     reserved_gib: float
     usable_gib: float
+    host_gib: float | None = None
     routed_peak_gib: tuple[float, float] | None = None
     step_seconds: float | None = None
     step_seconds_interval: Interval | None = None
@@ -217,6 +227,7 @@ class Estimate(Record):
     hours: float | None = None
     hours_interval: Interval | None = None
     price: Price | None = None
+    too_little_host_memory: tuple[TooLittleHostMemory, ...] = ()
     no_price: str | None = None
     fidelity: Fidelity
     approximations: tuple[str, ...]

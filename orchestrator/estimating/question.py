@@ -10,6 +10,8 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
+from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.host_memory import OffersByHost, by_host_memory
 from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift
@@ -110,9 +112,14 @@ class Question:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
         return self.recipe.of_rank(self.data_parallel_ranks)
 
-    def offers_of(self, gpu: Gpu, catalog: Catalog) -> list[Offer]:
-        """Offers with as many GPUs a node, at the price of all nodes."""
-        return layout_offers(catalog.offers(gpu.key), self.parallel)
+    def offers_of(self, gpu: Gpu, catalog: Catalog, host_gib: float | None) -> OffersByHost:
+        """Offers with as many GPUs a node, at the price of all nodes, by the memory of a host."""
+        return by_host_memory(layout_offers(catalog.offers(gpu.key), self.parallel), host_gib)
+
+    def allows(self, offer: Offer) -> bool:
+        """Whether the constraints allow an offer; they do not apply to cards that the user owns."""
+        is_own = offer.provider == OWN and offer.gpu in self.own_cards
+        return is_own or self.constraints.allows(offer)
 
     def options_text(self) -> str:
         """The changes as options of the command line."""

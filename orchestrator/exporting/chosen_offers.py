@@ -83,6 +83,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         nodes=question.nodes,
         replicas=best.estimate.replicas,
         **_of_layout(question.parallel),
+        host_gib=best.estimate.host_gib,
     )
 
 
@@ -165,6 +166,7 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         nodes=best.cell.nodes,
         replicas=None if parallel is None else parallel.replicas,
         **_of_layout(parallel),
+        host_gib=best.host_gib,
     )
 
 

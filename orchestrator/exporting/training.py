@@ -1,5 +1,6 @@
 """A fine-tuning that is to be started, and the offers to start it on."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,7 @@ class TrainingJob:
         replicas: copies of the model, each in shards among GPUs of its own; for ``hsdp`` alone.
         zero: settings of DeepSpeed's ZeRO; None without it.
         shards_on_host: whether the host holds the shards of ``fsdp2`` or ``hsdp``.
+        host_gib: memory that it keeps on the host of each node; None for none, or where unknown.
     """
 
     model: Model
@@ -141,6 +143,12 @@ class TrainingJob:
     replicas: int | None = None
     zero: ZeroSettings | None = None
     shards_on_host: bool = False
+    host_gib: float | None = None
+
+    @property
+    def host_gib_asked(self) -> int:
+        """Memory of a host to ask for, in whole GiB; 0 where it keeps nothing there."""
+        return math.ceil(self.host_gib or 0)
 
     @property
     def is_sharded(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fitting.families.cell_step_time import Batch
+from orchestrator.pricing.host_memory import none_has_enough
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.ranking.priced_cells import PricedCell, RankingInputs
 from orchestrator.ranking.ranked_offer import Excluded
@@ -19,6 +20,8 @@ def excluded(priced: PricedCell, inputs: RankingInputs) -> Excluded:
 
 def excluded_reason(priced: PricedCell, inputs: RankingInputs) -> str:
     """Reason why a cell has no price."""
+    if priced.has_step_time and priced.too_little_host_memory:
+        return none_has_enough(priced.too_little_host_memory)
     if priced.has_step_time and priced.offers_of_gpu:
         options = inputs.constraints.options
         drop = "leave it out" if len(options) == 1 else "relax one of them"

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -11,6 +11,11 @@ import numpy as np
 from fitting.families.cell_step_time import Batch, StepTimeSource
 from gpu_catalog.catalog import Catalog
 from orchestrator.planning.plan import Plan
+from orchestrator.pricing.host_memory import (
+    TooLittleHostMemory,
+    allowed_instances,
+    by_host_memory,
+)
 from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift, young_gpus
@@ -20,10 +25,12 @@ from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
 from orchestrator.ranking.ranked_offer import comparable
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import job_of, rows
+from trials.recipes.host_bytes import least_host_bytes
 from trials.records.cell import Cell
-from trials.records.observation import trainable_batch
+from trials.records.observation import Observation, trainable_batch
 
 NO_CONSTRAINTS = Constraints()
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,8 @@ class PricedCell:
     Attributes:
         offers: priced offers; empty without a step time or an allowed offer.
         offers_of_gpu: number of offers of its GPU, whatever the constraints.
+        too_little_host_memory: instances that are left out because their host has less memory than
+            the cell keeps there.
         has_step_time: whether a step time is known.
         reason: reason to exclude it that does not depend on prices.
     """
@@ -82,6 +91,7 @@ class PricedCell:
     offers_of_gpu: int
     has_step_time: bool
     reason: str | None
+    too_little_host_memory: tuple[TooLittleHostMemory, ...] = ()
 
 
 def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
@@ -106,17 +116,34 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
         groups[comparable(cell)].append(cell)
     for cell in itertools.chain.from_iterable(groups.values()):
         offers = layout_offers(inputs.catalog.offers(cell.gpu), cell.parallel)
-        allowed = [offer for offer in offers if inputs.constraints.allows(offer)]
+        host_gib = _host_gib(cell, inputs.step_times.observations(cell))
+        enough, too_small = by_host_memory(offers, host_gib)
+        allowed = [offer for offer in enough if inputs.constraints.allows(offer)]
         job, mismatch = _job_of_cell(inputs, cell)
         mismatch = unsuited(job, cell, cells) or mismatch
-        jobs = [] if mismatch is not None else _jobs(inputs, job, cell)
+        jobs = [] if mismatch is not None else _jobs(inputs, job, cell, host_gib)
         yield PricedCell(
             cell=cell,
             offers=[p for cell_job in jobs for p in cell_job.on(allowed, shared, drift)],
             offers_of_gpu=len(offers),
             has_step_time=bool(jobs),
             reason=skipped.get(cell) or mismatch or given_up.get(cell),
+            too_little_host_memory=allowed_instances(too_small, inputs.constraints.allows),
         )
+
+
+def _host_gib(cell: Cell, observations: Sequence[Observation]) -> float | None:
+    """Memory that a cell keeps on the host of each node: as simulated, else the least by its model.
+
+    None where it keeps nothing there, or before a probe of it fits.
+    """
+    if cell.parallel is None or cell.parallel.offload is None:
+        return None
+    measurements = [o.measurement for o in observations if o.measurement is not None]
+    held = [one.host_bytes for one in measurements if one.host_bytes is not None]
+    counts = [one.built.parameters for one in measurements if one.built is not None]
+    held += [least_host_bytes(cell.parallel, one.total, one.trainable) for one in counts]
+    return max(held) / GIB if held else None
 
 
 def _job_of_cell(inputs: RankingInputs, cell: Cell) -> tuple[Job, str | None]:
@@ -128,11 +155,11 @@ def _job_of_cell(inputs: RankingInputs, cell: Cell) -> tuple[Job, str | None]:
     return job, epochs
 
 
-def _jobs(inputs: RankingInputs, job: Job, cell: Cell) -> list[CellJob]:
+def _jobs(inputs: RankingInputs, job: Job, cell: Cell, host_gib: float | None) -> list[CellJob]:
     """The job on each stack and basis that the cell has a step time of."""
     largest = trainable_batch(inputs.step_times.observations(cell))
     steps = inputs.step_times.at(cell, inputs.batch, rows(job), padding(job, cell))
     return [
-        CellJob(job, cell, stack, basis, step, largest, inputs.seed)
+        CellJob(job, cell, stack, basis, step, largest, inputs.seed, host_gib)
         for (stack, basis), step in steps.items()
     ]

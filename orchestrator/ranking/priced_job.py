@@ -105,6 +105,7 @@ class CellJob:
         basis: whether its steps were measured or simulated.
         step_time: step time at the batch size of the job.
         largest: largest batch of the cell and the miss above it, as `trainable_batch` returns them.
+        host_gib: memory that it keeps on the host of each node; None for none, or where unknown.
     """
 
     job: Job
@@ -114,6 +115,7 @@ class CellJob:
     step_time: CellStepTime
     largest: tuple[int, Observation | None] | None
     seed: int
+    host_gib: float | None = None
 
     def on(
         self, offers: Sequence[Offer], shared: FloatArray, drift: PriceDrift

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from datetime import date
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from fitting.families.cell_step_time import StepTimeOrigin
 from fitting.laws.forms import Form
 from gpu_catalog.record import Record
 from gpu_catalog.safe_text import spreadsheet_cell
 from orchestrator.pricing.catalog_file import stands_in
+from orchestrator.pricing.host_memory import TooLittleHostMemory
 from orchestrator.pricing.offer_constraints import Constraints, MissedConstraints
 from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.spec.job import Job
@@ -39,6 +42,9 @@ class RankedOffer(Record):
             of the whole instance, which must be rented, or of as many as the cell has nodes.
         price_as_of: day that the price is of; None where its source does not give one.
         price_recorded: day that the price was added to the catalog.
+        host_memory_gib: memory of the instance's host; None where it is unknown.
+        host_gib: memory that the training keeps on the host of each node; None for none, or where
+            it is unknown.
         batch_size: examples per step, on each GPU.
         batch: origin of the batch size: requested, the largest, or the fastest timed one.
         largest_batch: largest batch that fits, and survives the lengths of the job's data where
@@ -78,6 +84,8 @@ class RankedOffer(Record):
     usd_per_hour: float
     price_as_of: date | None
     price_recorded: date
+    host_memory_gib: float | None = None
+    host_gib: float | None = None
     batch_size: int
     batch: Literal["asked", "largest", "fastest"]
     largest_batch: int | None
@@ -125,6 +133,13 @@ class Excluded(Record):
     missed: MissedConstraints | None = None
 
 
+class LeftOutInstances(Record):
+    """Instances that a ranked cell is not priced on, for their hosts have too little memory."""
+
+    cell: Cell
+    instances: tuple[TooLittleHostMemory, ...]
+
+
 class Ranking(Record):
     """Every cell of a sweep, priced on every offer of its GPU. The best first in each job.
 
@@ -136,6 +151,7 @@ class Ranking(Record):
         learned: training curves that the epochs come from; empty if the number was given.
         offers: ranked offers.
         excluded: cells without a ranked offer, with reasons.
+        too_little_host_memory: instances that ranked cells are not priced on.
     """
 
     schema_version: Literal[3] = 3
@@ -145,6 +161,9 @@ class Ranking(Record):
     constraints: Constraints = Constraints()
     offers: tuple[RankedOffer, ...]
     excluded: tuple[Excluded, ...]
+    too_little_host_memory: Annotated[
+        tuple[LeftOutInstances, ...], Field(exclude_if=lambda cells: not cells)
+    ] = ()
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per offer, with the columns of ranking.csv, the cheapest first."""

@@ -11,13 +11,20 @@ import numpy as np
 from fitting.families.cell_step_time import Batch
 from fitting.numerics.value_of_information import INDIFFERENCE
 from gpu_catalog.offer import TERMS, Offer
+from orchestrator.pricing.host_memory import host_memory_gib
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.rental_cost import charged_hours
 from orchestrator.ranking.exclusions import excluded
 from orchestrator.ranking.job_lengths import of_like_lengths
 from orchestrator.ranking.priced_cells import RankingInputs, priced_cells
 from orchestrator.ranking.priced_job import PricedOffer, RentedJob
-from orchestrator.ranking.ranked_offer import Excluded, RankedOffer, Ranking, comparable
+from orchestrator.ranking.ranked_offer import (
+    Excluded,
+    LeftOutInstances,
+    RankedOffer,
+    Ranking,
+    comparable,
+)
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation
 
@@ -32,6 +39,7 @@ def rank(inputs: RankingInputs) -> Ranking:
     """
     place = {cell: number for number, cell in enumerate(inputs.cells)}
     excluded_cells: list[Excluded] = []
+    left_out: list[LeftOutInstances] = []
     groups: list[tuple[int, list[RankedOffer], list[Excluded]]] = []
     # Draws of a group take megabytes, so each group is ranked before the next one is priced.
     for _, group in itertools.groupby(priced_cells(inputs), lambda priced: comparable(priced.cell)):
@@ -42,6 +50,8 @@ def rank(inputs: RankingInputs) -> Ranking:
             kept += allowed
             if not allowed:
                 excluded_cells.append(excluded(priced, inputs))
+            elif short := priced.too_little_host_memory:
+                left_out.append(LeftOutInstances(cell=priced.cell, instances=short))
         if kept:
             alike, others = of_like_lengths(inputs.job, kept)
             ranked = _best_first(ordered_offers(alike, inputs.batch), inputs.constraints)
@@ -57,6 +67,7 @@ def rank(inputs: RankingInputs) -> Ranking:
         constraints=inputs.constraints,
         learned=tuple(dict.fromkeys(learned)),
         offers=tuple(offer for _, ranked, _ in groups for offer in ranked),
+        too_little_host_memory=tuple(left_out),
         excluded=(*excluded_cells, *(row for _, _, others in groups for row in others)),
     )
 
@@ -111,7 +122,12 @@ def ordered_offers(group: Sequence[PricedOffer], batch: Batch) -> Iterator[Ranke
 @lru_cache(maxsize=4096)  # each offer is on many rows
 def _of_offer(offer: Offer) -> dict[str, object]:
     terms = {name: getattr(offer, name) for name in TERMS}
-    return {**terms, "price_as_of": offer.as_of, "price_recorded": offer.recorded}
+    return {
+        **terms,
+        "price_as_of": offer.as_of,
+        "price_recorded": offer.recorded,
+        "host_memory_gib": host_memory_gib(offer),
+    }
 
 
 def _of_job(rented: RentedJob, batch: Batch) -> dict[str, object]:
@@ -121,6 +137,7 @@ def _of_job(rented: RentedJob, batch: Batch) -> dict[str, object]:
     return dict.fromkeys(RankedOffer.model_fields) | {
         "cell": job.cell,
         "stack": job.stack,
+        "host_gib": job.host_gib,
         "batch_size": step.batch_size,
         "batch": batch if isinstance(batch, str) else "asked",
         "largest_batch": largest,

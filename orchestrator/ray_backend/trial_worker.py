@@ -11,6 +11,7 @@ from orchestrator.ray_backend.ray_internals import draining_nodes
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import NodeAddress, Task
 from trials.child_process.parent_death import die_with_parent
+from trials.child_process.server_process import ForkServers
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.records.profile import Logged
 from trials.run_trial import child_prober, run_trial
@@ -57,10 +58,10 @@ def run_on_node(config: dict[str, dict[str, Any]]) -> None:
     _report_nodes(this_node())
     task = KINDS[trial["kind"]].model_validate_json(trial["task"])
     if isinstance(task, ProfileTask):
-        with child_prober(task.trial, PROFILE_TIMEOUTS) as prober:
+        with child_prober(task.trial, PROFILE_TIMEOUTS, servers=_servers()) as prober:
             run_profile(task, prober, _emit, node_id=this_node().node_id)
     elif trial["nodes"] == 1:
-        with child_prober(task) as prober:
+        with child_prober(task, servers=_servers()) as prober:
             run_trial(task, prober, _emit, node_ids=[this_node().node_id])
     else:
         several = NodesOfTrial(task, trial["resources"])
@@ -68,6 +69,12 @@ def run_on_node(config: dict[str, dict[str, Any]]) -> None:
         with several.prober() as prober_of_all:
             ids = [node.node_id for node in several.nodes]
             run_trial(task, prober_of_all, _emit, node_ids=ids)
+
+
+@functools.cache
+def _servers() -> ForkServers:
+    """Fork server of this Ray worker, which Tune gives one trial after another."""
+    return ForkServers()
 
 
 def _report_nodes(*nodes: NodeAddress) -> None:

@@ -13,6 +13,7 @@ from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.reporting.notes.certainty_notes import SHARED_ERRORS, interval_sources
 from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.notes.excluded_cells import excluded_list, no_offer_text
+from orchestrator.reporting.notes.host_notes import ranked_host_notes
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
@@ -198,8 +199,8 @@ def cheapest_section(ranking: Ranking) -> str:
         parts += [winners_tables(winners), ranking_notes(winners, ranking)]
     else:
         parts.append(no_offer_text(ranking))
-    if ranking.excluded:
-        parts += ["Excluded:", excluded_list(ranking)]
+    if listed := excluded_list(ranking):
+        parts += ["Excluded:", listed]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -288,6 +289,7 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
         *(f"Left out: {text}." for text in left_out),
         *_column_notes(rows, ranking),
         *_job_notes(rows, ranking),
+        *ranked_host_notes(rows),
     ]
     if any(row.elsewhere for row in rows):
         notes.append("Measured elsewhere: on the machine that ran the sweep, not on this instance.")

@@ -8,6 +8,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from trials.child_process.fork_server import ChildGoneError, ForkedChild, ProbeEnd, failed
+from trials.child_process.server_process import ForkServers
 from trials.records.failure_classification import classify
 from trials.records.messages import ProbeReply, ProbeRequest, Ready, Setup, StepsRun
 from trials.records.observation import Outcome
@@ -41,6 +42,7 @@ class ChildProber(ForkedChild):
         probe_timeout_seconds: longest time of one probe.
         worker: command that starts the fork server, which gets this process's id as last argument;
             absent for the one that the cell needs.
+        servers: as of ``ForkedChild``.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ChildProber(ForkedChild):
         build_timeout_seconds: float,
         probe_timeout_seconds: float,
         worker: Sequence[str] | None = None,
+        servers: ForkServers | None = None,
     ) -> None:
         is_gang = setup.cell.parallel is not None
         assert setup.cell.nodes == 1 or setup.place is not None
@@ -59,7 +62,7 @@ class ChildProber(ForkedChild):
                 "probe_timeout_seconds": probe_timeout_seconds,
             }
             setup = setup.model_copy(update=timeouts)
-        super().__init__(setup, worker or (GANG_WORKER if is_gang else WORKER))
+        super().__init__(setup, worker or (GANG_WORKER if is_gang else WORKER), servers)
         more_seconds = GANG_SECONDS if is_gang else 0.0
         self._build_timeout_seconds = build_timeout_seconds + more_seconds
         self._probe_timeout_seconds = probe_timeout_seconds + more_seconds

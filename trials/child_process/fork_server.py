@@ -1,28 +1,25 @@
-"""Fork server: one process imports torch once, and forks a child for each probe."""
+"""Child of a fork server: its start, its messages and its end."""
 
 import contextlib
 import os
-import selectors
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Self
+from typing import Self
 
 from pydantic import ValidationError
 
 from gpu_catalog.record import Record
 from trials.child_process.environment import child_environment
+from trials.child_process.server_process import ForkServers, MessageError, ServerProcess
 from trials.records.failure_classification import ending, host_oom_kills
-from trials.records.messages import START, ChildStarted, Ended, RankProgress, Refused, Setup
+from trials.records.messages import ChildStarted, Ended, RankProgress, Refused, Setup
 from trials.records.observation import Environment, Measurement, Outcome
 from trials.records.profile import Profile
 
 FORK_SERVER_TIMEOUT_SECONDS = 10.0  # it only waits for its child, so it answers at once
-LONGEST_MESSAGE_BYTES = 16 * 2**20  # far above the reply of a probe with any number of steps
-PRINTED_BYTES = 64 * 2**10  # most bytes read of the printed text; the cause of an end comes last
 # BLAS and OpenMP size their thread pools when they are loaded, before torch.set_num_threads.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -64,26 +61,6 @@ def failed(detail: str) -> ProbeEnd:
     return ProbeEnd(Outcome.FAILED, detail)
 
 
-class _PrintedText:
-    """Text that a fork server and its children print."""
-
-    def __init__(self) -> None:
-        self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its processes
-        self._start = 0
-
-    def mark(self) -> None:
-        """Drop what is printed until now."""
-        self._start = os.fstat(self.file.fileno()).st_size
-
-    def lines(self) -> list[str]:
-        """Lines since the mark, each truncated."""
-        end = os.fstat(self.file.fileno()).st_size
-        start = max(self._start, end - PRINTED_BYTES)
-        # pread: fork server and child share this file's position, and write there.
-        text = os.pread(self.file.fileno(), end - start, start).decode(errors="replace")
-        return [line[:300] for line in text.strip().splitlines()]
-
-
 class ForkedChild:
     """A child and the fork server that it comes from. A context manager that kills both on exit.
 
@@ -91,17 +68,22 @@ class ForkedChild:
     its pipes.
 
     Args:
-        setup: first message to the fork server: model and device of its children.
+        setup: model and device of the children; the request for each to the fork server.
         worker: command that starts the fork server; it gets this process's id as last argument.
+        servers: give the fork server, and keep it afterwards; absent for one of its own.
 
     Attributes:
         child_pid: process id of the living child; None without one.
     """
 
-    def __init__(self, setup: Setup, worker: Sequence[str]) -> None:
+    def __init__(
+        self, setup: Setup, worker: Sequence[str], servers: ForkServers | None = None
+    ) -> None:
         self._setup = setup
         self._worker = worker
-        self._process: subprocess.Popen[bytes] | None = None
+        self._servers = servers
+        self._server: ServerProcess | None = None
+        self._owes_child = False
         self._oom_kills_before = 0
         self.child_pid: int | None = None
 
@@ -111,16 +93,16 @@ class ForkedChild:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _start_fork_server(self, variables: dict[str, str]) -> None:
-        self._printed = _PrintedText()
-        try:
-            self._process = _fork_server(self._worker, self._setup, variables, self._printed)
-        except OSError:
-            self._printed.file.close()
-            raise
-        self._received = b""
-        self._owes_child = False
-        self.send(self._setup)
+    def _start_fork_server(self, variables: dict[str, str]) -> ServerProcess:
+        """Start a fork server, with the socket at which ranks of several nodes meet."""
+        place, threads = self._setup.place, str(self._setup.threads)
+        listening = None if place is None else place.listening
+        start = ServerProcess if self._servers is None else self._servers.take
+        return start(
+            (*self._worker, str(os.getpid())),
+            child_environment() | dict.fromkeys(THREAD_VARIABLES, threads) | variables,
+            () if listening is None else (listening,),
+        )
 
     def start_child(self, timeout_seconds: float, variables: dict[str, str] | None = None) -> str:
         """Start a child, and its fork server where there is none, and return the first message.
@@ -133,11 +115,11 @@ class ForkedChild:
             ChildGoneError: the child ended, was silent too long or refused.
             OSError: the fork server could not be started.
         """
-        if self._process is None:
-            self._start_fork_server(variables or {})
+        if self._server is None:
+            self._server = self._start_fork_server(variables or {})
         self._oom_kills_before = host_oom_kills()
         self._owes_child = True
-        self.send(START)
+        self.send(self._setup)
         started = time.monotonic()
         line = self.receive(timeout_seconds, "importing the libraries")
         self.child_pid = ChildStarted.model_validate_json(line).pid
@@ -145,22 +127,19 @@ class ForkedChild:
         left = timeout_seconds - (time.monotonic() - started)
         return self.receive(left, "building the model", allowed_seconds=timeout_seconds)
 
-    def send(self, message: Record | str) -> None:
-        """Send a record or a line to the child, or to the fork server while it has no child.
+    def send(self, message: Record) -> None:
+        """Send a record to the child, or to the fork server while it has no child.
 
         Raises:
             ChildGoneError: the process at the other end has ended.
         """
-        line = message if isinstance(message, str) else message.model_dump_json() + "\n"
-        assert self._process is not None
-        assert self._process.stdin is not None
+        assert self._server is not None
         # A child that waits for this line prints nothing now, so the mark separates the text of
         # this request from earlier text. A fork server that still imports may be printing.
         if self.child_pid is not None:
-            self._printed.mark()
+            self._server.printed.mark()
         try:
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
+            self._server.write(message.model_dump_json() + "\n")
         except BrokenPipeError:
             raise ChildGoneError(self._ending(self._exit_code())) from None
 
@@ -181,11 +160,12 @@ class ForkedChild:
         if line is None:
             text = f"no answer within {allowed_seconds or timeout_seconds:g} s, {activity}"
             raise ChildGoneError(ProbeEnd(Outcome.TIMED_OUT, text))
+        assert self._server is not None
         with contextlib.suppress(ValidationError):
             ended = Ended.model_validate_json(line)
             self.child_pid = None
             end = self._ending(ended.exit_code)
-            self._printed.mark()
+            self._server.printed.mark()
             raise ChildGoneError(end)
         with contextlib.suppress(ValidationError):
             refused = Refused.model_validate_json(line)
@@ -197,108 +177,78 @@ class ForkedChild:
 
     def interrupt(self) -> None:
         """Kill the child that another thread waits for, or the fork server that is to start it."""
-        process, pid = self._process, self.child_pid
+        server, pid = self._server, self.child_pid
         if pid is not None:
             _kill(pid)
-        elif process is not None and self._owes_child:  # an idle one is left for the next child
-            process.kill()
+        elif server is not None and self._owes_child:  # an idle one is left for the next child
+            server.kill()
 
     def end_child(self) -> None:
         """Kill the child, and the fork server too if it cannot continue without it."""
-        if self._process is None:
-            return
-        if self.child_pid is not None:
-            can_continue = self._killed_child(self.child_pid)
-        else:
-            # A fork server that still imports will fork a child for the START it was sent; that
-            # child would take the next START for a probe request.
-            can_continue = not self._owes_child and self._process.poll() is None
-        if not can_continue:
-            self.close()
+        if self._server is not None and not self._is_free(self._server):
+            self._kill_both(self._server)
 
-    def _killed_child(self, pid: int) -> bool:
-        """Kill the child; whether the fork server has reported its end."""
-        _kill(pid)
+    def close(self) -> None:
+        """Kill the child and its fork server, which ``servers`` keep if it can go on."""
+        server = self._server
+        if server is None:
+            return
+        if self._servers is not None and self._is_free(server):
+            self._servers.keep(server)
+            self._server = None
+        else:
+            self._kill_both(server)
+
+    def _is_free(self, server: ServerProcess) -> bool:
+        """Kill the child; whether the fork server can start another one."""
+        if self.child_pid is None:
+            # A fork server that still imports will fork the child that it was asked for; that
+            # child would take the next request for one of its own.
+            return not self._owes_child and server.is_alive
+        _kill(self.child_pid)
         self.child_pid = None
         # Drop the child's unread messages; the fork server's report of its end comes last.
         with contextlib.suppress(ChildGoneError):
             while line := self._next_line(FORK_SERVER_TIMEOUT_SECONDS):
                 with contextlib.suppress(ValidationError):
                     Ended.model_validate_json(line)
-                    self._printed.mark()
+                    server.printed.mark()
                     return True
         return False
 
-    def close(self) -> None:
-        """Kill the child and the fork server, if there are any."""
-        if self._process is None:
-            return
+    def _kill_both(self, server: ServerProcess) -> None:
         if self.child_pid is not None:
             _kill(self.child_pid)
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        # Unsent bytes have no reader any more.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.stdout.close()
-        self._printed.file.close()
-        self._process = self.child_pid = None
+        server.close()
+        self._server = self.child_pid = None
 
     def _next_line(self, timeout_seconds: float) -> str | None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            late = False
-            while b"\n" not in self._received:
-                # select() returns at once for a child that never stops writing, so its timeout
-                # alone would not end the wait.
-                if late or not selector.select(max(0.0, deadline - time.monotonic())):
-                    return None
-                late = time.monotonic() > deadline
-                chunk = os.read(self._process.stdout.fileno(), 65536)
-                if not chunk:
-                    raise ChildGoneError(self._ending(self._exit_code()))
-                self._received = (self._received + chunk).lstrip(b"\n")
-                if len(self._received) > LONGEST_MESSAGE_BYTES:
-                    self._received = b""
-                    text = f"an invalid message of over {LONGEST_MESSAGE_BYTES} bytes"
-                    raise ChildGoneError(failed(f"the child sent {text}"))
-        line, _, rest = self._received.partition(b"\n")
-        self._received = rest.lstrip(b"\n")
-        return line.decode(errors="replace")
+        """Next line of the child or its fork server; None where there is none in time.
+
+        Raises:
+            ChildGoneError: the fork server has ended, or a line has no end.
+        """
+        assert self._server is not None
+        try:
+            return self._server.next_line(timeout_seconds)
+        except EOFError:
+            raise ChildGoneError(self._ending(self._exit_code())) from None
+        except MessageError as error:
+            raise ChildGoneError(failed(f"the child sent {error}")) from None
 
     def _exit_code(self) -> int:
         """Exit code of the fork server, which has closed its end of the pipes."""
-        assert self._process is not None
+        assert self._server is not None
         try:
-            return self._process.wait(FORK_SERVER_TIMEOUT_SECONDS)
+            return self._server.wait(FORK_SERVER_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            self._server.kill()
+            return self._server.wait()
 
     def _ending(self, code: int) -> ProbeEnd:
+        assert self._server is not None
         killed = host_oom_kills() > self._oom_kills_before
-        return ProbeEnd(*ending(code, self._printed.lines(), killed_for_memory=killed))
-
-
-def _fork_server(
-    worker: Sequence[str], setup: Setup, variables: dict[str, str], printed: _PrintedText
-) -> subprocess.Popen[bytes]:
-    """Start a fork server, with the socket at which ranks of several nodes meet."""
-    threads = dict.fromkeys(THREAD_VARIABLES, str(setup.threads))
-    listening = None if setup.place is None else setup.place.listening
-    return subprocess.Popen(
-        [*worker, str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=printed.file,
-        env=child_environment() | threads | variables,
-        pass_fds=() if listening is None else (listening,),
-    )
+        return ProbeEnd(*ending(code, self._server.printed.lines(), killed_for_memory=killed))
 
 
 def _kill(pid: int) -> None:

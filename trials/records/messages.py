@@ -8,8 +8,6 @@ from trials.records.observation import Environment, Measurement, Outcome
 from trials.records.profile import Profile, ProfileRule
 from trials.records.timing_rule import TimingRule
 
-START = "start\n"  # request to the fork server for a child
-
 
 class RankPlace(Record):
     """Place of the ranks of one node among those of several.
@@ -44,7 +42,7 @@ class RankProgress(Record):
 
 
 class Setup(Record):
-    """First message to a fork server: the model that its children build, and their device.
+    """Request to a fork server for a child: the model that it builds, and its device.
 
     Attributes:
         cell: cell to fine-tune.

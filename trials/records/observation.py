@@ -201,15 +201,14 @@ class Measurement(Record):
         before: readings before the timed steps; absent for a probe of memory alone, or on a CPU.
         after: readings after them; absent as above.
         built: properties of the built model; absent when simulated, since no model was built.
-        relative_error: lower half of the relative 90 % interval of a simulated step time; absent
-            for measured steps.
-        relative_error_above: upper half of it; absent for the same as ``relative_error``.
-        step_peak_bytes: most bytes of live tensors in each step; empty but for drawn lengths that a
-            device ran.
+        relative_error, relative_error_above: lower and upper half of the relative 90 % interval of
+            a simulated step time; absent for measured steps.
+        step_peak_bytes: most bytes of live tensors in each step, for drawn lengths on a device.
         shorter_step_seconds: simulated step times at this batch size with examples shorter than the
             cell's, by their tokens; empty when the job's lengths are not simulated.
         ranks: measurements of each of several GPUs.
         collectives: times of collectives; empty but in one measurement of a cell on several GPUs.
+        host_bytes: most bytes that simulated processes of a node keep on its host; None for none.
     """
 
     memory_steps: Whole
@@ -231,6 +230,7 @@ class Measurement(Record):
     collectives: Annotated[
         tuple[CollectiveTime, ...], Field(exclude_if=lambda times: not times)
     ] = ()
+    host_bytes: Annotated[Whole | None, Field(exclude_if=lambda size: size is None)] = None
 
 
 class Observation(Record):

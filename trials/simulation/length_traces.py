@@ -101,4 +101,4 @@ def _between(
         return np.round(interpolated(lengths, numbers, request.cell.seq_len), DIGITS)
 
     recordings = tuple(replace(like, numbers=at(size)) for size in request.batch_sizes)
-    return StepTrace(request.batch_sizes, recordings, first.held, first.copies)
+    return replace(first, batch_sizes=request.batch_sizes, recordings=recordings)

@@ -297,6 +297,40 @@ def like(
     return made
 
 
+def host_gib(cell: SimulatedCell, batch_size: int, limit_bytes: int) -> float | None:
+    """Memory that the processes of a node keep on its host; None for none, as ``host_bytes``."""
+    size = host_bytes(cell, batch_size, limit_bytes)
+    return None if size is None else size / GIB
+
+
+def host_bytes(cell: SimulatedCell, batch_size: int, limit_bytes: int) -> int | None:
+    """Most bytes of tensors that the processes of a node keep on its host; None for none there.
+
+    Stages 1 and 2 of ZeRO put trained weights one behind another. Where the GPU has no room for
+    such a copy, each process makes it on the host, beside the weights.
+
+    Args:
+        cell: simulated cell.
+        batch_size: examples per step.
+        limit_bytes: usable memory of the GPU without the context.
+
+    Raises:
+        TraceError: the cell cannot be traced.
+    """
+    layout = cell.request.cell.parallel
+    if layout is None or layout.offload is None:
+        return None
+    of_each = cell.traces.get(cell.request_of(batch_size)).host_bytes
+    if not of_each:
+        return None
+    which = min(cell.recipe.micro_batches(batch_size), len(of_each)) - 1
+    weights, size = int(cell.held.sizes.sum()), of_each[which]
+    is_flattened = layout.zero_stage in {1, 2} and cell.recipe.method == "full"
+    if is_flattened and 2 * weights > limit_bytes:
+        size = max(size, 2 * weights)
+    return size * layout.gpus_per_node
+
+
 def library_bytes(gpu: Gpu) -> int:
     """Bytes of cuBLAS' workspaces in PyTorch's allocator."""
     capability = None if gpu.compute_capability is None else float(gpu.compute_capability)

@@ -14,7 +14,13 @@ from trials.records.messages import ProbeRequest
 from trials.records.observation import Environment, Measurement, MemoryReading, Outcome
 from trials.search import LikelyLargest
 from trials.simulation.recording import StructureError
-from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, MemoryUse, SimulatedCell
+from trials.simulation.simulated_cell import (
+    CONTEXT_BYTES,
+    GIB,
+    MemoryUse,
+    SimulatedCell,
+    host_bytes,
+)
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_cache import TraceError
 from trials.simulation.trace_request import simulation_code, versions
@@ -117,6 +123,7 @@ class SimulatedProber:
                 overhead_bytes=CONTEXT_BYTES,
             ),
             model_memory_bytes=int(self._cell.held.sizes.sum()),
+            host_bytes=host_bytes(self._cell, request.batch_size, self._limit),
             **times,
         )
         missed = use.outcome is Outcome.OUT_OF_MEMORY

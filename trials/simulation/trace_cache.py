@@ -51,12 +51,15 @@ class StepTrace:
         recordings: recordings that differ only in their numbers.
         held: storages of the model itself.
         copies: number of turns of layers that were not traced.
+        host_bytes: most bytes at once of the tensors that a rank keeps on the host, from its start
+            on, in steps of one micro-batch and of several; empty where it keeps none there.
     """
 
     batch_sizes: tuple[int, ...]
     recordings: tuple[Recording, ...]
     held: Held
     copies: int
+    host_bytes: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -88,6 +91,7 @@ def write_trace(path: Path, trace: StepTrace) -> None:
                 columns[f"{number}.{field.name}"] = _packed(getattr(recording, field.name))
     columns["batch_sizes"] = np.array(trace.batch_sizes)
     columns["copies"] = np.array(trace.copies)
+    columns["host_bytes"] = np.array(trace.host_bytes, np.int64)
     write_whole(path, lambda file: np.savez_compressed(file, **columns))
 
 
@@ -143,6 +147,7 @@ def read_trace(path: Path) -> StepTrace:
         ),
         held=Held(**{f.name: columns[f"held.{f.name}"] for f in fields(Held)}),
         copies=int(columns["copies"]),
+        host_bytes=tuple(int(size) for size in columns["host_bytes"]),
     )
 
 
@@ -159,6 +164,7 @@ def joined(traces: Sequence[StepTrace]) -> StepTrace:
         recordings=(*first.recordings, *alike),
         held=first.held,
         copies=first.copies,
+        host_bytes=first.host_bytes,
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 # The last printed line explains how a child ended; warnings would stand in its place.
 warnings.filterwarnings("ignore")
@@ -34,7 +34,6 @@ from trials.ranks.collective_times import collective_times
 from trials.ranks.rank import Rank, slowest
 from trials.records.failure_classification import classify, is_final
 from trials.records.messages import (
-    START,
     ChildStarted,
     Ended,
     ProbeReply,
@@ -62,6 +61,7 @@ from trials.training.finetune import (
     import_libraries,
     least_weight_bytes,
 )
+from trials.training.optimizers.deepspeed_stepper import deepspeed_library
 from trials.training.recipe_check import RecipeError, check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
@@ -358,17 +358,22 @@ def serve_forks(
 
     Args:
         pipe: pipes to the trial.
-        setup_type: type of the first message.
+        setup_type: type of the request for a child.
         run_child: body of a child.
     """
-    setup = setup_type.model_validate_json(pipe.receive())
-    # These libraries may touch a GPU as they load, and CUDA does not survive a fork.
-    if setup.gpu.kind == "cpu":
-        import_libraries(setup.cell.recipe)
-    freeze_garbage_collector()
     while line := pipe.receive():
-        if line != START:
+        try:
+            setup = setup_type.model_validate_json(line)
+        except ValidationError:
             continue  # a request to a child that ended before it read it
+        # These libraries may touch a GPU as they load, and CUDA does not survive a fork.
+        if setup.gpu.kind == "cpu":
+            import_libraries(setup.cell.recipe)
+            layout = setup.cell.parallel
+            if layout is not None and layout.zero_stage is not None:
+                with contextlib.suppress(ImportError):  # a rank says what to install
+                    deepspeed_library(setup.gpu.kind)
+        freeze_garbage_collector()
         server = os.getpid()
         child = os.fork()
         if child == 0:

@@ -27,6 +27,7 @@ SECONDS = 30.0  # without a byte, until a request fails; gpuhunt sets no timeout
 MOST_WARNINGS = 5
 ZONE_OF_GOOGLE = re.compile(r"-[a-z0-9]*[a-z]$")
 """End of a zone's name, as in us-central1-a; what stands before it is the region."""
+GIB_OF_LAMBDA = 1.074  # of gpuhunt's "GB"
 DATE = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})")
 
 
@@ -130,8 +131,18 @@ def _raw(items: Iterable[Any], source: str, as_of: dt.date | None) -> Iterator[R
             gpu_name=item.gpu_name,
             gpu_memory_gib=item.gpu_memory,
             host_cpus=item.cpu,
+            host_memory_gib=_host_memory(item),
             as_of=as_of,
         )
+
+
+def _host_memory(item: Any) -> float | None:
+    """Memory of an instance in GiB; catalogs write 0 for an unknown one.
+
+    gpuhunt has the figures of the providers, but those of Lambda in 10^9 bytes.
+    """
+    unit = GIB_OF_LAMBDA if item.provider == "lambdalabs" else 1.0
+    return item.memory / unit if item.memory else None
 
 
 def _date_of(version: str) -> dt.date | None:

@@ -65,6 +65,7 @@ class Modal:
                     source="modal: pricing",
                     gpu_name=model,
                     gpu_memory_gib=float(memory.removesuffix(" GB")) if memory else None,
+                    host_memory_gib=gpus * MEMORY_GIB,
                     as_of=self._today,
                     first_hand=True,
                     note=f"with {CORES} cores and {MEMORY_GIB} GiB for each GPU; may be "

@@ -21,6 +21,7 @@ class RawOffer:
         price: price of the whole instance per hour, a number or text; None if not stated.
         gpu_name: the source's name of the GPU.
         gpu_memory_gib: memory of one GPU as stated; the unit may be wrong.
+        host_memory_gib: memory of the instance's host as stated; None if not stated.
         source: source of the price; begins with ``PriceSource.name``.
         first_hand: whether the provider itself states the price, not a catalog of several.
     """
@@ -36,6 +37,7 @@ class RawOffer:
     gpu_memory_gib: float | None = None
     currency: str = "USD"
     host_cpus: float | None = None
+    host_memory_gib: float | None = None
     as_of: dt.date | None = None
     first_hand: bool = False
     note: str | None = None

@@ -2,7 +2,7 @@
 
 import argparse
 
-from orchestrator.cli.options.table import add_table
+from orchestrator.cli.options.table import add_table, titled
 from orchestrator.cli.options.value_types import (
     above_zero,
     batch_size,
@@ -14,11 +14,13 @@ from orchestrator.cli.options.value_types import (
 
 MODEL = "a preset, a hub name, or a folder or file with a config.json"
 JOB = """
+job:
 --epochs N|auto          number of epochs; auto: those after which the training curves in the run
                          stop improving
 --learned FILE           with --epochs auto: training curves that 'learn' wrote elsewhere
 """
 BATCH_SIZE = """
+job:
 --batch-size N|max|fastest
                          examples per step; max: the largest that fits; fastest: the fastest that
                          was timed (default: fastest)
@@ -55,6 +57,7 @@ GROUPING = """
 """
 _ASSUMED = "(default: the specification's value, else an assumed one)"
 OVERHEADS = f"""
+time and price changes beside the steps:
 --startup-minutes N      minutes from renting a node to the first step {_ASSUMED}
 --checkpoint-seconds N   seconds to write a checkpoint {_ASSUMED}
 --checkpoint-minutes N   minutes of work between two checkpoints, on demand {_ASSUMED}
@@ -66,6 +69,7 @@ OVERHEADS = f"""
                          {_ASSUMED}
 """
 CONSTRAINTS = """
+prices and offers:
 --objective {cost,time,both}
                          recommend the cheapest offer, the fastest, or both, within --deadline and
                          --budget-usd (default: cost)
@@ -77,6 +81,7 @@ CONSTRAINTS = """
 --single-gpu-instances   exclude instances with several GPUs, whose other GPUs would idle
 """
 RENTED = """
+prices and offers:
 --providers A,B          providers of your nodes; the sweep is priced at their cheapest offer,
                          unless a node names its own (default: as stored in the run, else any)
 --regions A,B            regions of your nodes, as the provider names them (default: as stored in
@@ -84,6 +89,7 @@ RENTED = """
 --[no-]spot              whether your nodes are spot instances (default: the cheaper market)
 """
 CATALOG = """
+prices and offers:
 --catalog FILE           YAML or TOML file of your own GPUs and offers, added to the catalog
 """
 PRICES = f"""{CATALOG}\
@@ -99,6 +105,7 @@ PRECISION = (
     "fp32-mixed-load; full: bf16-mixed; with --offload-optimizer: bf16; on a GPU without bf16: fp16"
 )
 RECIPE = """
+training step:
 --method {full,lora,qlora}
                          fine-tuning method (default: METHOD)
 --recipe NAME            NAMED
@@ -125,15 +132,23 @@ RECIPE = """
 --offload-optimizer {on,off}
                          hold the optimizer's state and compute its update on the host, by DeepSpeed
                          (default: off)
---loss {full-logits,chunked,liger,cce,dft,eaft}
-                         loss from the logits of all tokens, or by TRL, liger-kernel or
-                         cut-cross-entropy, which hold a part of them; dft, eaft: by LLaMA-Factory,
-                         which weights tokens (default: LOSS)
---router-loss {on,off,auto}
-                         add the load-balancing loss of a mixture of experts; auto: where TRL's
-                         trainer does (default: auto)
+--attention {eager,sdpa,flash_attention_2}
+                         attention kernel (default: sdpa)
 --liger-kernels {on,off}
                          RMSNorm, rotary embedding and SwiGLU by liger-kernel (default: off)
+--compile {model,layers}
+                         let torch.compile compile the model or each layer (default: neither)
+--[no-]packing           pack whole examples into rows of the sequence length, with position ids
+                         that keep them apart, as TRL's packing does; batch sizes count rows
+                         (default: off)
+--examples-per-row N     examples in a packed row (default: as the data fill it, else 2)
+--experts {looped,grouped,all-tokens}
+                         run experts one after the other, in one grouped kernel, or each on all
+                         tokens, as Llama 4 alone does (default: looped where adapters or quantised
+                         weights need it, else grouped; Llama 4: all-tokens)
+--mamba {mamba-ssm,reference}
+                         kernels of Mamba layers (default: mamba-ssm on CUDA, else reference)
+task and loss:
 --task {sft,dpo,kto,orpo,reward,grpo}
                          trainer of TRL whose step runs; an example of dpo, orpo and reward is a
                          pair of sequences of the full length; grpo is its update alone, without the
@@ -144,24 +159,31 @@ RECIPE = """
                          full: separate; grpo: none)
 --generation-share N     fraction of the GPU's memory that vLLM holds beside the update of grpo; 0
                          for generation by transformers (default: 0.3; only for grpo)
---compile {model,layers}
-                         let torch.compile compile the model or each layer (default: neither)
+--loss {full-logits,chunked,liger,cce,dft,eaft}
+                         loss from the logits of all tokens, or by TRL, liger-kernel or
+                         cut-cross-entropy, which hold a part of them; dft, eaft: by LLaMA-Factory,
+                         which weights tokens (default: LOSS)
+--router-loss {on,off,auto}
+                         add the load-balancing loss of a mixture of experts; auto: where TRL's
+                         trainer does (default: auto)
+trained weights and adapters:
 --lora-rank LORA_RANK    rank of the LoRA adapters (default: 16)
---oft-block-size N       adapt layers by rotations of blocks of so many inputs (OFT) in place of
-                         LoRA's matrices
 --lora-alpha N           scale of the adapters times their rank (default: twice the rank)
 --lora-dropout N         share of the adapters' inputs that is dropped (default: 0)
 --lora-targets A,B       modules with adapters: attention, experts, router, all-linear (all but the
                          head), or module names, such as lm_head
 --dora {on,off}          train the magnitudes of adapted weights apart, as DoRA does (default: off)
+--oft-block-size N       adapt layers by rotations of blocks of so many inputs (OFT) in place of
+                         LoRA's matrices
+--adapter-dtype {bf16,fp32}
+                         type of the adapters (default: that of trained weights; qlora: bf16)
+--modules-to-save A,B     modules to train in full beside the adapters, such as embed_tokens,lm_head
+                         (default: none)
 --trained-layers N       train the last N decoder layers alone, or the first -N (method full)
 --spread-layers {on,off}
                          train the last of each of so many equal stretches of layers, as LLaMA Pro
                          does (default: off)
---modules-to-save A,B     modules to train in full beside the adapters, such as embed_tokens,lm_head
-                         (default: none)
---adapter-dtype {bf16,fp32}
-                         type of the adapters (default: that of trained weights; qlora: bf16)
+quantised weights:
 --quantisation {nf4,fp4,int8}
                          format of qlora's frozen weights: 4 bits, or 8 bits by LLM.int8
                          (default: nf4)
@@ -173,18 +195,6 @@ RECIPE = """
 --kbit-preparation {on,off}
                          cast the norms, embeddings and head of a quantised model to fp32, as PEFT's
                          prepare_model_for_kbit_training does (default: off)
---attention {eager,sdpa,flash_attention_2}
-                         attention kernel (default: sdpa)
---[no-]packing           pack whole examples into rows of the sequence length, with position ids
-                         that keep them apart, as TRL's packing does; batch sizes count rows
-                         (default: off)
---examples-per-row N     examples in a packed row (default: as the data fill it, else 2)
---experts {looped,grouped,all-tokens}
-                         run experts one after the other, in one grouped kernel, or each on all
-                         tokens, as Llama 4 alone does (default: looped where adapters or quantised
-                         weights need it, else grouped; Llama 4: all-tokens)
---mamba {mamba-ssm,reference}
-                         kernels of Mamba layers (default: mamba-ssm on CUDA, else reference)
 """
 
 
@@ -222,14 +232,15 @@ def add_examples(
     command: argparse.ArgumentParser, text: str = "number of training examples"
 ) -> None:
     """Add ``--examples``, and ``--queries``, its former name, hidden."""
-    add_table(command, f"--examples N  {text}")
+    add_table(command, f"job:\n--examples N  {text}")
     command.add_argument("--queries", dest="examples", type=positive, help=argparse.SUPPRESS)
 
 
 def add_dataset(command: argparse.ArgumentParser, *, batching: str = WRAPPING + GROUPING) -> None:
     """Add the data set of a job, and how batches are made of it."""
-    add_table(command, DATASET + RENDERING + HISTOGRAM)
-    add_table(command.add_mutually_exclusive_group(), batching)
+    data = titled(command, "data set")
+    add_table(data, DATASET + RENDERING + HISTOGRAM)
+    add_table(data.add_mutually_exclusive_group(), batching)
 
 
 def add_overheads(command: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ An entry is an option and, after two spaces or on indented lines, its help::
     run RUN                  an argument by its name and how the help shows it
     [other] OTHER            an argument that may be left out
     runs RUN...              one or more of them
+    prices and offers:       the options below are listed under this title; tables share titles
 """
 
 import argparse
@@ -47,7 +48,11 @@ def add_table(
         types: types of values, by option with ``_`` for ``-`` or by how the help shows them, over
             ``TYPES``; text by default.
     """
+    options = command
     for entry in re.split(r"\n(?=\S)", table.strip()):
+        if entry.endswith(":"):
+            options = titled(command, entry.removesuffix(":"))
+            continue
         usage, text = re.split(r" {2,}|\n", entry, maxsplit=1)
         name, _, value = usage.partition(" ")
         settings: dict[str, Any] = {"help": " ".join(text.split()).replace("%", "%%")}
@@ -59,7 +64,14 @@ def add_table(
             settings["action"] = "store_true"
         else:
             settings |= _value_settings(name, value, TYPES | types)
-        command.add_argument(re.sub(r"\[no-\]|[\[\]]", "", name), **settings)
+        options.add_argument(re.sub(r"\[no-\]|[\[\]]", "", name), **settings)
+
+
+def titled(command: argparse._ActionsContainer, title: str) -> argparse._ArgumentGroup:
+    """The group of options with a title, made where there is none."""
+    groups: list[argparse._ArgumentGroup] = command._action_groups  # noqa: SLF001 - no public name
+    same = (group for group in groups if group.title == title)
+    return next(same, None) or command.add_argument_group(title)
 
 
 def _value_settings(

@@ -47,9 +47,9 @@ SWEEP = f"""
 """
 PLAN = f"""
 [spec_or_run] SPEC|RUN   a specification or a run folder (default: the shipped sweep laptop)
-{RENTED}{PRICES}
 --next                   list what to measure next, and its price
 --most MOST              with --next: number of measurements to list (default: 10)
+{RENTED}{PRICES}
 """
 LEARN = f"""
 dataset DATA             a JSON, JSONL, CSV or Parquet file, a folder of them, or a data set of the
@@ -57,7 +57,6 @@ dataset DATA             a JSON, JSONL, CSV or Parquet file, a folder of them, o
 --model MODEL            {MODEL}
 --out DIR                folder of the results, such as a run folder (default: runs/learn)
 --gpu KEY                key of 'catalog gpus' (default: this machine's GPU, else cpu)
-{CATALOG}
 --weights {{random,pretrained}}
                          initial weights (default: pretrained if there are any)
 --active-experts N,N     experts per token; one curve for each (default: the model's own number, and
@@ -85,6 +84,7 @@ dataset DATA             a JSON, JSONL, CSV or Parquet file, a folder of them, o
 --no-checkpoints         save no checkpoints (trained weights and optimizer state, in DIR/learning).
                          An interrupted curve then starts from the beginning
 --json                   print all results as JSON
+{CATALOG}
 """
 GPU_CHECK = f"""
 --out DIR                the run folder (default: runs/gpu-check)
@@ -151,7 +151,10 @@ MEASURING = f"""
 def add_sweep(commands: Any) -> None:
     """Add the commands."""
     sweep = commands.add_parser(
-        "sweep", run="sweep.run_sweep", help="measure the cells of a specification and rank GPUs"
+        "sweep",
+        run="sweep.run_sweep",
+        usage="%(prog)s [SPEC] [options]",
+        help="measure the cells of a specification and rank GPUs",
     )
     add_table(sweep, SWEEP, spec=Path, wait_for_nodes=not_negative)
     plan = commands.add_parser(
@@ -170,6 +173,7 @@ def add_learn(commands: Any) -> None:
     learn = commands.add_parser(
         "learn",
         run="learn.run",
+        usage="%(prog)s DATA --model MODEL [options]",
         help="fine-tune on a data set, test each epoch, and find when learning stops",
         description="Fine-tune a model on this machine's GPU, or on its CPU without one, and test "
         "it on held-out examples before training and after every epoch. A model with experts "
@@ -273,6 +277,7 @@ def add_profile(commands: Any) -> None:
     profile = commands.add_parser(
         "profile",
         run="profile.run",
+        usage="%(prog)s --model MODEL --seq-len N,… [options]",
         help="break a step's time down into stages, layers, kernels and experts",
         description="Fine-tune for a few steps under torch.profiler in a child process, and print "
         "where the time went, as arXiv 2408.04693 does in Fig. 4 to 6 and 11.",

@@ -1,7 +1,7 @@
 """Commands on what was measured, simulated or published, and on prices."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from orchestrator.cli.options.groups import (
     add_overheads,
     add_recipe,
 )
-from orchestrator.cli.options.table import add_table
+from orchestrator.cli.options.table import add_table, titled
 from orchestrator.cli.options.value_types import (
     above_zero,
     batch_size,
@@ -31,6 +31,7 @@ from orchestrator.cli.options.value_types import (
 )
 
 GPUS = f"""
+model and GPUs:
 --model MODEL            {MODEL}
 --gpu GPU                keys of 'catalog gpus', or names such as A100, separated by commas;
                          own:A40 is a card of yours, which costs electricity, no rent (default of
@@ -40,6 +41,7 @@ GPUS = f"""
 --usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
 """
 STRATEGY = """
+several GPUs:
 --strategy STRATEGY      how several GPUs share a training: ddp, fsdp2, hsdp (a copy of the model
                          on each node, in shards there), tp (linear layers divided among the GPUs
                          of a node), deepspeed-zero1, -zero2, -zero3, or auto for the best of the
@@ -54,14 +56,13 @@ STRATEGY = """
 --nodes NODES            nodes that the GPUs are on, as many on each (default: 1)
 """
 SEVERAL = """
+several GPUs:
 --gpus N[,N...]          GPUs that train together, on all nodes; several numbers are compared. --gpu
                          8xH100-SXM states it for one GPU (default: 1 with --gpu; without, of each
                          GPU the best of 1, 2, 4 and 8 that an instance has; 8 a node with --nodes)
 """
-CONFIG = """
---explain-config         print what each key of the configuration comes to, and estimate nothing
-"""
 STEP = """
+lengths and batches:
 --active-experts ACTIVE_EXPERTS
                          experts per token (default: the model's own)
 --seq-len N[,N...]|max   tokens per example; several: an estimate for each; max: the longest that
@@ -71,20 +72,19 @@ STEP = """
                          examples per step; max: the largest batch that fits; fastest: the fastest
                          of the largest and the powers of two below it (default: max; fastest for
                          padded examples of a data set)
-"""
-IMAGES = """
 --image-tokens N         tokens of each example that come from images; for a vision-language model,
                          of which only the language part is trained
 """
 SIMULATION = f"""
+simulated machine:
 --expandable-segments    simulate PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 --constants FILE         constants that 'calibrate' wrote
 --host-speed N           host times relative to the clock's, as 'host-speed' prints them on the
                          machine that will train (default: 1, or as calibrated)
---json                   print all results as JSON
 {PRICES}{CONSTRAINTS}
 """
 RESULTS = """
+--explain-config         print what each key of the configuration comes to, and estimate nothing
 --routing-draws ROUTING_DRAWS
                          number of random expert routings, which show the spread of the peak memory
 --explain                print what fills the memory and takes the time
@@ -92,11 +92,14 @@ RESULTS = """
                          TRL or, with --config, with your own trainer; needs --to
 --to {skypilot,dstack,hf-jobs,ray,slurm}
                          format of --export
+--json                   print all results as JSON
 """
 CHECK = """
+--strict                 exit with 2 where the 90 % interval of the memory includes the GPU's limit
+--json                   print all results as JSON
+several GPUs:
 --gpus N                 GPUs that train together, as in --gpu 8xH100-SXM (default: 1; 8 a node
                          with --nodes)
---strict                 exit with 2 where the 90 % interval of the memory includes the GPU's limit
 """
 CALIBRATE = """
 runs RUN|FILE.csv...     run folders with measured steps, or CSVs of measurements with the recipe
@@ -153,7 +156,7 @@ REPRODUCE = """
 --out DIR                folder for reproduction.md and fig13.svg to fig15.svg (default:
                          reproduction)
 """
-REFRESH = f"""{PRICES}
+REFRESH = f"""
 --source A,B             sources of prices: gpuhunt (catalogs of many providers; pip install
                          '.[prices]'); vast, runpod-community (marketplaces); hf-jobs, modal
                          (serverless); aws (on-demand and spot prices, with your credentials) or
@@ -162,10 +165,12 @@ REFRESH = f"""{PRICES}
 --regions A,B            regions of Amazon (default: all that the account may use; for aws-public,
                          us-east-1 and us-west-2)
 --out FILE               write a CSV that commands use only with --prices FILE
+{PRICES}
 """
-SNAPSHOT = f"""{PRICES}
+SNAPSHOT = f"""
 --out FILE.csv|FOLDER|s3://BUCKET/FOLDER
                          file to write; in a folder, prices-DATE.csv of today
+{PRICES}
 """
 HISTORY = """
 folder FOLDER|s3://BUCKET/FOLDER
@@ -207,28 +212,26 @@ def add_estimate(commands: Any) -> None:
         "estimate",
         run="estimate.run_estimate",
         checks=True,
+        usage="%(prog)s (--model MODEL | --config FILE) [options]",
         help="simulate memory, largest batch, time and cost on GPUs that you do not have",
         description="Simulate fine-tuning on GPUs of the catalog by tracing the training code. "
         "Nothing is measured.",
     )
-    _add_training(estimate)
-    several = SEVERAL + STRATEGY
-    add_table(estimate, several, gpus=positives, **OF_LAYOUT)
-    add_table(estimate, CONFIG + RESULTS, routing_draws=positive)
+    add_table(estimate, RESULTS, routing_draws=positive)
+    _add_training(estimate, SEVERAL + STRATEGY, gpus=positives)
     estimate.set_defaults(gpu="all")
     check = commands.add_parser(
         "check",
         run="estimate.run_check",
         checks=True,
+        usage="%(prog)s (--model MODEL | --config FILE) --gpu GPU [options]",
         help="check whether a training fits a GPU: exit code 0 fits, 1 does not, 2 unknown",
         description="Simulate a training on a GPU of the catalog, or on several GPUs of one or "
         "more nodes. The exit code is 0 if it fits, 1 if it does not (the cheapest change that "
         "makes it fit is printed), and 2 if that is unknown or an option is wrong. Nothing is "
         "measured.",
     )
-    _add_training(check, required=["--model", "--gpu"])
-    several = STRATEGY + CHECK
-    add_table(check, several, gpus=positive, **OF_LAYOUT)
+    _add_training(check, CHECK + STRATEGY, required=["--model", "--gpu"], gpus=positive)
     calibrate = commands.add_parser(
         "calibrate",
         run="fit.run_calibrate",
@@ -240,17 +243,24 @@ def add_estimate(commands: Any) -> None:
     calibrate.set_defaults(out=Path("constants.json"))
 
 
-def _add_training(command: argparse.ArgumentParser, required: Sequence[str] = ("--model",)) -> None:
+def _add_training(
+    command: argparse.ArgumentParser,
+    layouts: str,
+    *,
+    required: Sequence[str] = ("--model",),
+    gpus: Callable[[str], object],
+) -> None:
     """Add the options of a training to simulate, and of its GPUs."""
     add_table(command, GPUS, required=required, memory_gib=above_zero)
-    command.add_argument(
+    model = titled(command, "model and GPUs")
+    model.add_argument(
         "--model-config",
         action=WithoutModel,
         dest="model",
         metavar="FILE.json",
         help="config.json of the model, where its name is out of reach; the same as --model",
     )
-    command.add_argument(
+    model.add_argument(
         "--config",
         action=WithoutModel,
         type=Path,
@@ -258,17 +268,17 @@ def _add_training(command: argparse.ArgumentParser, required: Sequence[str] = ("
         help="YAML of axolotl, LLaMA-Factory or TRL: the training to estimate. Options replace "
         "what it states; --model is not required",
     )
+    add_table(command, layouts, gpus=gpus, **OF_LAYOUT)
+    add_table(command, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
+    add_examples(command, "number of training examples (default: those of --dataset, or 10000)")
+    add_table(command, "job:\n--epochs EPOCHS  number of epochs (default: 3)", epochs=positive)
+    add_dataset(command, batching=GROUPING)
     add_recipe(
         command,
         method="lora; with --recipe auto, lora and qlora",
         named=f"auto: the cheapest that fits each GPU, with the options below as given; or {NAMED} "
         "(default: auto where only --method is given, else the defaults of --defaults)",
     )
-    add_table(command, STEP, active_experts=positive, seq_len=seq_lens, batch_size=batch_size)
-    add_table(command, IMAGES, image_tokens=positive)
-    add_examples(command, "number of training examples (default: those of --dataset, or 10000)")
-    add_table(command, "--epochs EPOCHS  number of epochs (default: 3)", epochs=positive)
-    add_dataset(command, batching=GROUPING)
     add_table(command, SIMULATION, host_speed=above_zero)
     add_overheads(command)
 
@@ -297,7 +307,8 @@ def add_run(commands: Any) -> None:
         ),
         ("status", "run.run_status", "print the progress of a run"),
     ):
-        command = commands.add_parser(name, run=run, help=text)
+        usage = "%(prog)s RUN|FILE.csv [options]" if run == "run.run_rank" else None
+        command = commands.add_parser(name, run=run, usage=usage, help=text)
         add_table(command, RANK if run == "run.run_rank" else RUN, run=run_folder)
         if run == "run.run_rank":
             add_job(command)

@@ -21,6 +21,7 @@ from orchestrator.reporting.estimate_recommendation import (
 from orchestrator.reporting.notes.box_notes import box_notes
 from orchestrator.reporting.notes.data_notes import data_notes
 from orchestrator.reporting.notes.gap_notes import gap_notes
+from orchestrator.reporting.notes.host_notes import host_notes
 from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
 from orchestrator.spec.job_tokens import rows as rows_of
 from trials.records.observation import Outcome
@@ -144,6 +145,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from missed_text(estimates, question.constraints)
     yield from _error_notes(estimates, question.constraints)
     yield from _caveats(rows[:1])
+    yield from host_notes(rows)
     yield from gap_notes(estimates, question)
 
 

@@ -11,7 +11,7 @@ MOST_NAMED = 3  # excluded cells named for one reason; more are counted
 
 
 def excluded_list(ranking: Ranking) -> str:
-    """The excluded cells, a line for each reason."""
+    """The excluded cells and instances, a line for each reason; empty for none."""
     return "\n".join(
         f"- {', '.join(keys) if len(keys) <= MOST_NAMED else f'{len(keys)} cells'}: {reason}"
         for reason, keys in keys_by_reason(ranking).items()
@@ -19,7 +19,7 @@ def excluded_list(ranking: Ranking) -> str:
 
 
 def keys_by_reason(ranking: Ranking) -> dict[str, list[str]]:
-    """Keys of the excluded cells by the reason of their exclusion.
+    """Keys of the excluded cells, and of those with excluded instances, by the reason.
 
     More than a few that miss the same limits are one entry, with the best and the worst of them.
     """
@@ -37,6 +37,9 @@ def keys_by_reason(ranking: Ranking) -> dict[str, list[str]]:
         for row in rows:
             reason = row.reason if len(rows) <= MOST_NAMED else _missed_by_many(misses, wanted)
             reasons[reason].append(row.cell.key)
+    for left_out in ranking.too_little_host_memory:
+        for instance in left_out.instances:
+            reasons[instance.text].append(left_out.cell.key)
     return reasons
 
 

@@ -42,8 +42,8 @@ def _offload_approximations(name: str) -> list[str]:
     """Differences between shards on a host as they are simulated and as they would be."""
     update = (
         f"{name}: the host's update of the weights takes 40 GB/s of a node's memory, as published "
-        "for DeepSpeed's on one machine; it holds frozen weights and about 16 bytes of each "
-        "trained one in fp32 (8 in bf16)"
+        "for DeepSpeed's on one machine; it holds frozen weights, and about 16 bytes of each "
+        "trained one in fp32 (8 in bf16), pinned ones at the next power of two"
     )
     return [update, COPIES.format(name=name)]
 
@@ -59,8 +59,7 @@ def _engine_approximations(layout: Parallel, recipe: Recipe) -> list[str]:
         f'{name} has the sizes that transformers puts in place of "auto": give your trainer\'s '
         "file by --deepspeed": layout.has_default_zero and divides_weights,
         f"{name}: the host's update of the weights takes 40 GB/s of a node's memory, as published "
-        "for one machine; it holds about 18 bytes of each trained weight, which is not compared "
-        "with the memory of an instance": layout.updates_on_host,
+        "for one machine": layout.updates_on_host,
         COPIES.format(name=name): layout.offload is not None,
         f"{name}: time that DeepSpeed's own Python code takes on the host is left out": True,
         f"{name}: the loss is that of all logits; in TRL's chunks it takes less": divides_weights,

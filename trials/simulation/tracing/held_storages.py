@@ -1,6 +1,6 @@
 """Storages that a traced cell holds throughout: its model, and a separate reference."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -8,8 +8,11 @@ from torch import nn
 
 from trials.devices.storages import local_tensor
 from trials.models.weight_placement import decoder_layers, quantisation_constants
+from trials.recipes.recipe import Recipe
 from trials.simulation.recording import Held, Purpose
 from trials.simulation.tracing.layer_repetition import RepeatedLayers
+from trials.simulation.tracing.ranks.host_tensors import pinned_bytes
+from trials.simulation.tracing.shape_rules import CPU
 from trials.training.finetune import model_tensors
 
 
@@ -23,8 +26,44 @@ def held_storages(
         repeated: position of the repeated layers among those of each model.
         device: device of these storages; others are on the host.
     """
-    starts = repeated.starts if repeated.copies else []
     sizes, purposes, turns = [], [], []
+    for tensor, turn, is_constant in _storages(models, repeated):
+        if local_tensor(tensor).device == device:
+            sizes.append(local_tensor(tensor).untyped_storage().nbytes())
+            purposes.append(Purpose.QUANTISATION if is_constant else Purpose.WEIGHT)
+            turns.append(turn)
+    return Held(*(np.array(column, np.int64) for column in (sizes, purposes, turns)))
+
+
+def shards_on_host(
+    model: nn.Module, repeated: RepeatedLayers, recipe: Recipe, device: torch.device
+) -> tuple[int, ...]:
+    """Bytes of the shards that a rank's host holds: weights, and of trained ones what they need.
+
+    Weights and gradients are in pinned memory, the moments of AdamW are not. None where the host is
+    the device.
+    """
+    if device == CPU:
+        return ()
+    moments = 2 if recipe.optimizer.startswith("adamw") else 0
+    total = 0
+    for tensor, turn, _ in _storages([model], repeated):
+        local = local_tensor(tensor)
+        if local.device != CPU:
+            continue
+        size = local.untyped_storage().nbytes()
+        own = pinned_bytes(size)
+        if tensor.requires_grad:
+            own += pinned_bytes(size) + moments * size
+        total += own * (1 + repeated.copies if turn == 2 else 1)
+    return (total,)
+
+
+def _storages(
+    models: Sequence[nn.Module], repeated: RepeatedLayers
+) -> Iterator[tuple[torch.Tensor, int, bool]]:
+    """A tensor of each storage, the turn of its layer, and whether it is a constant."""
+    starts = repeated.starts if repeated.copies else []
     counted: set[int] = set()
     for model in models:
         layers = decoder_layers(model)
@@ -33,13 +72,7 @@ def held_storages(
             turn = 0 if turn > repeated.traced else turn  # layers after the last turn
             constants = {id(t) for t in quantisation_constants(part)}
             for tensor in model_tensors(part):
-                local = local_tensor(tensor)
-                storage = local.untyped_storage()
-                is_new = storage._cdata not in counted  # noqa: SLF001 - the one name of a storage
-                if is_new and local.device == device:
+                storage = local_tensor(tensor).untyped_storage()
+                if storage._cdata not in counted:  # noqa: SLF001 - the one name of a storage
                     counted.add(storage._cdata)  # noqa: SLF001 - as above
-                    sizes.append(storage.nbytes())
-                    constant = id(tensor) in constants
-                    purposes.append(Purpose.QUANTISATION if constant else Purpose.WEIGHT)
-                    turns.append(turn)
-    return Held(*(np.array(column, np.int64) for column in (sizes, purposes, turns)))
+                    yield tensor, turn, id(tensor) in constants

@@ -36,7 +36,7 @@ from trials.simulation.tracing.fake_model import (
     without_window,
 )
 from trials.simulation.tracing.fake_optimizers import simulated_optimizer
-from trials.simulation.tracing.held_storages import held_storages
+from trials.simulation.tracing.held_storages import held_storages, shards_on_host
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.eight_bit_products import install_eight_bit_products
 from trials.simulation.tracing.kernels.equal_images import traced_images
@@ -68,11 +68,12 @@ Shares = Callable[[torch.Tensor], int]
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One traced step."""
+    """One traced step, as in ``StepTrace``."""
 
     recording: Recording
     held: Held
     copies: int
+    host_bytes: tuple[int, ...] = ()
 
 
 class TraceableCell:
@@ -132,8 +133,8 @@ class TraceableCell:
             )
         elif layout is not None and layout.is_sharded:
             self.rank = FakeRank(self.model, layout, recipe, place)
-        is_on_host = self.rank is not None and self.rank.has_host
-        self._updated_by: Target = "cpu" if is_on_host else target
+        self.has_host = self.rank is not None and self.rank.has_host
+        self._updated_by: Target = "cpu" if self.has_host else target
         self.link = HostLink()
         self.offloading = simulated_offloading(self.model, recipe, self.link)
         self.recipe = recipe
@@ -178,7 +179,8 @@ class TraceableCell:
             has_own = with_updates and updates_of is None
             dtypes = self._fake.dtypes
             if self.zero is not None:
-                traced = Traced(*trace_engine(self, batch_size, shares, census), 0)
+                recording, held, on_host = trace_engine(self, batch_size, shares, census)
+                traced = Traced(recording, held, 0, on_host)
             else:
                 traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
             if self._fake.dtypes != dtypes:  # biases, which bitsandbytes casts once
@@ -269,10 +271,9 @@ class TraceableCell:
 
     def stepper(self, groups: list[list[nn.Parameter]]) -> DeviceStepper:
         """Stepper of the recipe for groups of parameters."""
-        optimizer = self.optimizer(groups)
-        stepper = DeviceStepper(self.model, optimizer, self.recipe, CPU, self._updated_by)
-        stepper.offloading = self.offloading
-        return stepper
+        made = DeviceStepper(self.model, self.optimizer(groups), self.recipe, CPU, self._updated_by)
+        made.offloading = self.offloading
+        return made
 
 
 class _Step:
@@ -300,9 +301,7 @@ class _Step:
         self._pass = -1
         note = None if census is None else census.note
         needs_mask = cell.recipe.packing or cell.is_padded
-        rank = cell.rank
-        has_host = rank is not None and rank.has_host
-        kind = Tracer if rank is None else partial(RankTracer, has_host=has_host)
+        kind = Tracer if cell.rank is None else partial(RankTracer, has_host=cell.has_host)
         self._tracer = kind(
             shares, held, with_workspaces=cell.is_on_gpu, needs_mask=needs_mask, note=note
         )
@@ -313,7 +312,7 @@ class _Step:
         self._trainable = [p for p in cell.model.parameters() if p.requires_grad]
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._tracer.accumulated)  # type: ignore[no-untyped-call]
-            for p in ([] if has_host else self._trainable)
+            for p in ([] if cell.has_host else self._trainable)
         ]
 
     def traced(self) -> Traced:
@@ -334,10 +333,12 @@ class _Step:
                 parameter.grad = None
             for hook in self._hooks:
                 hook.remove()
+        cell = self._cell
         return Traced(
             recording=self._tracer.recording(self._gradients),
-            held=held_storages(self._cell.models, self._cell.repeated_layers, self._cell.device),
-            copies=self._cell.repeated_layers.copies,
+            held=held_storages(cell.models, cell.repeated_layers, cell.device),
+            copies=cell.repeated_layers.copies,
+            host_bytes=shards_on_host(cell.model, cell.repeated_layers, cell.recipe, cell.device),
         )
 
     def _run(self, loops: RouterLoops) -> None:

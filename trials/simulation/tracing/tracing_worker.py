@@ -139,6 +139,7 @@ class Tracing:
             recordings=tuple(step.recording for step in traced),
             held=traced[0].held,
             copies=traced[0].copies,
+            host_bytes=traced[0].host_bytes,
         )
 
     def cell(self, request: TraceRequest) -> TraceableCell:

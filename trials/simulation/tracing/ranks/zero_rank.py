@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.simulation.recording import Held, Kind, Purpose, Segment
 from trials.simulation.tracing.ranks.fake_rank import fake_mesh
+from trials.simulation.tracing.ranks.host_tensors import HostTensors
 from trials.simulation.tracing.ranks.host_work import NoCompiledAdam, is_on_host
 from trials.simulation.tracing.ranks.rank_streams import RankStreams
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
@@ -39,6 +40,10 @@ COMPARING = ("partition_parameters", "partitioned_param_coordinator")
 """Modules of ZeRO that compare lists of numbers among the ranks."""
 GATHERING = ("parameter_offload", "partitioned_param_coordinator")
 """Modules of ZeRO that gather and free the weights of a module in the order of a set."""
+
+
+ROOM_BYTES = 2**50
+"""Memory that a traced GPU has for copies of its weights; ``host_bytes`` knows of less."""
 
 
 class _InOrder(dict[Any, None]):
@@ -66,16 +71,18 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
     Attributes:
         is_silent: whether nothing is recorded now.
         is_updating: whether the engine updates the weights, for which it reads numbers.
+        host: tensors that the rank keeps on the host, which is apart from the GPU; None for a CPU.
         loses_weights: whether a recorded step has freed a storage of the model's own, which is not
             among its events.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, has_host: bool, **options: Any) -> None:
+        self.host = HostTensors() if has_host else None
         self.is_silent = True
         self.is_updating = False
         self.loses_weights = False
         self._kept: set[int] = set()
-        super().__init__(*args, **options)
+        super().__init__(*args, has_host=has_host, **options)
 
     def event(self, kind: Kind, name: int, numbers: Sequence[float]) -> None:
         """Record an event, unless silent."""
@@ -94,7 +101,12 @@ class EngineTracer(RankTracer):  # type: ignore[no-untyped-call]
 
     def note_tensor(self, tensor: torch.Tensor) -> int:
         """Note a tensor on the GPU; DeepSpeed keeps shapes of weights on the meta device."""
-        return 0 if tensor.device.type == "meta" else super().note_tensor(tensor)
+        if tensor.device.type == "meta":
+            return 0
+        if self.host is not None and is_on_host(tensor):
+            self.host.note(tensor)
+            return 0
+        return super().note_tensor(tensor)
 
     def begin(self, segment: Segment, kept: set[int]) -> None:
         """Begin a step, after all storages that outlive the step before.
@@ -162,7 +174,10 @@ class ZeroRank:
         self._group = fake_mesh(parallel.gpus, None).get_group()
         self._streams = RankStreams()
         self._device = device
-        self._accelerator = _accelerator(self._streams, device) if has_streams else None
+        self._host: HostTensors | None = None
+        self._accelerator = (
+            _accelerator(self._streams, device, self._pinned) if has_streams else None
+        )
         self.is_used = False
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> DeepSpeedStepper:
@@ -175,10 +190,16 @@ class ZeroRank:
         """Whether the host's tensors are apart from the GPU's."""
         return self._device != CPU
 
+    def _pinned(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Return the tensor itself, counted as one in pinned memory."""
+        if self._host is not None:
+            self._host.pin(tensor)
+        return tensor
+
     @contextlib.contextmanager
     def traced_by(self, tracer: EngineTracer) -> Iterator[None]:
         """Let DeepSpeed run on fake tensors, and report its streams to a tracer."""
-        self._streams.tracer = tracer
+        self._streams.tracer, self._host = tracer, tracer.host
         groups, comm, real = (
             importlib.import_module(f"deepspeed.{name}")
             for name in ("utils.groups", "comm.comm", "accelerator.real_accelerator")
@@ -209,6 +230,8 @@ class ZeroRank:
                 stack.enter_context(_in_place(place, name, value))
             yield
         self._streams.tracer = None
+        if tracer.host is not None:
+            tracer.host.close()
 
     def cast(self) -> None:
         """Give all of the model one dtype, as DeepSpeed does."""
@@ -268,7 +291,9 @@ def _in_place(place: Any, name: str, value: Any) -> Iterator[None]:
             delattr(place, name)
 
 
-def _accelerator(streams: RankStreams, device: torch.device) -> Any:
+def _accelerator(
+    streams: RankStreams, device: torch.device, pinned: Callable[..., torch.Tensor]
+) -> Any:
     """DeepSpeed's interface to a GPU, whose tensors are fake ones on the CPU."""
     module = importlib.import_module("deepspeed.accelerator.cpu_accelerator")
     kind: Any = module.CPU_Accelerator
@@ -282,6 +307,9 @@ def _accelerator(streams: RankStreams, device: torch.device) -> Any:
 
         Stream = property(lambda _self: streams.new_stream)
         Event = property(lambda _self: streams.new_event)
+        pin_memory = staticmethod(pinned)
+        # Else the memory of this machine would decide where weights are flattened.
+        available_memory = staticmethod(lambda *_: ROOM_BYTES)
 
         def stream(self, stream: Any) -> Any:
             """Run operators on a stream."""

@@ -52,7 +52,7 @@ def trace_engine(
     batch_size: int,
     shares: Callable[[torch.Tensor], int],
     census: StepCensus | None,
-) -> tuple[Recording, Held]:
+) -> tuple[Recording, Held, tuple[int, ...]]:
     """Trace a step of one micro-batch and a step of three, once the engine is steady.
 
     Args:
@@ -60,6 +60,10 @@ def trace_engine(
         batch_size: examples per micro-batch.
         shares: returns the number of set entries of a routing mask.
         census: takes note of the operators; absent for none.
+
+    Returns:
+        The recording, what the rank holds on its device, and the most bytes of its tensors on the
+        host, by ``ENGINE_STEPS``; none where the host is the device.
 
     Raises:
         UntraceableError: the steps cannot be traced.
@@ -85,15 +89,17 @@ def trace_engine(
             _step(cell, stepper, batch_size, tracer, (Segment.ALONE, Segment.ALONE_UPDATE))
         tracer.note_operator = None
         held, kept = rank.held()
+        on_host: list[int] = []
         for before, *parts in ENGINE_STEPS.values():
             gc.collect()
             tracer.begin(before, kept)
             _step(cell, stepper, batch_size, tracer, parts)
             gc.collect()
             tracer.is_silent = True
+            on_host += [] if tracer.host is None else [tracer.host.peak_bytes]
     if tracer.loses_weights:
         raise UntraceableError("DeepSpeed frees weights in a step, where it should keep them")
-    return tracer.recording(np.array([], np.int64)), held
+    return tracer.recording(np.array([], np.int64)), held, tuple(on_host)
 
 
 def _step(

@@ -1,0 +1,61 @@
+"""A fork server that one trial leaves to the next: the same process, unless it cannot be."""
+
+from threading import Thread
+
+import psutil
+from builders.observations import recipe, tiny_cell
+from builders.small_probes import SMALL, TOO_LARGE, small_setup
+
+from trials.child_process.child_prober import ChildProber
+from trials.child_process.server_process import ForkServers
+from trials.records.messages import Setup
+from trials.records.observation import Outcome
+
+SETUP = small_setup(tiny_cell(seq_len=8))
+
+
+def parent_of_trial(servers: ForkServers, setup: Setup = SETUP) -> psutil.Process:
+    """Fork server of a trial that has ended, and whose child was alive to its end."""
+    with ChildProber(
+        setup, build_timeout_seconds=120, probe_timeout_seconds=60, servers=servers
+    ) as prober:
+        end = prober.probe(SMALL)
+        assert (end.outcome, end.detail) == (Outcome.FITS, None)
+        assert prober.child_pid is not None
+        child = psutil.Process(prober.child_pid)
+        parent = child.parent()
+    assert parent is not None
+    assert not child.is_running()
+    return parent
+
+
+def test_a_trial_takes_the_fork_server_that_the_last_one_left() -> None:
+    """Also for another recipe, and after a trial in a thread of its own or out of memory."""
+    with ForkServers() as servers:
+        parents = [parent_of_trial(servers)]
+        thread = Thread(target=lambda: parents.append(parent_of_trial(servers)))
+        thread.start()
+        thread.join()
+        with ChildProber(
+            SETUP, build_timeout_seconds=120, probe_timeout_seconds=60, servers=servers
+        ) as prober:
+            assert prober.probe(TOO_LARGE).outcome is Outcome.OUT_OF_MEMORY
+        lora = SETUP.model_copy(update={"cell": tiny_cell(recipe=recipe("lora"), seq_len=8)})
+        parents.append(parent_of_trial(servers, lora))
+        (only,) = set(parents)
+        assert only.is_running()
+    assert not only.is_running()
+
+
+def test_another_fork_server_starts_where_the_idle_one_is_dead_or_has_other_threads() -> None:
+    """The number of threads is an environment variable; one idle process is kept, not two."""
+    with ForkServers() as servers:
+        first = parent_of_trial(servers)
+        first.kill()
+        first.wait()
+        second = parent_of_trial(servers)
+        other = parent_of_trial(servers, SETUP.model_copy(update={"threads": 2}))
+        assert len({first, second, other}) == 3
+        assert not second.is_running()
+        assert other.is_running()
+    assert not other.is_running()
