@@ -52,13 +52,16 @@ AXOLOTL: dict[str, Any] = {
 }
 
 
-def request(folder: Path, values: dict[str, Any], **given: Any) -> EstimateRequest:
+def request(
+    folder: Path, values: dict[str, Any], *, ranks: int = 8, **given: Any
+) -> EstimateRequest:
     """Request of an estimate on eight GPUs of a configuration in a folder."""
     (folder / "run.yml").write_text(yaml.safe_dump(AXOLOTL | values))
     configuration = read_configuration(folder / "run.yml")
     configuration.check()
-    options: Any = with_configuration(configuration, {"gpu": "8xH100-SXM", **given})[0]
-    return request_of(EstimateRequest, on_several_gpus(configuration, options, given, [8]))
+    gpu = f"{ranks}xH100-SXM"
+    options: Any = with_configuration(configuration, {"gpu": gpu, **given})[0]
+    return request_of(EstimateRequest, on_several_gpus(configuration, options, given, [ranks]))
 
 
 def offloading(settings: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +111,18 @@ def test_a_trainer_names_a_file_or_has_its_content(tmp_path: Path, content: obje
     assert layout == Parallel(gpus=8, strategy="deepspeed-zero3", zero=SETTINGS)
     assert (asked.recipe.precision, asked.recipe.adapter_dtype) == ("bf16", None)
     assert asked.recipe.effective_batch == 64
+
+
+def test_one_gpu_trains_by_a_file_that_offloads(tmp_path: Path) -> None:
+    """Without offloading, a file of DeepSpeed is for several."""
+    zero = {"stage": 3, "offload_optimizer": HOST, "offload_param": HOST}
+    asked = request(tmp_path, {"deepspeed": {"zero_optimization": zero}}, ranks=1)
+    (layout,) = asked.layouts(1)
+    assert layout is not None
+    assert (layout.gpus, layout.strategy, layout.offload) == (1, "deepspeed-zero3", "all")
+    assert asked.recipe.effective_batch == 8
+    with pytest.raises(ConfigurationError, match="several GPUs by deepspeed-zero3: give their num"):
+        request(tmp_path, {"deepspeed": STAGE_3}, ranks=1)
 
 
 def test_the_command_line_replaces_the_file_of_a_trainer(tmp_path: Path) -> None:
@@ -258,7 +273,7 @@ def test_what_the_host_cannot_hold_is_refused(strategy: str, offload: str, line:
     [
         (["--deepspeed", "none.json"], "none.json: no file of DeepSpeed"),
         (["--deepspeed", "none.json", "--strategy", "ddp"], "exclude each other"),
-        (["--strategy", "deepspeed-zero2"], "deepspeed-zero2 needs several GPUs"),
+        (["--strategy", "deepspeed-zero2"], "deepspeed-zero2 on one GPU shares nothing"),
         (["--gpus", "2", "--offload", "optimizer"], "--offload optimizer needs --strategy deep"),
         (
             ["--gpus", "2", "--offload", "all", "--strategy", "deepspeed-zero2"],

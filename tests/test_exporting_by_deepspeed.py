@@ -37,11 +37,13 @@ def by_deepspeed(
     strategy: ZeroStrategy,
     fields: dict[str, Any] | None = None,
     zero: ZeroSettings | None = None,
+    *,
+    gpus: int = 2,
     **changed: Any,
 ) -> TrainingJob:
     """A training on two GPUs by a stage of ZeRO."""
-    layout = Parallel(gpus=2, strategy=strategy, zero=zero)
-    shared = {"gpus": 2, "strategy": strategy, "zero": layout.zero_settings}
+    layout = Parallel(gpus=gpus, strategy=strategy, zero=zero)
+    shared = {"gpus": gpus, "strategy": strategy, "zero": layout.zero_settings}
     recipe = {"effective_batch": 16, "precision": "bf16", **(fields or {})}
     return training_of(recipe, placements=(OF_EIGHT,), **shared, **changed)
 
@@ -76,6 +78,31 @@ def test_the_command_names_the_file_and_installs_deepspeed() -> None:
     assert '--deepspeed "$OUTPUT/deepspeed-$NODE_RANK.json" ' in script
 
 
+def test_one_gpu_that_offloads_has_a_launcher(tmp_path: Path) -> None:
+    """DeepSpeed needs the variables of one; accelerate starts a single process without them."""
+    offload = ZeroSettings(offload="optimizer")
+    training = by_deepspeed("deepspeed-zero2", FULL, offload, gpus=1)
+    one = "torchrun --standalone --nproc_per_node 1"
+    assert f"\n{one} -m trl.scripts.sft \\\n" in training_script(training)
+    by_file = by_deepspeed("deepspeed-zero2", {}, offload, gpus=1)
+    assert f'\n{one} "$OUTPUT/train.py" \\\n' in training_script(by_file)
+    expected = {
+        "TRL": f'{one} -m trl.scripts.sft --config "$CONFIG"',
+        "axolotl": "--launcher torchrun -- --nproc_per_node=1",
+        "LLaMA-Factory": "FORCE_TORCHRUN=1 NPROC_PER_NODE=1 llamafactory-cli",
+    }
+    for trainer, words in expected.items():
+        folder = tmp_path / trainer
+        folder.mkdir()
+        configuration = configured(trainer, folder, offload=True)
+        job = job_of(configuration, gpus=1, zero=with_offload(SETTINGS))
+        alone = replace(job, recipe=job.recipe.model_copy(update={"effective_batch": 8}))
+        own = patched(configuration, alone, 256)
+        script = training_script(replace(alone, configuration=own))
+        assert words in script
+        assert "--multi_gpu" not in script
+
+
 def test_a_task_asks_for_the_memory_that_the_host_holds() -> None:
     """In whole GiB; dstack chooses among instances by it, and Slurm needs room for processes."""
     zero = ZeroSettings(offload="optimizer")
@@ -92,11 +119,19 @@ def test_a_task_asks_for_the_memory_that_the_host_holds() -> None:
     assert "#SBATCH --mem=128G\n" in task_file(without, "slurm").text
 
 
-def configured(trainer: str, folder: Path, name: str = "ds/z2.json") -> Configuration:
+def with_offload(zero: ZeroSettings) -> ZeroSettings:
+    """Settings by which the host holds the optimizer."""
+    return zero.model_copy(update={"offload": "optimizer"})
+
+
+def configured(
+    trainer: str, folder: Path, name: str = "ds/z2.json", *, offload: bool = False
+) -> Configuration:
     """A configuration that trains by a file of DeepSpeed beside it."""
+    zero = with_offload(SETTINGS) if offload else SETTINGS
     content = {
         "comment": "ends a line of YAML: \u2028",
-        "zero_optimization": {"stage": 2, **SETTINGS.given()},
+        "zero_optimization": {"stage": 2, **zero.given()},
         "bf16": {"enabled": "auto"},
         "train_micro_batch_size_per_gpu": 2,
         "train_batch_size": 16,
@@ -214,23 +249,30 @@ With ``--use_cpu`` accelerate would start DeepSpeed after the model is made.
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("strategy", "fields"),
+    ("strategy", "fields", "gpus"),
     [
-        ("deepspeed-zero2", FULL),  # by TRL's command
-        ("deepspeed-zero2", {}),  # the rest by a Python file
-        ("deepspeed-zero3", FULL | {"loss": "full-logits"}),
-        ("deepspeed-zero3", {"loss": "full-logits"}),
+        ("deepspeed-zero2", FULL, 2),  # by TRL's command
+        ("deepspeed-zero2", {}, 2),  # the rest by a Python file
+        ("deepspeed-zero3", FULL | {"loss": "full-logits"}, 2),
+        ("deepspeed-zero3", {"loss": "full-logits"}, 2),
+        ("deepspeed-zero2", FULL, 1),
+        ("deepspeed-zero2", {}, 1),
     ],
 )
-def test_two_processes_train_by_deepspeed_and_resume(
-    strategy: ZeroStrategy, fields: dict[str, Any], tmp_path: Path
+def test_processes_train_by_deepspeed_and_resume(
+    strategy: ZeroStrategy, fields: dict[str, Any], gpus: int, tmp_path: Path
 ) -> None:
-    """6 steps: 24 examples, 2 epochs, 2 x 2 on two processes; then two from a checkpoint."""
+    """6 steps: 24 examples, 2 epochs, batches of 8; then two from a checkpoint.
+
+    One process offloads, by an AdamW that DeepSpeed compiles.
+    """
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     training = by_deepspeed(
         strategy,
         {"effective_batch": 8, **fields},
+        None if gpus > 1 else ZeroSettings(offload="optimizer"),
+        gpus=gpus,
         model=find_model("llama-tiny"),
         seq_len=64,
         examples=24,
@@ -255,4 +297,4 @@ def test_two_processes_train_by_deepspeed_and_resume(
         assert (last["global_step"], last["train_batch_size"]) == (6, 2)
         written_at.add(earlier.stat().st_mtime_ns)
     assert len(written_at) == 1
-    assert len([*(bucket / "checkpoint-6" / "global_step6").glob("*optim_states.pt")]) == 2
+    assert len([*(bucket / "checkpoint-6" / "global_step6").glob("*optim_states.pt")]) == gpus

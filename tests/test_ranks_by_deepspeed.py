@@ -109,6 +109,14 @@ EXPERTS = [
     for method in RECIPES
 ]
 ALONE = [(by_zero("deepspeed-zero2"), 1), (by_zero("deepspeed-zero3"), 1)]
+ON_ONE_GPU = [
+    (by_zero(strategy, method, 1, offload=offload), count)
+    for strategy, method, offload, count in (
+        ("deepspeed-zero2", "full", "optimizer", 1),
+        ("deepspeed-zero2", "lora", "optimizer", 2),
+        ("deepspeed-zero3", "full", "all", 2),
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +148,14 @@ def test_a_rank_that_offloads_is_the_real_one(of_two: Answers) -> None:
     """On a CPU both have what a GPU's rank has on the GPU and on the host, to the byte."""
     apart = among(OFFLOADED, of_two)
     assert apart == {key: [0] * 2 for key in apart}
+
+
+def test_the_only_rank_of_one_gpu_that_offloads_is_the_real_one(tmp_path: Path) -> None:
+    """It shares nothing, and runs the same engine, to the byte; nothing waits for a link."""
+    apart = compared(real(ON_ONE_GPU, tmp_path), more_bytes)
+    assert apart == {key: [0] for key in apart}
+    for cell, count in ON_ONE_GPU:
+        assert not any(moved(traced(cell, count)).values())
 
 
 def test_the_host_holds_the_optimizer_in_place_of_the_gpu() -> None:
@@ -285,12 +301,13 @@ def test_a_trial_measures_the_peak_that_is_traced(strategy: ZeroStrategy) -> Non
 
 
 @pytest.mark.long
-def test_a_trial_that_offloads_measures_the_peak_that_is_traced() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_trial_that_offloads_measures_the_peak_that_is_traced(ranks: int) -> None:
     """It compiles DeepSpeed's AdamW on the CPU, which its record names."""
-    cell = by_zero("deepspeed-zero3", offload="all")
+    cell = by_zero("deepspeed-zero3", ranks=ranks, offload="all")
     measured = probed(cell, 1, BATCH)
     peaks = [rank.peak_allocated_bytes for rank in measured.ranks]
-    assert peaks == [peak(traced(cell, 1)) + FREQUENCIES] * 2
+    assert peaks == [peak(traced(cell, 1)) + FREQUENCIES] * ranks
     assert measured.built is not None
     assert measured.built.optimizer == "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
 

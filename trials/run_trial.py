@@ -89,6 +89,7 @@ def _observe(
         lengths=tuple(batch.tokens for batch in drawn),
         padded=tuple(batch.is_padded for batch in drawn),
         times_collectives=task.cell.parallel is not None
+        and task.cell.parallel.gpus > 1
         and not any(o.measurement is not None and o.measurement.collectives for o in observed),
     )
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -220,7 +220,12 @@ def _priced_job(question: Question, cell: Cell, batch: ChosenBatch) -> dict[str,
 def _not_compared(cell: Cell) -> tuple[str, ...]:
     """Parts of a cell that no published run of known memory has."""
     axes = published_errors().not_compared(cell.recipe)
-    further = {SEVERAL_GPUS: cell.parallel is not None, "images": cell.image_tokens is not None}
+    layout = cell.parallel
+    further = {
+        SEVERAL_GPUS: layout is not None and layout.gpus > 1,
+        "DeepSpeed": layout is not None and layout.zero_stage is not None,
+        "images": cell.image_tokens is not None,
+    }
     return (*axes, *(axis for axis, applies in further.items() if applies))
 
 
@@ -236,7 +241,7 @@ def _layout(question: Question, gpu: Gpu, step: SimulatedStepTime | None) -> dic
         return {"gpu": gpu.key}
     layout = question.parallel
     return {
-        "gpu": f"{layout.gpus}x{gpu.key}",
+        "gpu": gpu.key if layout.gpus == 1 else f"{layout.gpus}x{gpu.key}",
         **layout.model_dump(
             include={"gpus", "strategy", "replicas", "degree", "nodes", "node_network_gbps", "rdma"}
         ),

@@ -115,10 +115,17 @@ class EstimateRequest:
 
     def layouts(self, count: int) -> tuple[Parallel | None, ...]:
         """Layouts of so many GPUs (``layouts``); raises EstimateError."""
-        needs_several = self.strategy in ZERO_STRATEGIES or self.offload is not None
-        if count == 1 and needs_several and not self.chooses_number:
-            name = self.strategy if self.offload is None else f"--offload {self.offload}"
-            raise EstimateError(f"{name} needs several GPUs: give --gpus, or 8xH100-SXM")
+        is_alone = count == 1 and not self.chooses_number
+        offloads = self.offload is not None or (self.zero is not None and self.zero.updates_on_host)
+        if is_alone and self.strategy in ZERO_STRATEGIES and not offloads:
+            raise EstimateError(
+                f"{self.strategy} on one GPU shares nothing: give --gpus, 8xH100-SXM or --offload"
+            )
+        if is_alone and self.offload is not None and self.strategy not in ZERO_STRATEGIES:
+            raise EstimateError(
+                f"--offload {self.offload} on one GPU is DeepSpeed's: give --gpus, 8xH100-SXM or "
+                "--strategy deepspeed-zero3"
+            )
         own = (self.degree, self.zero)
         return layouts(count, self.strategy, self.nodes, *own, offload=self.offload)
 

@@ -41,6 +41,11 @@ SEVERAL: Mapping[str, tuple[str, str]] = {
     "TRL": ("", "--multi_gpu {processes} --mixed_precision no"),
 }
 """What comes before and after the command of a trainer so that it starts a process for each GPU."""
+ONE_PROCESS = "torchrun --standalone --nproc_per_node 1"
+"""Launcher of the only process of one GPU, whose variables DeepSpeed needs.
+
+Accelerate's starts one process without them.
+"""
 RENDEZVOUS: Mapping[str, str] = {
     "axolotl": (
         " --nnodes={nodes} --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR "
@@ -103,6 +108,9 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
         )
         alone, has_own = training.gpus == 1, trainer == "axolotl"
         gloo = WITH_GLOO if training.shards_on_host and not has_own else ""
+        if alone and training.is_by_deepspeed:
+            alone = trainer == "TRL"
+            command = command.replace("trl TASK", f"{ONE_PROCESS} -m trl.scripts.TASK")
         return filled(
             "train_config",
             **setting,
@@ -142,6 +150,8 @@ def _program(training: TrainingJob, python: str | None) -> str:
     """
     task, gpus = training.recipe.task, training.gpus
     if gpus == 1:
+        if training.is_by_deepspeed:
+            return f"{ONE_PROCESS} {python or f'-m trl.scripts.{task}'}"
         return f"trl {task}" if python is None else f"python {python}"
     shares, precision = "--multi_gpu", "no"
     if training.is_sharded:  # its policy of precisions is the launcher's

@@ -9,6 +9,7 @@ from builders.data import rows, write_jsonl
 COMMANDS = {
     "trl": "-m trl.cli.main",
     "accelerate": "-m accelerate.commands.accelerate_cli",
+    "torchrun": "-m torch.distributed.run",
     "python": "",
 }
 

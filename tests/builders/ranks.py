@@ -114,5 +114,6 @@ def compared(counted: Answers, more: Callable[[int], int]) -> dict[str, list[int
         assert cell.parallel is not None
         key = f"{cell.model} {cell.recipe.method} {cell.parallel.key} x {count}"
         apart[key] = [rank["peak"] - more(count) - peak(steps) for rank in of_ranks]
-        assert all(rank["moved"] == moved(steps, count) for rank in of_ranks), key
+        if cell.parallel.gpus > 1:  # one rank moves nothing by those that the engine begins
+            assert all(rank["moved"] == moved(steps, count) for rank in of_ranks), key
     return apart

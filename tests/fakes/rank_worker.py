@@ -137,10 +137,9 @@ def _norm(gradient: torch.Tensor) -> float:
 
 def answer(number: int, cases: Sequence[dict[str, Any]]) -> None:
     """Answer the cases as one of the ranks."""
-    ranks, port, listening = map(int, sys.argv[1:4])
-    rank = Rank(
-        number, Parallel(gpus=ranks, strategy="ddp"), device="cpu", port=port, listening=listening
-    )
+    port, listening = map(int, sys.argv[2:4])
+    layout = Parallel.model_validate(cases[0]["cell"]["parallel"])
+    rank = Rank(number, layout, device="cpu", port=port, listening=listening)
     answers = []
     for case in cases:
         cell = Cell.model_validate(case["cell"])

@@ -18,6 +18,8 @@ keys, which LoRA freezes."""
 SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Sizes in a configuration that the GPUs of a group divide."""
 ELSEWHERE = "use fsdp2"
+BY_LAYOUT = "use strategy deepspeed-zero2 with offload optimizer, on one GPU too"
+"""What is simulated in place of ``offload_optimizer``."""
 
 
 def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:
@@ -31,10 +33,7 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
     if recipe.activation_offloading:
         return "activation_offloading is not simulated on several GPUs: leave it out"
     if recipe.offload_optimizer:
-        return (
-            "offload_optimizer is DeepSpeed's on one GPU: on several use strategy deepspeed-zero2 "
-            "with offload optimizer, or fsdp2 with offload all"
-        )
+        return f"offload_optimizer is not for {parallel.strategy}: leave it out, and {BY_LAYOUT}"
     if not parallel.is_sharded:
         return None
     if parallel.degree is not None and (reason := _not_split(recipe, config, parallel.degree)):

@@ -31,7 +31,8 @@ class Parallel(Record):
     GPUs are numbered node by node, so that neighbours are on one node.
 
     Attributes:
-        gpus: number of GPUs of all nodes, which is that of the ranks.
+        gpus: number of GPUs of all nodes, which is that of the ranks; one only where DeepSpeed
+            offloads.
         strategy: ``ddp`` for a copy of the model on each GPU (torch's DistributedDataParallel);
             ``fsdp2`` for weights, gradients and optimizer state in shards (torch's
             ``fully_shard``); ``hsdp`` for copies of the model, each in shards among GPUs of its own
@@ -55,7 +56,7 @@ class Parallel(Record):
         rdma: whether that network reaches memory without the host: InfiniBand, RoCE or EFA.
     """
 
-    gpus: Annotated[int, Field(ge=2, le=MOST_GPUS)]
+    gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)]
     strategy: Strategy
     reshard_after_forward: bool | None = None
     # Records of one node stay as they were before there were several.
@@ -219,7 +220,10 @@ def _problems(layout: Parallel) -> Iterator[str]:
     if layout.strategy == "hsdp" and layout.replicas is None:
         yield "hsdp needs replicas, the number of copies of the model: add it"
     yield from _problems_of_degree(layout)
-    if layout.gpus % (layout.replicas or 1) or layout.gpus < 2 * (layout.replicas or 1):
+    if layout.gpus == 1 and (layout.zero is None or layout.zero.offload is None):
+        yield f"gpus must be at least 2 for {layout.strategy}, or 1 for DeepSpeed with offload"
+    copies = layout.replicas
+    if copies is not None and (layout.gpus % copies or layout.gpus < 2 * copies):
         yield (
             f"{layout.gpus} GPUs cannot be divided into {layout.replicas} replicas of at least 2: "
             "use a multiple"

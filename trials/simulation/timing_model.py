@@ -160,7 +160,7 @@ class HostDeviceTimeline:
         waits: (waits,) indices of the events at which the host waits for the GPU.
         overlapped: whether the host continues while the GPU works between waits.
         streams: (events,) ``Wait`` of each event, 0 for none; absent where one stream does all.
-        links: (events,) link of each collective, 0 for other events; absent without any.
+        links: (events,) link of each collective, 0 for other events; absent for one process.
     """
 
     work: IntArray
@@ -256,7 +256,7 @@ def timeline_of(
         waits=np.flatnonzero(kinds == Kind.WAITED),
         overlapped=constants.overlapped,
         streams=streams if streams.any() else None,
-        links=links if moves.any() else None,
+        links=links if layout is not None or moves.any() else None,
     )
 
 

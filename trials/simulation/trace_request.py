@@ -15,6 +15,7 @@ from gpu_catalog.catalog import shipped_text
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links import between_nodes, within_nodes
 from gpu_catalog.record import Record
+from trials.recipes.layout_support import BY_LAYOUT
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -160,7 +161,7 @@ class Fidelity(StrEnum):
 def not_simulated(recipe: Recipe, model: Model, gpu: Gpu) -> str | None:
     """Reason why a recipe on a GPU is not simulated, with an alternative; None when it is."""
     if recipe.offload_optimizer:
-        return "offload_optimizer is not simulated: leave it out, or measure"
+        return f"offload_optimizer is not simulated: {BY_LAYOUT}"
     if recipe.quantisation == "int8" and not _since(gpu, TURING):
         return (
             f"below compute capability {TURING} quantisation int8 falls back to fp32 products, "

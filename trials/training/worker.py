@@ -21,9 +21,7 @@ from pydantic import BaseModel, ValidationError
 # The last printed line explains how a child ended; warnings would stand in its place.
 warnings.filterwarnings("ignore")
 
-from trials.child_process.bootstrap import (
-    freeze_garbage_collector,
-)
+from trials.child_process.bootstrap import freeze_garbage_collector
 from trials.child_process.parent_death import die_with_parent
 from trials.devices.cpu import CpuDevice
 from trials.devices.device import Device, DeviceOutOfMemoryError, of_steps

@@ -218,7 +218,8 @@ def on_several_gpus(
     file = configuration.file
     layout = layout_of(configuration, given)
     stated = layout.get("strategy")
-    if max(counts) == 1:
+    zero = layout.get("zero")
+    if max(counts) == 1 and (zero is None or zero.offload is None):
         if stated is None:
             return options
         raise ConfigurationError(

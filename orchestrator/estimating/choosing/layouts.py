@@ -92,7 +92,7 @@ def layouts(  # noqa: PLR0913 - options of one layout
         raise EstimateError(
             f"--nodes {nodes}: {count} GPUs cannot be divided among them: give a multiple"
         )
-    if count == 1:
+    if count == 1 and (zero is None or zero.offload is None):
         return (None,)
     if strategy == "hsdp" and nodes in {1, count}:
         raise EstimateError(

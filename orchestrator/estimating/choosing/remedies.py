@@ -195,7 +195,9 @@ def lacks_offloading(row: Estimated) -> bool:
 def can_leave_to_host(row: Estimated) -> bool:
     """Whether the host could hold weights and optimizer, which no change tries."""
     question, layout = row.question, row.question.parallel
-    return layout is not None and layout.offload is None and question.recipe.task == "sft"
+    if layout is None:  # by DeepSpeed alone, which does not divide weights of 4 bits
+        return question.recipe.task == "sft" and question.recipe.method != "qlora"
+    return layout.offload is None and question.recipe.task == "sft"
 
 
 def _can_offload(question: Question) -> bool:

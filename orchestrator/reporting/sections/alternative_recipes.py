@@ -107,10 +107,14 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
     if hopeless:
         names = ", ".join(row.estimate.gpu for row in hopeless)
         yield f"No change that was tried makes the job fit on {names}."
-    if any(map(can_leave_to_host, hopeless)):
+    left = [row.question.parallel for row in hopeless if can_leave_to_host(row)]
+    if left:
+        alone = not any(left)
+        by = "deepspeed-zero3" if alone else "fsdp2"
+        nor = "" if alone else ", nor deepspeed-zero3"
         yield (
-            "--strategy fsdp2 --offload all was not tried, nor deepspeed-zero3: the host then "
-            "holds weights and optimizer state."
+            f"--strategy {by} --offload all was not tried{nor}: the host then holds weights and "
+            "optimizer state."
         )
     untried = [row.estimate.gpu for row in rows if lacks_offloading(row)]
     if untried:

@@ -78,7 +78,7 @@ def measured_speed(
 def layout_notes(gpu: Gpu, layout: Parallel, links: Sequence[MeasuredLink] = ()) -> list[str]:
     """Collectives of a layout whose speed was not measured, and what stands in for each."""
     notes: list[str] = []
-    for group, names in _collectives(layout):
+    for group, names in _collectives(layout) if layout.gpus > 1 else ():
         collectives = [n for n in names if measured_speed(group, n, gpu, links) is None]
         if group.nodes == 1:
             notes += link_notes(gpu, group.ranks, collectives)

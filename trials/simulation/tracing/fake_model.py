@@ -15,6 +15,7 @@ from trials.models.build import auto_config, stock_model, under_recipe
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import format_of, language_modules, quantise_laid_out
+from trials.recipes.layout_support import BY_LAYOUT
 from trials.recipes.recipe import Recipe
 from trials.records.built import ParameterCounts
 from trials.records.cell import Cell
@@ -107,10 +108,7 @@ def _fake_module(
 def untraceable(recipe: Recipe) -> str | None:
     """Reason why the steps of a recipe cannot be traced; None if they can."""
     if recipe.offload_optimizer:
-        return (
-            "offload_optimizer: DeepSpeed moves tensors between devices, which is not simulated: "
-            "leave it out, or measure"
-        )
+        return f"offload_optimizer is not simulated: {BY_LAYOUT}"
     if recipe.compile is not None:
         return f"compile {recipe.compile} is not simulated: leave it out"
     return None

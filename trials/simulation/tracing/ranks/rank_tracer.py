@@ -74,8 +74,13 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
         if name in COLLECTIVES:
             kind, buffer = COLLECTIVES[name]
             whole = sum(t.numel() * t.element_size() for t in tensors_in((args[buffer],)))
-            numbers = _numbers(whole, _group_of(args))
-            self.event(Kind.RUN, 4 * OperatorClass.COLLECTIVE + kind, numbers)
+            group = _group_of(args)
+            if len(group) > 1:
+                numbers = _numbers(whole, group)
+                self.event(Kind.RUN, 4 * OperatorClass.COLLECTIVE + kind, numbers)
+            elif kind is not Collective.ALL_REDUCE:  # NCCL copies, unless it works in place
+                copied = (2.0 * whole, *NO_NUMBERS[1:-1], 1.0)
+                self.event(Kind.RUN, 4 * OperatorClass.MEMORY + Rate.BF16, copied)
         if func.namespace == "c10d":
             return func(*args, **(kwargs or {}))
         if func.namespace == "fsdp":  # copies between parameters and the buffer of a collective
