@@ -136,3 +136,10 @@ def test_quantised_adapters_are_measured_by_stages_that_keep_weights_whole() -> 
     """Stage 2 takes QLoRA, on real ranks, too."""
     adapters = recipe("qlora", precision="bf16")
     assert unmeasured(adapters, LLAMA, Parallel(gpus=2, strategy="deepspeed-zero2")) is None
+
+
+@pytest.mark.parametrize(("count", "name"), [(1, "A40"), (8, "8xA40")])
+def test_one_gpu_has_its_own_name(count: int, name: str) -> None:
+    """The same in estimates and rankings."""
+    fields = {"gpus": count, "strategy": "deepspeed-zero2", "offload": "optimizer"}
+    assert Parallel.model_validate(fields).counted("A40") == name

@@ -21,7 +21,7 @@ from orchestrator.estimating.batch_choice import (
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import most_tokens
-from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
+from orchestrator.estimating.memory_error import not_compared, published_errors
 from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.host_memory import (
@@ -195,7 +195,7 @@ def _estimated(
         left_out=requested.recipe.left_out,
         memory_error=memory_error,
         time_error=None if step is None else constants.measured_error(step),
-        not_compared=_not_compared(requested),
+        not_compared=not_compared(requested),
         options=question.options_text() or None,
         **timed,
     )
@@ -217,18 +217,6 @@ def _priced_job(question: Question, cell: Cell, batch: ChosenBatch) -> dict[str,
     }
 
 
-def _not_compared(cell: Cell) -> tuple[str, ...]:
-    """Parts of a cell that no published run of known memory has."""
-    axes = published_errors().not_compared(cell.recipe)
-    layout = cell.parallel
-    further = {
-        SEVERAL_GPUS: layout is not None and layout.gpus > 1,
-        "DeepSpeed": layout is not None and layout.zero_stage is not None,
-        "images": cell.image_tokens is not None,
-    }
-    return (*axes, *(axis for axis, applies in further.items() if applies))
-
-
 def _batch_choice(question: Question, batch: ChosenBatch) -> BatchChoice:
     if isinstance(question.batch, int):
         return "asked"
@@ -241,7 +229,7 @@ def _layout(question: Question, gpu: Gpu, step: SimulatedStepTime | None) -> dic
         return {"gpu": gpu.key}
     layout = question.parallel
     return {
-        "gpu": gpu.key if layout.gpus == 1 else f"{layout.gpus}x{gpu.key}",
+        "gpu": layout.counted(gpu.key),
         **layout.model_dump(
             include={"gpus", "strategy", "replicas", "degree", "nodes", "node_network_gbps", "rdma"}
         ),

@@ -9,6 +9,7 @@ from fitting.laws.fit_result import Interval
 from gpu_catalog.record import Record
 from trials.recipes.fields import Method
 from trials.recipes.recipe import Recipe
+from trials.records.cell import Cell
 
 LengthKind = Literal["constant", "varying"]
 AXES = (
@@ -105,3 +106,15 @@ def published_errors() -> PublishedErrors:
     """Errors that ship with the package."""
     file = resources.files("orchestrator.estimating") / "data" / "memory_errors.json"
     return PublishedErrors.model_validate_json(file.read_text(encoding="utf-8"))
+
+
+def not_compared(cell: Cell) -> tuple[str, ...]:
+    """Parts of a cell that no published run of known memory has."""
+    axes = published_errors().not_compared(cell.recipe)
+    layout = cell.parallel
+    further = {
+        SEVERAL_GPUS: layout is not None and layout.gpus > 1,
+        "DeepSpeed": layout is not None and layout.zero_stage is not None,
+        "images": cell.image_tokens is not None,
+    }
+    return (*axes, *(axis for axis, applies in further.items() if applies))

@@ -109,6 +109,10 @@ class Parallel(Record):
             return f"{self.gpus} GPUs"
         return f"{groups} {'group' if groups == 1 else 'groups'} of {self.degree} GPUs"
 
+    def counted(self, gpu: str) -> str:
+        """Name of a GPU with the number of those that train together: ``8xA40``; one is itself."""
+        return gpu if self.gpus == 1 else f"{self.gpus}x{gpu}"
+
     @property
     def zero_stage(self) -> int | None:
         """Stage of DeepSpeed's ZeRO; None without DeepSpeed."""

@@ -158,7 +158,7 @@ class Cell(Record):
         if layout is None:
             return self.gpu
         nodes = f", {layout.nodes} nodes" if layout.nodes > 1 else ""
-        return f"{layout.gpus}x{self.gpu} {layout.strategy}{nodes}"
+        return f"{layout.counted(self.gpu)} {layout.strategy}{nodes}"
 
     @property
     @lru_cache(maxsize=4096)  # noqa: B019 - asked for each probe and each offer of a cell
