@@ -283,7 +283,7 @@ def test_what_the_host_cannot_hold_is_refused(strategy: str, offload: str, line:
             ["--gpus", "2", "--offload", "optimizer", "--strategy", "fsdp2"],
             "--offload optimizer: fsdp2 offloads weights, gradients and optimizer together: use",
         ),
-        (["--offload", "all", "--strategy", "fsdp2"], "--offload all needs several GPUs"),
+        (["--offload", "all", "--strategy", "fsdp2"], "--offload all on one GPU is DeepSpeed's"),
     ],
 )
 def test_a_command_with_a_mistake_is_one_line(

@@ -123,9 +123,9 @@ def test_a_traced_rank_is_the_real_one_in_all_cases(ranks: int, tmp_path: Path) 
     [
         (Parallel(gpus=2, strategy="fsdp2"), "full"),
         (Parallel(gpus=2, strategy="fsdp2", shards_on_host=True), "full"),
-        (Parallel(gpus=2, strategy="ddp"), "lora"),
-        (Parallel(gpus=2, strategy="tp"), "full"),
         (Parallel(gpus=2, strategy="tp"), "lora"),
+        pytest.param(Parallel(gpus=2, strategy="ddp"), "lora", marks=pytest.mark.long),
+        pytest.param(Parallel(gpus=2, strategy="tp"), "full", marks=pytest.mark.long),
     ],
     ids=lambda value: value.key if isinstance(value, Parallel) else value,
 )

@@ -202,6 +202,7 @@ def test_the_callback_pickles_to_nothing() -> None:
     assert pickle.loads(pickle.dumps(relay_to(Diary()))).__dict__ == {}  # noqa: S301 - our own
 
 
+@pytest.mark.long
 def test_an_ended_trial_leaves_little_in_memory() -> None:
     """On a real Ray: a sweep of thousands of trials takes the memory of one of a hundred."""
     done = subprocess.run(

@@ -28,6 +28,7 @@ OF_RANKS = TIMED.model_copy(
     update={
         "ranks": (RankReading(rank=0, peak_allocated_bytes=MIB, step_seconds=STEPS),),
         "collectives": (CollectiveTime(collective="all-reduce", buffer_bytes=MIB, seconds=0.1),),
+        "host_bytes": 7 * MIB,
     }
 )
 KINDS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders.gangs import gone_within
 from fakes import network_cluster
-from fakes.gang_sweeps import OTHERS, ZERO, GangSweep, place
+from fakes.gang_sweeps import OTHERS, GangSweep, place
 from fakes.network_cluster import NetworkCluster, NetworkNode
 
 from orchestrator.ray_backend.trial_worker import NODE_LEAVES
@@ -21,7 +21,9 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(LACKING is not None, reason=LACKING or ""),
 ]
+ZERO = "zero: {reduce_bucket_size: 20000, allgather_bucket_size: 20000}"
 ALL = f"""{OTHERS}\
+      - {{gpus: 2, nodes: 2, strategy: deepspeed-zero2, {ZERO}}}
       - {{gpus: 4, nodes: 2, strategy: tp}}
       - {{gpus: 4, nodes: 2, strategy: deepspeed-zero1, {ZERO}}}
       - {{gpus: 4, nodes: 2, strategy: deepspeed-zero3}}

@@ -104,6 +104,7 @@ def test_every_gpu_has_its_own_node_started_from_none(cluster: Cluster) -> None:
         assert re.search(rf"\b{key} aws {instance} \S+ in {region} at ", priced)
 
 
+@pytest.mark.long
 def test_ranks_that_train_together_get_a_node_with_room_for_all(cluster: Cluster) -> None:
     """The node is started for them, and every rank is on it."""
     assert cluster.start_autoscaling_head(PAIRS) == ["2xpair"]

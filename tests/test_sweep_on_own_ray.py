@@ -46,6 +46,7 @@ def is_trial(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_sweep_whose_gcs_is_killed_goes_on(place: Path, tmp_path: Path) -> None:
     """On another Ray; a driver that waits for the dead one ends, and the same command continues."""
     sweep, log = sweep_until(place, tmp_path, 3), tmp_path / "run.log"

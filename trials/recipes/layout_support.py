@@ -6,6 +6,7 @@ from typing import Any
 
 from trials.recipes.parallel import WEIGHTS_DIVIDED, Parallel
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import BY_LAYOUT
 
 SPLIT_FAMILIES = ("llama", "mistral", "qwen2", "smollm3")
 """Families whose plan in transformers (``base_model_tp_plan``) divides linear layers alone.
@@ -18,8 +19,6 @@ keys, which LoRA freezes."""
 SPLIT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Sizes in a configuration that the GPUs of a group divide."""
 ELSEWHERE = "use fsdp2"
-BY_LAYOUT = "use strategy deepspeed-zero2 with offload optimizer, on one GPU too"
-"""What is simulated in place of ``offload_optimizer``."""
 
 
 def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:

@@ -78,6 +78,7 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     shorter_step_seconds: tuple[tuple[_Count, _Second], ...] = ()
     ranks: Raw = NONE
     collectives: Raw = NONE
+    host_bytes: _Whole | None = None
 
 
 # Fields in the order of the record, which is the order in which a record is written.

@@ -15,9 +15,9 @@ from gpu_catalog.catalog import shipped_text
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links import between_nodes, within_nodes
 from gpu_catalog.record import Record
-from trials.recipes.layout_support import BY_LAYOUT
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import BY_LAYOUT
 from trials.records.cell import Cell
 from trials.records.compatibility import (
     AMPERE,

@@ -15,8 +15,8 @@ from trials.models.build import auto_config, stock_model, under_recipe
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import format_of, language_modules, quantise_laid_out
-from trials.recipes.layout_support import BY_LAYOUT
 from trials.recipes.recipe import Recipe
+from trials.recipes.zero_settings import BY_LAYOUT
 from trials.records.built import ParameterCounts
 from trials.records.cell import Cell
 from trials.records.model import Model
