@@ -2,7 +2,7 @@
 
 import multiprocessing
 import time
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 
 import pytest
 
@@ -41,3 +41,28 @@ def test_a_killed_process_ends_the_others_at_once() -> None:
         killed()
     assert time.monotonic() - begun < LONG_SECONDS / 2
     assert multiprocessing.active_children() == []
+
+
+def test_cancelled_work_prints_no_traceback_of_the_pools_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot fail futures that are cancelled; of an exception in a thread pytest makes an error.
+
+    The interrupt of a map cancels what it waits for. The thread mostly sees the shutdown first.
+    """
+    shutdown = ProcessPoolExecutor.shutdown
+
+    def late(pool: ProcessPoolExecutor, **options: bool) -> None:
+        time.sleep(0.5)
+        shutdown(pool, **options)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "shutdown", late)
+
+    def interrupted() -> None:
+        with process_pool(1) as pool:
+            waiting = [pool.submit(time.sleep, LONG_SECONDS) for _ in range(10)]
+            assert waiting[-1].cancel()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()

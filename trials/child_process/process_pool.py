@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,7 @@ def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(
         count, mp_context=spawn, initializer=die_with_parent, initargs=(os.getpid(),)
     )
-    others = multiprocessing.active_children()
+    others, hook = multiprocessing.active_children(), threading.excepthook
     try:
         # A terminal sends Ctrl-C to all its processes. The children inherit a mask that blocks it:
         # this process alone reports it, in one line, and ends them.
@@ -35,6 +36,9 @@ def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield pool
     except BaseException as error:
+        # The pool's thread would print that futures were cancelled before they could fail (issue
+        # 107219 of CPython, mended in 3.12).
+        threading.excepthook = _print_nothing
         # The pool would wait for their work, which nobody wants any more. If one was killed while
         # it started, the others would wait for ever.
         for child in {*multiprocessing.active_children()}.difference(others):
@@ -44,3 +48,8 @@ def process_pool(count: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+        threading.excepthook = hook
+
+
+def _print_nothing(_: object) -> None:
+    """Hook for an exception in a thread."""
