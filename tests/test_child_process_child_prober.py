@@ -18,9 +18,9 @@ import pytest
 from builders.observations import recipe, tiny_cell
 from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
-from trials.child_process import fork_server
+from trials.child_process import forked_child
 from trials.child_process.child_prober import ChildProber
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.observation import Outcome
 
@@ -254,7 +254,7 @@ def test_a_fork_server_that_cannot_start_is_a_failed_outcome(
     worker: tuple[str, ...], detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing, ended or silent fork server is a FAILED outcome each time and leaves no child."""
-    monkeypatch.setattr(fork_server, "FORK_SERVER_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(forked_child, "FORK_SERVER_TIMEOUT_SECONDS", 0.2)
     with ChildProber(
         SETUP, build_timeout_seconds=60, probe_timeout_seconds=60, worker=worker
     ) as prober:

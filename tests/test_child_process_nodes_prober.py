@@ -13,7 +13,7 @@ from builders.observations import environment, measurement
 from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
 from trials.child_process.child_prober import ChildProber
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.child_process.nodes_prober import NodesProber, ThreadProber, interface_of, joint_end
 from trials.records.messages import RankPlace, RankProgress
 from trials.records.observation import Outcome

@@ -18,7 +18,7 @@ from orchestrator.run_folder.file_names import LEARNED, LEARNING
 from orchestrator.run_folder.learning_log import learned_file
 from orchestrator.run_folder.run_folder import open_run
 from orchestrator.running import learning_runner
-from trials.child_process.fork_server import ChildGoneError, ProbeEnd
+from trials.child_process.forked_child import ChildGoneError, ProbeEnd
 from trials.child_process.learning_child import ChildLearner, LearnError, NoStartError, _line
 from trials.records.learning import EpochReply, Heartbeat, HeldOutScores, LearnReady, LearnSetup
 from trials.records.model import presets

@@ -113,13 +113,22 @@ def test_a_trainer_names_a_file_or_has_its_content(tmp_path: Path, content: obje
     assert asked.recipe.effective_batch == 64
 
 
-def test_one_gpu_trains_by_a_file_that_offloads(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("places", "offload"),
+    [
+        ({"offload_param": HOST}, "parameters"),
+        ({"offload_optimizer": HOST, "offload_param": HOST}, "all"),
+    ],
+)
+def test_one_gpu_trains_by_a_file_that_offloads(
+    places: dict[str, Any], offload: str, tmp_path: Path
+) -> None:
     """Without offloading, a file of DeepSpeed is for several."""
-    zero = {"stage": 3, "offload_optimizer": HOST, "offload_param": HOST}
+    zero = {"stage": 3, **places}
     asked = request(tmp_path, {"deepspeed": {"zero_optimization": zero}}, ranks=1)
     (layout,) = asked.layouts(1)
     assert layout is not None
-    assert (layout.gpus, layout.strategy, layout.offload) == (1, "deepspeed-zero3", "all")
+    assert (layout.gpus, layout.strategy, layout.offload) == (1, "deepspeed-zero3", offload)
     assert asked.recipe.effective_batch == 8
     with pytest.raises(ConfigurationError, match="several GPUs by deepspeed-zero3: give their num"):
         request(tmp_path, {"deepspeed": STAGE_3}, ranks=1)

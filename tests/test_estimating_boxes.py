@@ -56,6 +56,16 @@ def test_an_open_number_of_gpus_leaves_to_the_host_what_is_asked() -> None:
     assert row.question.parallel.shards_on_host
 
 
+def test_one_gpu_of_an_open_number_offloads_as_is_asked() -> None:
+    """By DeepSpeed, beside several that do."""
+    fields = {"strategy": "deepspeed-zero2", "offload": "optimizer", "seq_len": 128}
+    (row,), _ = best_boxes([CATALOG.gpu("H100-SXM")], *asked(**fields))
+    assert row.question.parallel is not None
+    assert row.question.parallel.offload == "optimizer"
+    assert row.estimate.gpus == 1
+    assert row.estimate.host_gib is not None
+
+
 def test_copies_on_all_gpus_of_an_instance_cost_less_than_one_that_works_alone() -> None:
     """One GPU of an instance with eight pays for all, and the table says that the others idle."""
     gpus = [CATALOG.gpu("A100-80GB-SXM")]

@@ -13,7 +13,7 @@ from builders.observations import recipe
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from trials.child_process.child_prober import ChildProber
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.devices.cuda import CudaDevice
 from trials.devices.device import DeviceError
 from trials.recipes.recipe import Recipe

@@ -9,7 +9,7 @@ import pytest
 from builders.memory_messages import DEVICE_MESSAGES, HOST_MESSAGES
 from builders.observations import cpu, tiny_cell
 
-from trials.child_process import server_process
+from trials.child_process import fork_server
 from trials.child_process.child_prober import ChildProber
 from trials.records import failure_classification as outcome_module
 from trials.records.messages import ProbeRequest, Setup
@@ -50,7 +50,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProber]:
     with pytest.MonkeyPatch.context() as patch, prober:
         patch.setenv("PYTHONPATH", os.pathsep.join((str(HERE), str(HERE.parent))))
         made = FaultyProber(prober, orders)
-        patch.setattr(server_process, "LONGEST_MESSAGE_BYTES", 2**20)
+        patch.setattr(fork_server, "LONGEST_MESSAGE_BYTES", 2**20)
         patch.setattr(outcome_module, "OOM_COUNTERS", (made.counters,))
         yield made
 

@@ -10,7 +10,7 @@ from gpu_catalog.catalog import load_catalog
 from gpu_catalog.links.within_nodes import CollectiveName, link_speed
 from orchestrator.planning.slow_links import slow_links
 from orchestrator.reporting.sections.trouble_section import slow_links_section
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
 from trials.records.observation import CollectiveTime, Observation, Outcome

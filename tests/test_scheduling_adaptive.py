@@ -21,7 +21,7 @@ from orchestrator.reporting.sections.next_measurement_section import next_measur
 from orchestrator.scheduling.adaptive import AdaptiveStrategy
 from orchestrator.scheduling.strategy import MeasurementRequest
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Observation, Outcome

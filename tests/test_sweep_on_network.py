@@ -24,7 +24,7 @@ from orchestrator.planning.plan import trial_task
 from orchestrator.ray_backend.trial_worker import NODE_LEAVES
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.spec_file import parse_spec
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.observation import Observation, Outcome, without_superseded
 from trials.run_trial import run_trial

@@ -6,7 +6,7 @@ import pytest
 from builders.observations import cpu, recipe, tiny_cell
 from fakes.law_prober import BUDGET_BYTES, LawProber, miss
 
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
 from trials.records.observation import Observation, largest_batch

@@ -9,7 +9,7 @@ from fakes.law_prober import BUDGET_BYTES, LawProber, miss
 from test_trials_trial import ladder_fits, task
 
 from fitting.points.batch_lengths import Lengths
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.drawn_lengths import MICRO_BATCHES, DrawnLengths, next_size, sizes_to_try
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Observation, Outcome, largest_batch, trainable_batch

@@ -9,7 +9,7 @@ from fakes.law_prober import BUDGET_BYTES, Interference, LawProber, miss
 from gpu_catalog.catalog import load_catalog
 from orchestrator.reporting.sections.memory_section import Boundary, boundary
 from trials.batch_ladder import batch_ladder
-from trials.child_process.fork_server import ProbeEnd, failed
+from trials.child_process.forked_child import ProbeEnd, failed
 from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
 from trials.records.observation import (

@@ -8,8 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from gpu_catalog.errors import UserError
+from trials.child_process.fork_server import ForkServers
 from trials.child_process.process_pool import process_pool
-from trials.child_process.server_process import ForkServers
 from trials.listener import TrialListener
 from trials.records.cell import Cell
 from trials.records.observation import Observation

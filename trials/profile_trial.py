@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.child_process.child_prober import Prober
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Outcome

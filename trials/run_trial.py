@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from trials.child_process.child_prober import ChildProber, Prober
-from trials.child_process.fork_server import ProbeEnd
-from trials.child_process.server_process import ForkServers
+from trials.child_process.fork_server import ForkServers
+from trials.child_process.forked_child import ProbeEnd
 from trials.drawn_lengths import DrawnBatch
 from trials.records.messages import ProbeRequest, RankPlace
 from trials.records.observation import Observation

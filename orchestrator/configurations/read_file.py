@@ -35,7 +35,6 @@ OF_VERSION_1 = ("model_class", "dist_config", "peft_config", "kernel_config", "q
 """Keys that stand beside ``model`` in files of LLaMA-Factory's version 1."""
 
 FEWEST_GPUS, FSDP2 = 2, 2
-"""Keys of accelerate for DeepSpeed with parts of the training on the host."""
 OTHER_AXES = ("dp_replicate_size", "tp_size", "cp_size", "sp_size")
 """Sizes of accelerate's mesh that are 1 under FSDP2, ZeRO and DDP alone."""
 

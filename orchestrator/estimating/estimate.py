@@ -153,12 +153,13 @@ def _estimated(
             step = batch.timed.step_time(batch.size, gpu, constants)
     requested = question.cell(gpu)
     approximate = _approximations(candidates, requested, constants)
+    on_host = host_gib(cell, batch.size, limit)
     timed: dict[str, Any] = {}
     missed: MissedConstraints | None = None
     prices: tuple[Price, ...] = ()
     if step is not None:
         seconds = _around(step, constants, question.workload.length_error)
-        offers = question.offers_of(gpu, catalog, host_gib(cell, batch.size, limit))
+        offers = question.offers_of(gpu, catalog, on_host)
         timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
@@ -187,7 +188,7 @@ def _estimated(
         surviving_batch_size=candidates.surviving,
         varying_reserved_gib=None if runs is None else _of_runs(runs),
         usable_gib=limit / GIB,
-        host_gib=host_gib(cell, batch.size, limit),
+        host_gib=on_host,
         routed_peak_gib=_spread(candidates.cells.routed, gpu, batch.size),
         fidelity=Fidelity.APPROXIMATE if approximate else Fidelity.REPRODUCED,
         approximations=approximate,

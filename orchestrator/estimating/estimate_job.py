@@ -131,7 +131,9 @@ def best_boxes(
         _prepare(on_layouts, request, simulation)
         return [r for one, few in on_layouts for r in best_on(few, request, one, simulation)[0]]
 
-    rows, reasons = best_on(gpus, request, question, simulation)
+    (on_one,) = request.layouts(1)
+    alone = on_layout(question, on_one, BATCH_LIMIT)
+    rows, reasons = best_on(gpus, request, alone, simulation)
     search = BoxSearch(
         strategy=request.strategy,
         layouts=request.layouts,
@@ -144,7 +146,7 @@ def best_boxes(
     except TraceError as error:  # an answer for one GPU of each is better than none
         reasons = [*reasons, f"several GPUs: {error}"]
     alterations = ON_GPU if any(map(fits, rows)) else ALL_CHANGES
-    return remedied(rows, request, question, simulation, alterations), reasons
+    return remedied(rows, request, alone, simulation, alterations), reasons
 
 
 def _of_counts(

@@ -115,19 +115,20 @@ class EstimateRequest:
 
     def layouts(self, count: int) -> tuple[Parallel | None, ...]:
         """Layouts of so many GPUs (``layouts``); raises EstimateError."""
-        is_alone = count == 1 and not self.chooses_number
-        offloads = self.offload is not None or (self.zero is not None and self.zero.updates_on_host)
-        if is_alone and self.strategy in ZERO_STRATEGIES and not offloads:
+        own = (self.degree, self.zero)
+        made = layouts(count, self.strategy, self.nodes, *own, offload=self.offload)
+        if made != (None,) or self.chooses_number:
+            return made
+        if self.strategy in ZERO_STRATEGIES:
             raise EstimateError(
                 f"{self.strategy} on one GPU shares nothing: give --gpus, 8xH100-SXM or --offload"
             )
-        if is_alone and self.offload is not None and self.strategy not in ZERO_STRATEGIES:
+        if self.offload is not None:
             raise EstimateError(
                 f"--offload {self.offload} on one GPU is DeepSpeed's: give --gpus, 8xH100-SXM or "
                 "--strategy deepspeed-zero3"
             )
-        own = (self.degree, self.zero)
-        return layouts(count, self.strategy, self.nodes, *own, offload=self.offload)
+        return made
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.scheduling.node_queue import NodeAddress
 from trials.child_process.child_prober import ChildProber
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.child_process.nodes_prober import NodeProber, NodesProber, ThreadProber, interface_of
 from trials.child_process.parent_death import die_with_parent
 from trials.records.messages import ProbeRequest, RankPlace

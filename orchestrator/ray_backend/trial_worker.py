@@ -10,8 +10,8 @@ from orchestrator.ray_backend.gang_on_nodes import NodesOfTrial, nodes_of_group,
 from orchestrator.ray_backend.ray_internals import draining_nodes
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import NodeAddress, Task
+from trials.child_process.fork_server import ForkServers
 from trials.child_process.parent_death import die_with_parent
-from trials.child_process.server_process import ForkServers
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
 from trials.records.profile import Logged
 from trials.run_trial import child_prober, run_trial

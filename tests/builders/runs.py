@@ -11,7 +11,7 @@ from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.run_folder.run_results import RunResults
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Basis, Environment, Observation, Outcome

@@ -116,7 +116,7 @@ def go_wrong(where: str) -> None:
 if __name__ == "__main__":
     worker.die_with_parent(int(sys.argv[2]))
     worker.Worker = FaultyWorker  # type: ignore[assignment, misc]
-    worker.import_libraries = lambda _: None
+    worker.import_libraries = lambda *_: None
     REPLIES = os.dup(1)
     os.dup2(2, 1)
     worker.serve_probes(worker.MessagePipe(os.dup(0), REPLIES))

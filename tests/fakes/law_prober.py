@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from builders.observations import environment, measurement
 
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Outcome
 

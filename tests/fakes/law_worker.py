@@ -63,7 +63,7 @@ class LawWorker:
 if __name__ == "__main__":
     worker.die_with_parent(int(sys.argv[1]))
     worker.Worker = LawWorker  # type: ignore[assignment, misc]
-    worker.import_libraries = lambda _: None
+    worker.import_libraries = lambda *_: None
     replies = os.dup(1)
     os.dup2(2, 1)
     worker.serve_probes(worker.MessagePipe(os.dup(0), replies))

@@ -11,7 +11,7 @@ from orchestrator.planning.faults import Fault
 from orchestrator.planning.plan import trial_task
 from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Observation, Outcome

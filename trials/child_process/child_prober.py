@@ -7,8 +7,8 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from trials.child_process.fork_server import ChildGoneError, ForkedChild, ProbeEnd, failed
-from trials.child_process.server_process import ForkServers
+from trials.child_process.fork_server import ForkServers
+from trials.child_process.forked_child import ChildGoneError, ForkedChild, ProbeEnd, failed
 from trials.records.failure_classification import classify
 from trials.records.messages import ProbeReply, ProbeRequest, Ready, Setup, StepsRun
 from trials.records.observation import Outcome

@@ -1,256 +1,199 @@
-"""Child of a fork server: its start, its messages and its end."""
+"""Fork servers: such a process imports torch once, and forks a child for each request."""
 
 import contextlib
 import os
-import signal
+import selectors
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Self
 
-from pydantic import ValidationError
-
-from gpu_catalog.record import Record
-from trials.child_process.environment import child_environment
-from trials.child_process.server_process import ForkServers, MessageError, ServerProcess
-from trials.records.failure_classification import ending, host_oom_kills
-from trials.records.messages import ChildStarted, Ended, RankProgress, Refused, Setup
-from trials.records.observation import Environment, Measurement, Outcome
-from trials.records.profile import Profile
-
-FORK_SERVER_TIMEOUT_SECONDS = 10.0  # it only waits for its child, so it answers at once
-# BLAS and OpenMP size their thread pools when they are loaded, before torch.set_num_threads.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+LONGEST_MESSAGE_BYTES = 16 * 2**20  # far above the reply of a probe with any number of steps
+PRINTED_BYTES = 64 * 2**10  # most bytes read of the printed text; the cause of an end comes last
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeEnd:
-    """End of a probe, as its trial sees it.
-
-    Attributes:
-        detail: one line on the cause, for every outcome but FITS.
-        measurement: present when the steps ran.
-        environment: present when the child lived long enough to report it.
-        memory_limit_bytes: device memory that the probe was allowed; present as above.
-        final: whether another attempt is pointless.
-        profile: present when it was requested and the steps ran.
-        waiting: ranks of this node that had not answered at its end; for several nodes alone.
-    """
-
-    outcome: Outcome
-    detail: str | None = None
-    measurement: Measurement | None = None
-    environment: Environment | None = None
-    memory_limit_bytes: int | None = None
-    final: bool = False
-    profile: Profile | None = None
-    waiting: tuple[RankProgress, ...] = ()
+class MessageError(ValueError):
+    """A process writes a message without an end."""
 
 
-class ChildGoneError(RuntimeError):
-    """The child ended, refused or was silent too long; ``end`` holds the outcome."""
+class PrintedText:
+    """Text that a fork server and its children print."""
 
-    def __init__(self, end: ProbeEnd) -> None:
-        super().__init__(end)
-        self.end = end
+    def __init__(self) -> None:
+        self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its processes
+        self._start = 0
+
+    def mark(self) -> None:
+        """Drop what is printed until now."""
+        self._start = os.fstat(self.file.fileno()).st_size
+
+    def lines(self) -> list[str]:
+        """Lines since the mark, each truncated."""
+        end = os.fstat(self.file.fileno()).st_size
+        start = max(self._start, end - PRINTED_BYTES)
+        # pread: fork server and child share this file's position, and write there.
+        text = os.pread(self.file.fileno(), end - start, start).decode(errors="replace")
+        return [line[:300] for line in text.strip().splitlines()]
 
 
-def failed(detail: str) -> ProbeEnd:
-    """End of a probe that failed for a reason other than memory."""
-    return ProbeEnd(Outcome.FAILED, detail)
-
-
-class ForkedChild:
-    """A child and the fork server that it comes from. A context manager that kills both on exit.
-
-    The fork server starts with the first child, and forks children one after another, which share
-    its pipes.
+class ServerProcess:
+    """A fork server's process with its pipes. It ends with the thread that starts it.
 
     Args:
-        setup: model and device of the children; the request for each to the fork server.
-        worker: command that starts the fork server; it gets this process's id as last argument.
-        servers: give the fork server, and keep it afterwards; absent for one of its own.
+        command: command of the process.
+        environment: its environment variables.
+        descriptors: open files that it inherits.
 
     Attributes:
-        child_pid: process id of the living child; None without one.
+        command, environment: as above.
+        printed: text that it and its children print.
+
+    Raises:
+        OSError: the process could not be started.
     """
 
     def __init__(
-        self, setup: Setup, worker: Sequence[str], servers: ForkServers | None = None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
     ) -> None:
-        self._setup = setup
-        self._worker = worker
-        self._servers = servers
-        self._server: ServerProcess | None = None
-        self._owes_child = False
-        self._oom_kills_before = 0
-        self.child_pid: int | None = None
+        self.command = tuple(command)
+        self.environment = dict(environment)
+        self.printed = PrintedText()
+        self._received = b""
+        try:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.printed.file,
+                env=self.environment,
+                pass_fds=descriptors,
+            )
+        except OSError:
+            self.printed.file.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        """Wait for its end, and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended in time.
+        """
+        return self._process.wait(timeout_seconds)
+
+    def close(self) -> None:
+        """Kill it, and close its pipes."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # Unsent bytes have no reader any more.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self.printed.file.close()
+
+    def write(self, line: str) -> None:
+        """Send a line to it, or to its child.
+
+        Raises:
+            BrokenPipeError: it has ended.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode())
+        self._process.stdin.flush()
+
+    def next_line(self, timeout_seconds: float) -> str | None:
+        """Next line of it or its child; None where there is none in time.
+
+        Raises:
+            EOFError: it has closed its pipe.
+            MessageError: the line is too long.
+        """
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            late = False
+            while b"\n" not in self._received:
+                # select() returns at once for a child that never stops writing, so its timeout
+                # alone would not end the wait.
+                if late or not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                late = time.monotonic() > deadline
+                chunk = os.read(self._process.stdout.fileno(), 65536)
+                if not chunk:
+                    raise EOFError
+                self._received = (self._received + chunk).lstrip(b"\n")
+                if len(self._received) > LONGEST_MESSAGE_BYTES:
+                    self._received = b""
+                    text = f"an invalid message of over {LONGEST_MESSAGE_BYTES} bytes"
+                    raise MessageError(text)
+        line, _, rest = self._received.partition(b"\n")
+        self._received = rest.lstrip(b"\n")
+        return line.decode(errors="replace")
+
+
+class ForkServers:
+    """A fork server that one trial leaves to the next. A context manager that ends it on exit.
+
+    Importing torch and transformers takes seconds, and the next trial on a node mostly needs the
+    same process. There is one at most: each holds hundreds of MB.
+    """
+
+    def __init__(self) -> None:
+        # The trial's own thread may end with the trial, and what it started with it.
+        self._thread = ThreadPoolExecutor(1)
+        self._idle: ServerProcess | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._drop()
+        self._thread.shutdown()
 
-    def _start_fork_server(self, variables: dict[str, str]) -> ServerProcess:
-        """Start a fork server, with the socket at which ranks of several nodes meet."""
-        place, threads = self._setup.place, str(self._setup.threads)
-        listening = None if place is None else place.listening
-        start = ServerProcess if self._servers is None else self._servers.take
-        return start(
-            (*self._worker, str(os.getpid())),
-            child_environment() | dict.fromkeys(THREAD_VARIABLES, threads) | variables,
-            () if listening is None else (listening,),
-        )
-
-    def start_child(self, timeout_seconds: float, variables: dict[str, str] | None = None) -> str:
-        """Start a child, and its fork server where there is none, and return the first message.
-
-        Args:
-            timeout_seconds: longest time until the child is ready.
-            variables: further environment variables of a new fork server.
+    def take(self, command: Sequence[str], environment: Mapping[str, str]) -> ServerProcess:
+        """The idle process where it has these, else a new one; arguments as of ServerProcess.
 
         Raises:
-            ChildGoneError: the child ended, was silent too long or refused.
-            OSError: the fork server could not be started.
+            OSError: the process could not be started.
         """
-        if self._server is None:
-            self._server = self._start_fork_server(variables or {})
-        self._oom_kills_before = host_oom_kills()
-        self._owes_child = True
-        self.send(self._setup)
-        started = time.monotonic()
-        line = self.receive(timeout_seconds, "importing the libraries")
-        self.child_pid = ChildStarted.model_validate_json(line).pid
-        self._owes_child = False
-        left = timeout_seconds - (time.monotonic() - started)
-        return self.receive(left, "building the model", allowed_seconds=timeout_seconds)
+        idle = self._idle
+        if (
+            idle is not None
+            and idle.is_alive
+            and (idle.command, idle.environment) == (tuple(command), dict(environment))
+        ):
+            self._idle = None
+            return idle
+        self._drop()
+        return self._thread.submit(ServerProcess, command, environment).result()
 
-    def send(self, message: Record) -> None:
-        """Send a record to the child, or to the fork server while it has no child.
+    def keep(self, server: ServerProcess) -> None:
+        """Keep a process that waits for a request, in place of another one."""
+        self._drop()
+        self._idle = server
 
-        Raises:
-            ChildGoneError: the process at the other end has ended.
-        """
-        assert self._server is not None
-        # A child that waits for this line prints nothing now, so the mark separates the text of
-        # this request from earlier text. A fork server that still imports may be printing.
-        if self.child_pid is not None:
-            self._server.printed.mark()
-        try:
-            self._server.write(message.model_dump_json() + "\n")
-        except BrokenPipeError:
-            raise ChildGoneError(self._ending(self._exit_code())) from None
-
-    def receive(
-        self, timeout_seconds: float, activity: str, *, allowed_seconds: float | None = None
-    ) -> str:
-        """Wait for the child's next message.
-
-        Args:
-            timeout_seconds: longest time to wait.
-            activity: work the child is doing, named in the error when it is silent.
-            allowed_seconds: time the child had in all, if waiting began before.
-
-        Raises:
-            ChildGoneError: the child ended, was silent too long or refused.
-        """
-        line = self._next_line(timeout_seconds)
-        if line is None:
-            text = f"no answer within {allowed_seconds or timeout_seconds:g} s, {activity}"
-            raise ChildGoneError(ProbeEnd(Outcome.TIMED_OUT, text))
-        assert self._server is not None
-        with contextlib.suppress(ValidationError):
-            ended = Ended.model_validate_json(line)
-            self.child_pid = None
-            end = self._ending(ended.exit_code)
-            self._server.printed.mark()
-            raise ChildGoneError(end)
-        with contextlib.suppress(ValidationError):
-            refused = Refused.model_validate_json(line)
-            waiting = refused.waiting
-            raise ChildGoneError(
-                ProbeEnd(refused.outcome, refused.detail, final=refused.final, waiting=waiting)
-            )
-        return line
-
-    def interrupt(self) -> None:
-        """Kill the child that another thread waits for, or the fork server that is to start it."""
-        server, pid = self._server, self.child_pid
-        if pid is not None:
-            _kill(pid)
-        elif server is not None and self._owes_child:  # an idle one is left for the next child
-            server.kill()
-
-    def end_child(self) -> None:
-        """Kill the child, and the fork server too if it cannot continue without it."""
-        if self._server is not None and not self._is_free(self._server):
-            self._kill_both(self._server)
-
-    def close(self) -> None:
-        """Kill the child and its fork server, which ``servers`` keep if it can go on."""
-        server = self._server
-        if server is None:
-            return
-        if self._servers is not None and self._is_free(server):
-            self._servers.keep(server)
-            self._server = None
-        else:
-            self._kill_both(server)
-
-    def _is_free(self, server: ServerProcess) -> bool:
-        """Kill the child; whether the fork server can start another one."""
-        if self.child_pid is None:
-            # A fork server that still imports will fork the child that it was asked for; that
-            # child would take the next request for one of its own.
-            return not self._owes_child and server.is_alive
-        _kill(self.child_pid)
-        self.child_pid = None
-        # Drop the child's unread messages; the fork server's report of its end comes last.
-        with contextlib.suppress(ChildGoneError):
-            while line := self._next_line(FORK_SERVER_TIMEOUT_SECONDS):
-                with contextlib.suppress(ValidationError):
-                    Ended.model_validate_json(line)
-                    server.printed.mark()
-                    return True
-        return False
-
-    def _kill_both(self, server: ServerProcess) -> None:
-        if self.child_pid is not None:
-            _kill(self.child_pid)
-        server.close()
-        self._server = self.child_pid = None
-
-    def _next_line(self, timeout_seconds: float) -> str | None:
-        """Next line of the child or its fork server; None where there is none in time.
-
-        Raises:
-            ChildGoneError: the fork server has ended, or a line has no end.
-        """
-        assert self._server is not None
-        try:
-            return self._server.next_line(timeout_seconds)
-        except EOFError:
-            raise ChildGoneError(self._ending(self._exit_code())) from None
-        except MessageError as error:
-            raise ChildGoneError(failed(f"the child sent {error}")) from None
-
-    def _exit_code(self) -> int:
-        """Exit code of the fork server, which has closed its end of the pipes."""
-        assert self._server is not None
-        try:
-            return self._server.wait(FORK_SERVER_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            return self._server.wait()
-
-    def _ending(self, code: int) -> ProbeEnd:
-        assert self._server is not None
-        killed = host_oom_kills() > self._oom_kills_before
-        return ProbeEnd(*ending(code, self._server.printed.lines(), killed_for_memory=killed))
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    def _drop(self) -> None:
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from gpu_catalog.errors import UserError
-from trials.child_process.fork_server import ChildGoneError, ForkedChild
+from trials.child_process.forked_child import ChildGoneError, ForkedChild
 from trials.child_process.token_counter import offline_variables
 from trials.records.learning import EpochReply, EpochRequest, Heartbeat, LearnReady, LearnSetup
 from trials.records.observation import Outcome

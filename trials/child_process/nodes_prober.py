@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import psutil
 
 from trials.child_process.child_prober import ChildProber
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.child_process.rank_verdict import (
     GRACE_SECONDS,
     hanging_line,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpu_catalog.gpu import Gpu
-from trials.child_process.fork_server import ProbeEnd
+from trials.child_process.forked_child import ProbeEnd
 from trials.recipes.recipe import Recipe
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Environment, Measurement, MemoryReading, Outcome

@@ -1,5 +1,6 @@
 """Training code: a model under a recipe, and one optimizer step."""
 
+import contextlib
 import gc
 import importlib
 import logging
@@ -21,6 +22,7 @@ from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
 from trials.models.weight_placement import DTYPES, autocast_to, quantisation_constants
 from trials.ranks.rank import Rank
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
@@ -34,6 +36,7 @@ from trials.training.compilation import (
 )
 from trials.training.loss import model_inputs
 from trials.training.optimizers.construction import make_stepper
+from trials.training.optimizers.deepspeed_stepper import deepspeed_library
 from trials.training.optimizers.stepper import Stepper
 from trials.training.tasks.batch import TaskBatch
 from trials.training.tasks.grpo import alternating_advantages
@@ -44,8 +47,16 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor | None]
 SEVERAL = 2  # micro-batches that show that gradients accumulate
 
 
-def import_libraries(recipe: Recipe) -> None:
-    """Import the libraries of a recipe beyond torch and transformers; each takes seconds."""
+def import_libraries(recipe: Recipe, layout: Parallel | None = None) -> None:
+    """Import libraries beyond torch and transformers; each takes seconds.
+
+    Args:
+        recipe: recipe that needs them.
+        layout: layout of ranks on CPUs, whose parent imports what they need; absent for none.
+    """
+    if layout is not None and layout.zero_stage is not None:
+        with contextlib.suppress(ImportError):  # a rank says what to install
+            deepspeed_library("cpu")
     if recipe.method != "full":
         importlib.import_module("peft")
     if recipe.method == "qlora" or recipe.optimizer.startswith(("paged", "adamw_8bit")):

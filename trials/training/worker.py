@@ -1,7 +1,7 @@
 """Child process that owns model and device and answers probes, and the fork server it comes from.
 
 A process of its own can be killed with everything it holds when a probe runs out of memory, hangs
-or crashes, and the next one starts clean. ``trials.child_process.fork_server`` starts this module
+or crashes, and the next one starts clean. ``trials.child_process.forked_child`` starts this module
 once, as the fork server; the fork server forks the children.
 """
 
@@ -59,7 +59,6 @@ from trials.training.finetune import (
     import_libraries,
     least_weight_bytes,
 )
-from trials.training.optimizers.deepspeed_stepper import deepspeed_library
 from trials.training.recipe_check import RecipeError, check_built
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
@@ -366,11 +365,7 @@ def serve_forks(
             continue  # a request to a child that ended before it read it
         # These libraries may touch a GPU as they load, and CUDA does not survive a fork.
         if setup.gpu.kind == "cpu":
-            import_libraries(setup.cell.recipe)
-            layout = setup.cell.parallel
-            if layout is not None and layout.zero_stage is not None:
-                with contextlib.suppress(ImportError):  # a rank says what to install
-                    deepspeed_library(setup.gpu.kind)
+            import_libraries(setup.cell.recipe, setup.cell.parallel)
         freeze_garbage_collector()
         server = os.getpid()
         child = os.fork()

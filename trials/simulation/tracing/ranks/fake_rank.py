@@ -170,18 +170,14 @@ def _watched_copies(tracer: RankTracer) -> Iterator[None]:
 
     A hook of their parameters would see them, but then FSDP waits for each of the copies.
     """
-    kind: Any = FSDPParam
-    own = kind.to_sharded_dtensor
+    own = FSDPParam.to_sharded_dtensor
 
     def sharded(param: Any, gradient: torch.Tensor) -> Any:
         tracer.copied_to_host(gradient)
         return own(param, gradient)
 
-    kind.to_sharded_dtensor = sharded
-    try:
+    with in_place(FSDPParam, "to_sharded_dtensor", sharded):
         yield
-    finally:
-        kind.to_sharded_dtensor = own
 
 
 @contextlib.contextmanager
@@ -190,19 +186,27 @@ def _beside_host(device: torch.device) -> Iterator[None]:
 
     It knows no number of a CPU, and fake tensors know no pinned memory.
     """
-    replaced: list[tuple[Any, str, Any]] = [
-        (_fully_shard, "_get_device_from_mesh", lambda _mesh: device),
-        (torch.Tensor, "pin_memory", lambda tensor: tensor),
-        (torch.Tensor, "is_pinned", lambda _tensor: True),
-    ]
-    own = [getattr(place, name) for place, name, _ in replaced]
-    for place, name, value in replaced:
-        setattr(place, name, value)
+    with (
+        in_place(_fully_shard, "_get_device_from_mesh", lambda _mesh: device),
+        in_place(torch.Tensor, "pin_memory", lambda tensor: tensor),
+        in_place(torch.Tensor, "is_pinned", lambda _tensor: True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def in_place(place: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute."""
+    own = getattr(place, name, None)
+    is_own = name in vars(place) or isinstance(getattr(type(place), name, None), property)
+    setattr(place, name, value)
     try:
         yield
     finally:
-        for (place, name, _), value in zip(replaced, own, strict=True):
-            setattr(place, name, value)
+        if is_own:
+            setattr(place, name, own)
+        else:
+            delattr(place, name)
 
 
 def _in_floats(model: nn.Module, recipe: Recipe) -> Iterator[tuple[nn.Module, dict[str, Any]]]:

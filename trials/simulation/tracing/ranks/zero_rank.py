@@ -19,7 +19,7 @@ from trials.models.weight_placement import DTYPES, quantisation_constants
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.simulation.recording import Held, Kind, Purpose, Segment
-from trials.simulation.tracing.ranks.fake_rank import fake_mesh
+from trials.simulation.tracing.ranks.fake_rank import fake_mesh, in_place
 from trials.simulation.tracing.ranks.host_tensors import HostTensors
 from trials.simulation.tracing.ranks.host_work import NoCompiledAdam, is_on_host
 from trials.simulation.tracing.ranks.rank_streams import RankStreams
@@ -227,7 +227,7 @@ class ZeroRank:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_without_launcher())
             for place, name, value in replaced:
-                stack.enter_context(_in_place(place, name, value))
+                stack.enter_context(in_place(place, name, value))
             yield
         self._streams.tracer = None
         if tracer.host is not None:
@@ -274,21 +274,6 @@ def _without_launcher() -> Iterator[None]:
     finally:
         os.environ.pop(name)
         os.environ.update({} if own is None else {name: own})
-
-
-@contextlib.contextmanager
-def _in_place(place: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an object another attribute."""
-    own = getattr(place, name, None)
-    is_own = name in vars(place) or isinstance(getattr(type(place), name, None), property)
-    setattr(place, name, value)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(place, name, own)
-        else:
-            delattr(place, name)
 
 
 def _accelerator(

@@ -7,7 +7,7 @@ from builders.observations import recipe, tiny_cell
 from builders.small_probes import SMALL, TOO_LARGE, small_setup
 
 from trials.child_process.child_prober import ChildProber
-from trials.child_process.server_process import ForkServers
+from trials.child_process.fork_server import ForkServers
 from trials.records.messages import Setup
 from trials.records.observation import Outcome
 
