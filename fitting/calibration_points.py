@@ -12,7 +12,7 @@ from gpu_catalog.gpu import Gpu
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Basis, Observation, Outcome
-from trials.simulation.recording import IntArray, Operators
+from trials.simulation.clock.operators import Operators
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import (
     EfficiencyConstants,
@@ -40,15 +40,9 @@ class Point:
         return timeline_of(self.operators, self.gpu, EfficiencyConstants())
 
     @cached_property
-    def distinct(self) -> tuple[Operators, IntArray]:
-        """Operators that differ, and the place of each of the step's operators among them."""
-        step = with_grouped_fallback(self.operators, self.gpu)
-        rows = np.c_[step.kinds, step.names, step.numbers]
-        _, first, places = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        distinct = Operators(
-            step.kinds[first], step.names[first], step.numbers[first], step.segments[first]
-        )
-        return distinct, places
+    def run(self) -> Operators:
+        """Operators that the GPU runs."""
+        return with_grouped_fallback(self.operators, self.gpu)
 
 
 class PointTimelines:
@@ -76,11 +70,11 @@ class PointTimelines:
         timelines = {}
         for places in self._by_gpu.values():
             own = [self._points[place] for place in places]
-            timed = timeline_of(_joined([p.distinct[0] for p in own]), own[0].gpu, constants)
+            timed = timeline_of(_joined([point.run for point in own]), own[0].gpu, constants)
             begin = 0
             for place, point in zip(places, own, strict=True):
-                at = begin + point.distinct[1]
-                begin += len(point.distinct[0].kinds)
+                at = begin + point.run.events
+                begin += len(point.run.kinds)
                 timelines[place] = replace(
                     point.order,
                     host=timed.host[at],
@@ -91,12 +85,11 @@ class PointTimelines:
 
 
 def _joined(steps: Sequence[Operators]) -> Operators:
-    """All operators of several steps."""
+    """All operators of several steps, each once."""
     return Operators(
         np.concatenate([step.kinds for step in steps]),
         np.concatenate([step.names for step in steps]),
         np.concatenate([step.numbers for step in steps]),
-        np.concatenate([step.segments for step in steps]),
     )
 
 

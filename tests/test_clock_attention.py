@@ -17,7 +17,8 @@ from trials.simulation.clock.attention import (
     rate_names,
 )
 from trials.simulation.clock.moving import clocks_per_second
-from trials.simulation.recording import Column, Kind, OperatorClass, Operators, Rate
+from trials.simulation.clock.operators import Operators
+from trials.simulation.recording import Column, Kind, OperatorClass, Rate
 from trials.simulation.timing_model import EfficiencyConstants, timeline_of
 
 CATALOG = load_catalog()
@@ -82,7 +83,6 @@ def flops_per_second(length: float, rate: Rate = Rate.BF16, speed: float = 1.0) 
         kinds=np.array([Kind.RUN]),
         names=np.array([4 * OperatorClass.ATTENTION_FORWARD + rate]),
         numbers=numbers,
-        segments=np.zeros(1, np.int64),
     )
     constants = EfficiencyConstants(attention_speed=speed)
     seconds = timeline_of(step, A100, constants).device.sum()
@@ -121,8 +121,7 @@ def step_of(work: OperatorClass) -> Operators:
     numbers = np.zeros((1, len(Column)))
     numbers[0, [Column.FLOPS, Column.BYTES, Column.LAUNCHES]] = 1e12, 1e9, 1
     numbers[0, [Column.COLUMNS, Column.INNER, Column.PRODUCTS]] = 4096, 128, 1000
-    names, segments = np.array([4 * work + Rate.BF16]), np.zeros(1, np.int64)
-    return Operators(np.array([Kind.RUN]), names, numbers, segments)
+    return Operators(np.array([Kind.RUN]), np.array([4 * work + Rate.BF16]), numbers)
 
 
 def test_hopper_runs_flash_attention_2_at_half_the_speed_of_pytorchs_kernels() -> None:

@@ -16,7 +16,8 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
-from trials.simulation.recording import Column, Kind, OperatorClass, Operators
+from trials.simulation.clock.operators import Operators
+from trials.simulation.recording import Column, Kind, OperatorClass
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants, step_time
 from trials.simulation.trace_cache import Traces
@@ -85,7 +86,7 @@ def grouped_products(gpu: str) -> Point:
     numbers[:, [Column.ROWS, Column.INNER, Column.COLUMNS]] = [32, 64, 32]
     numbers[:, Column.PRODUCTS] = 8, 4, 8
     names = np.full(3, 4 * OperatorClass.GROUPED_PRODUCT)
-    operators = Operators(np.full(3, Kind.RUN), names, numbers, np.zeros(3, np.int64))
+    operators = Operators(np.full(3, Kind.RUN), names, numbers)
     return Point(CATALOG.gpu(gpu), "one", operators, 1.0)
 
 

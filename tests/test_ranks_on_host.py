@@ -126,7 +126,7 @@ def test_the_host_adds_the_gradients_of_later_micro_batches() -> None:
     one, two = (on_gpu(cell, count) for count in (1, 2))
     memory = [host_bytes(steps, OperatorClass.HOST_MEMORY) for steps in (one, two)]
     assert memory[1] - memory[0] == 12 * shard
-    waits = [int((s.operators(BATCH).kinds == Kind.WAITED).sum()) for s in (one, two)]
+    waits = [int((s.operators(BATCH).in_full.kinds == Kind.WAITED).sum()) for s in (one, two)]
     assert waits[1] - waits[0] >= parameters
     assert waits[0] < parameters
     assert two.peak_bytes(BATCH) == one.peak_bytes(BATCH)
@@ -167,7 +167,7 @@ def test_two_batch_sizes_determine_a_third() -> None:
     of_two, of_one = (Steps(trace, 2, cell.parallel) for trace in (both, alone))
     assert of_two.peak_bytes(3) == of_one.peak_bytes(3)
     for name in ("kinds", "names", "numbers"):
-        columns = [getattr(steps.operators(3), name) for steps in (of_two, of_one)]
+        columns = [getattr(steps.operators(3).in_full, name) for steps in (of_two, of_one)]
         np.testing.assert_allclose(*columns)
 
 

@@ -8,17 +8,9 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from trials.recipes.parallel import Parallel
 from trials.simulation.clock.copies import two_stream_seconds
+from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.time_error import time_errors
-from trials.simulation.recording import (
-    Collective,
-    Column,
-    Kind,
-    OperatorClass,
-    Operators,
-    Rate,
-    Segment,
-    Wait,
-)
+from trials.simulation.recording import Collective, Column, Kind, OperatorClass, Rate, Wait
 from trials.simulation.timing_model import (
     EfficiencyConstants,
     NoSpeedError,
@@ -58,7 +50,6 @@ def operators(*rows: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Ope
         kinds=np.array([Kind.WAITED if one is None else Kind.RUN for one in rows]),
         names=np.array([0 if one is None else 4 * one[0] + one[1] for one in rows]),
         numbers=numbers,
-        segments=np.full(len(rows), int(Segment.BEFORE)),
     )
 
 
@@ -161,15 +152,14 @@ def test_experts_run_one_by_one_without_a_grouped_kernel() -> None:
     assert fp32.host.sum() == pytest.approx(2 * 10e-6 + 7 * (10e-6 + 3 * 1e-6))
 
 
-def test_a_grouped_product_is_replaced_in_its_segment() -> None:
+def test_a_grouped_product_is_replaced_in_its_place() -> None:
     """A wait without costs of its own comes before it."""
     grouped = operator(OperatorClass.GROUPED_PRODUCT, rate=Rate.FP32, products=8, launches=1)
-    replaced = with_grouped_fallback(operators(moving(1.0), grouped), A100)
+    replaced = with_grouped_fallback(operators(moving(1.0), grouped), A100).in_full
     assert replaced.kinds.tolist() == [Kind.RUN, Kind.WAITED, Kind.RUN]
     assert replaced.names[1:].tolist() == [0, 4 * OperatorClass.MATRIX_PRODUCT + Rate.FP32]
     assert replaced.numbers[1].tolist() == [0.0] * len(Column)
     assert replaced.numbers[2, Column.LAUNCHES] == 8
-    assert replaced.segments.tolist() == [Segment.BEFORE] * 3
 
 
 def busy(

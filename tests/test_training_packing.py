@@ -99,8 +99,8 @@ def test_few_batch_sizes_determine_all_others(attention: str) -> None:
     for batch_size in (3, 9):
         alone = Steps(trace(batch_size))
         assert np.array_equal(steps.storages(batch_size)[1], alone.storages(batch_size)[1])
-        numbers = steps.operators(batch_size).numbers
-        assert np.allclose(numbers, alone.operators(batch_size).numbers)
+        numbers = steps.operators(batch_size).in_full.numbers
+        assert np.allclose(numbers, alone.operators(batch_size).in_full.numbers)
 
 
 def test_only_the_varlen_kernel_computes_less_for_more_examples() -> None:
@@ -112,7 +112,7 @@ def test_only_the_varlen_kernel_computes_less_for_more_examples() -> None:
             cell = tiny_cell(MODEL.name, with_defaults(recipe, MODEL, GPU), seq_len=64)
             traced = TraceableCell(cell, MODEL, whole=True).trace(2, lambda _: 0)
             trace = StepTrace((2,), (traced.recording,), traced.held, traced.copies)
-            works = Steps(trace).operators(2)
+            works = Steps(trace).operators(2).in_full
             of_attention = works.names // 4 == OperatorClass.ATTENTION_FORWARD
             flops[attention, examples] = works.numbers[of_attention, 1].sum()
     assert flops["sdpa", 8] == flops["sdpa", 2]

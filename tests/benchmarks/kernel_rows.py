@@ -24,15 +24,9 @@ from trials.simulation.clock.attention import (
     FLASH2,
     FORWARD_PRODUCTS,
 )
+from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import STEP, Surroundings
-from trials.simulation.recording import (
-    Column,
-    FloatArray,
-    Kind,
-    OperatorClass,
-    Operators,
-    Rate,
-)
+from trials.simulation.recording import Column, FloatArray, Kind, OperatorClass, Rate
 
 Work = tuple[OperatorClass, Rate, tuple[float, ...]]
 ROWS_OF = {"bf16": Rate.BF16, "fp16": Rate.FP16, "fp32": Rate.FP32}
@@ -183,7 +177,6 @@ def operators_of(rows: list[Measured]) -> tuple[Operators, FloatArray]:
         kinds=np.full(len(works), int(Kind.RUN)),
         names=np.array([4 * work[0] + work[1] for _, work in works]),
         numbers=np.array([work[2] for _, work in works], np.float64),
-        segments=np.zeros(len(works), np.int64),
     ), np.array([at for at, _ in works])
 
 

@@ -86,14 +86,14 @@ def on_gpu(cell: Cell, micro_batches: int = 1) -> Steps:
 
 def host_bytes(steps: Steps, work: OperatorClass) -> float:
     """Bytes that a step copies to and from the host, or that the host reads and writes."""
-    operators = steps.operators(BATCH)
+    operators = steps.operators(BATCH).in_full
     which = (operators.kinds == Kind.RUN) & (operators.names // 4 == work)
     return float(operators.numbers[which, Column.BYTES].sum())
 
 
 def moved(steps: Steps, micro_batches: int | None = None) -> dict[str, int]:
     """Bytes of a step's collectives by kind."""
-    operators = steps.operators(BATCH, micro_batches)
+    operators = steps.operators(BATCH, micro_batches).in_full
     runs = (operators.kinds == Kind.RUN) & (operators.names // 4 == OperatorClass.COLLECTIVE)
     sizes = operators.numbers[:, Column.BYTES]
     return {

@@ -62,7 +62,8 @@ def numbered_in_order(stream: Stream) -> tuple[np.ndarray, np.ndarray, np.ndarra
     names[moves] = np.argsort(np.argsort(first))[which]
     freed = stream.kinds == Kind.FREED
     runs = np.cumsum(~freed | np.r_[True, ~freed[:-1]])
-    return stream.kinds, names[np.lexsort((np.where(freed, names, 0), runs))], stream.numbers
+    in_order = names[np.lexsort((np.where(freed, names, 0), runs))]
+    return stream.kinds, in_order, stream.numbers[stream.rows]
 
 
 def differences(name: str, layers: int, recipe: Recipe, micro_batches: int = 1) -> list[str]:

@@ -40,6 +40,8 @@ from trials.simulation.recording import (
 BoolArray = npt.NDArray[np.bool_]
 OF_LATER = (Kind.ACCUMULATED, Kind.DROPPED, Kind.ADDED_ON_HOST)
 """Kinds of events that only a micro-batch after the first has."""
+NO_TURN = (0,)
+"""Place of a segment that belongs to no turn."""
 
 
 def check_repeats(recording: Recording) -> None:
@@ -77,13 +79,13 @@ def whole_steps(
     for step, update in enumerate((Segment.FIRST_UPDATE, Segment.UPDATE)):
         for micro_batch in range(micro_batches):
             if micro_batch > 0:
-                layout.add(Segment.FORGET, 0, (step, micro_batch - 1), keeps_gradients=True)
+                layout.add(Segment.FORGET, (step, micro_batch - 1), keeps_gradients=True)
             layout.begin_part()
-            for segment, place in _order(recording, copies):
-                layout.add(segment, place, (step, micro_batch))
+            for segment, places in _order(recording, copies):
+                layout.add(segment, (step, micro_batch), places)
         layout.begin_part()
-        layout.add(update, 0, (step, micro_batches - 1))
-        layout.add(Segment.FORGET, 0, (step, micro_batches - 1))
+        layout.add(update, (step, micro_batches - 1))
+        layout.add(Segment.FORGET, (step, micro_batches - 1))
     return layout.streams(recordings)
 
 
@@ -101,26 +103,22 @@ def whole_model(held: Held, copies: int) -> Held:
     return Held(*(repeated(c) for c in (held.sizes, held.purposes, held.turns)))
 
 
-def _order(recording: Recording, copies: int) -> list[tuple[Segment, int]]:
-    """Segments of a micro-batch in order, each with its turn's position among all (from 1)."""
+def _order(recording: Recording, copies: int) -> list[tuple[Segment, tuple[int, ...]]]:
+    """Segments of a micro-batch in order, each with the places of its turn (from 1) or of none."""
     segments, first = np.unique(recording.segments, return_index=True)
     begins = dict(zip(segments.tolist(), first.tolist(), strict=True))
-    places = range(1, copies + 4)
-    order = [(Segment.BEFORE, 0)]
+    middle = tuple(range(2, copies + 3))
+    order = [(Segment.BEFORE, NO_TURN)]
     forward = [p for p in FORWARD_PASSES if p[0][0] in begins]
     for turns, rest in sorted(forward, key=lambda p: begins[p[0][0]]):
-        order += [*((_turn(turns, place, copies), place) for place in places), (rest, 0)]
-    order.append((Segment.HEAD_BACKWARD, 0))
+        places = (1,), middle, (copies + 3,)
+        order += [*zip(turns, places, strict=True), (rest, NO_TURN)]
+    order.append((Segment.HEAD_BACKWARD, NO_TURN))
     for turns, rest in BACKWARD_PASSES:
         if turns[0] in begins:
-            backward = ((_turn(turns, place, copies), place) for place in reversed(places))
-            order += [*backward, (rest, 0)]
+            places = (copies + 3,), middle[::-1], (1,)
+            order += [*zip(reversed(turns), places, strict=True), (rest, NO_TURN)]
     return order
-
-
-def _turn(turns: Turns, place: int, copies: int) -> Segment:
-    """Traced turn that represents the turn at a position."""
-    return turns[0 if place == 1 else 2 if place == copies + 3 else 1]
 
 
 @dataclass(frozen=True)
@@ -163,6 +161,11 @@ class _SegmentEvents:
 
     def where(self, chosen: BoolArray | IntArray) -> "_SegmentEvents":
         return _SegmentEvents(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def without_shared_frees(self) -> "_SegmentEvents":
+        """Events without frees of storages that no turn made."""
+        turns = np.array([TURN.get(s, 0) for s in Segment])
+        return self.where((self.kinds != Kind.FREED) | (turns[self.owners] > 0))
 
     def of_first_micro_batch(self) -> "_SegmentEvents":
         """Events of the first micro-batch, whose gradients stay."""
@@ -207,8 +210,8 @@ class _Layout:
             {s: part.of_first_micro_batch() for s, part in parts.items()},
             {s: part.added_to_gradients() for s, part in parts.items()},
         )
-        self._sharing: dict[tuple[Segment, bool], _SegmentEvents] = {}
-        self._bases: dict[tuple[tuple[int, int], Segment, int], int] = {}
+        # By micro-batch and pass, or segment of no turn: the base at each place.
+        self._bases: dict[tuple[tuple[int, int], Turns | Segment], IntArray] = {}
         self._named = 0
         self._all_purposes: list[IntArray] = []
         self._events: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
@@ -222,8 +225,8 @@ class _Layout:
     def add(
         self,
         segment: Segment,
-        place: int,
         micro_batch: tuple[int, int],
+        places: tuple[int, ...] = NO_TURN,
         *,
         keeps_gradients: bool = False,
     ) -> None:
@@ -231,62 +234,63 @@ class _Layout:
 
         Args:
             segment: segment to append.
-            place: position of its turn; 0 for a segment of no turn.
             micro_batch: number of the step, and of the micro-batch in it.
+            places: positions of its turn, at each of which it is appended.
             keeps_gradients: whether gradients stay that the segment frees.
         """
-        self._bases[micro_batch, segment, place] = self._named
+        purposes = self._purposes[segment]
+        key = micro_batch, FAMILIES.get(segment, segment)
+        bases = self._bases.setdefault(key, np.full(self._copies + 4, -1))
+        bases[list(places)] = self._named + len(purposes) * np.arange(len(places))
         if segment is Segment.FIRST_UPDATE:
             self._first_update = self._named
-        self._named += len(self._purposes[segment])
-        self._all_purposes.append(self._purposes[segment])
-        is_later = micro_batch[1] > 0
-        part = self._parts[is_later][segment]
-        is_backward = segment in {Segment.BACKWARD_2, Segment.ROUTER_BACKWARD_2}
-        last = 2 if is_backward else self._copies + 2
-        if TURN.get(segment) == 2 and place != last:
-            part = self._before_last(segment, is_later=is_later)
+        self._named += len(purposes) * len(places)
+        self._all_purposes.append(np.tile(purposes, len(places)))
+        part = self._parts[micro_batch[1] > 0][segment]
         if keeps_gradients:
             part = part.where(~part.gradients)
-        origins, which = part.origins
-        bases = [
-            self._base(Segment(owner), copy, segment, place, made_in)
-            for owner, copy, is_gradient in origins
-            for made_in in [
-                (micro_batch[0], 0) if is_gradient and segment in UPDATES else micro_batch
-            ]
-        ]
-        names = part.names.copy()
-        names[part.moves] = np.array(bases, np.int64)[which] + part.ordinals[part.moves]
-        label = np.full(len(names), int(segment), np.int64)
-        self._events.append((part.kinds, names, part.sources, label))
+        if len(places) > 1:  # the last copy frees what all share
+            self._append(part.without_shared_frees(), segment, micro_batch, places[:-1])
+        self._append(part, segment, micro_batch, places[-1:])
 
-    def _before_last(self, segment: Segment, *, is_later: bool) -> _SegmentEvents:
-        """Events of a turn without frees of shared storages, which the last turn frees."""
-        key = (segment, is_later)
-        if key not in self._sharing:
-            part = self._parts[is_later][segment]
-            turns = np.array([TURN.get(s, 0) for s in Segment])
-            self._sharing[key] = part.where((part.kinds != Kind.FREED) | (turns[part.owners] > 0))
-        return self._sharing[key]
+    def _append(
+        self,
+        part: _SegmentEvents,
+        segment: Segment,
+        micro_batch: tuple[int, int],
+        places: tuple[int, ...],
+    ) -> None:
+        origins, which = part.origins
+        bases = np.zeros((len(places), len(origins)), np.int64)
+        for column, (owner, copy, is_gradient) in enumerate(origins):
+            in_first = is_gradient and segment in UPDATES
+            made_in = (micro_batch[0], 0) if in_first else micro_batch
+            bases[:, column] = self._base(Segment(owner), copy, segment, np.array(places), made_in)
+        if (bases < 0).any():
+            raise StructureError("a storage is freed before an event makes it")
+        times = len(places)
+        names = np.tile(part.names, (times, 1))
+        names[:, part.moves] = bases[:, which] + part.ordinals[part.moves]
+        label = np.full(names.size, int(segment), np.int64)
+        columns = np.tile(part.kinds, times), names.ravel(), np.tile(part.sources, times), label
+        self._events.append(columns)
 
     def _base(
         self,
         owner: Segment,
         copy: int,
         segment: Segment,
-        place: int,
+        places: IntArray,
         micro_batch: tuple[int, int],
-    ) -> int:
+    ) -> IntArray | int:
         if owner is Segment.FIRST_UPDATE:
             return self._first_update
+        bases = self._bases[micro_batch, FAMILIES.get(owner, owner)]
         if owner not in TURN:
-            return self._bases[micro_batch, owner, 0]
+            return bases[list(NO_TURN)]
         if segment in TURN:
-            at = place + TURN[owner] - TURN[segment]
-        else:
-            at = {1: 1, 2: 2 + copy, 3: self._copies + 3}[TURN[owner]]
-        return self._bases[micro_batch, _turn(FAMILIES[owner], at, self._copies), at]
+            return bases[places + TURN[owner] - TURN[segment]]
+        return bases[[{1: 1, 2: 2 + copy, 3: self._copies + 3}[TURN[owner]]]]
 
     def streams(self, recordings: Sequence[Recording]) -> list[Stream]:
         kinds, names, sources, segments = (
@@ -297,8 +301,9 @@ class _Layout:
             Stream(
                 kinds=kinds,
                 names=names,
-                numbers=np.take(recording.numbers, sources, axis=0),
                 segments=segments,
+                numbers=recording.numbers,
+                rows=sources,
                 purposes=purposes,
                 parts_from=tuple(self._parts_from),
                 steady_from=self._parts_from[len(self._parts_from) // 2],

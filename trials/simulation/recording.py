@@ -334,8 +334,9 @@ class Stream:
     """A whole step of the whole model at one batch size.
 
     Attributes:
-        kinds, names, numbers: as in a recording; every storage has a name of its own.
-        segments: (events,) segment of each event.
+        kinds, names, segments: as in a recording; every storage has a name of its own.
+        numbers: (rows, columns) numbers by ``Column``; repeated layers share rows.
+        rows: (events,) row of each event's numbers.
         purposes: (storages,) purpose of each storage, ``Purpose``.
         parts_from: index of the first event of each part: micro-batches and update of the first
             step, which makes the optimizer's state, and of the second; by DeepSpeed of one.
@@ -344,21 +345,12 @@ class Stream:
 
     kinds: IntArray
     names: IntArray
-    numbers: FloatArray
     segments: IntArray
+    numbers: FloatArray
+    rows: IntArray
     purposes: IntArray
     parts_from: tuple[int, ...]
     steady_from: int
-
-
-@dataclass(frozen=True, slots=True)
-class Operators:
-    """Operators of a step and waits of the host: as in a recording, RUN and WAITED alone."""
-
-    kinds: IntArray
-    names: IntArray
-    numbers: FloatArray
-    segments: IntArray
 
 
 def _structure(recording: Recording, part: np.ndarray) -> tuple[IntArray, IntArray, IntArray]:

@@ -10,12 +10,13 @@ from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Outcome
 from trials.simulation.clock.attention import by_flash2
+from trials.simulation.clock.operators import Operators
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.memory.memory_replays import Replays
 from trials.simulation.memory.stored_peaks import StoredPeaks
 from trials.simulation.memory.streams import peaks_on_streams
-from trials.simulation.recording import Held, Operators, Purpose
+from trials.simulation.recording import Held, Purpose
 from trials.simulation.timing_model import EfficiencyConstants, SimulatedStepTime, step_time
 from trials.simulation.trace_request import HOPPER, SMALLEST, Routing, TraceRequest
 from trials.simulation.whole_step import Steps

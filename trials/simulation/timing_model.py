@@ -24,19 +24,12 @@ from trials.simulation.clock.moving import (
     moving_rates,
     moving_seconds,
 )
+from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import matrix_product_seconds
 from trials.simulation.clock.time_error import TimeError90, time_errors
 from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
-from trials.simulation.recording import (
-    Column,
-    FloatArray,
-    IntArray,
-    Kind,
-    OperatorClass,
-    Operators,
-    Rate,
-)
+from trials.simulation.recording import Column, FloatArray, IntArray, Kind, OperatorClass, Rate
 
 # Major compute capabilities of GPUs with a kernel for grouped products in bf16.
 GROUPED_SINCE = ("9", "10")
@@ -249,14 +242,15 @@ def timeline_of(
     moved = np.where(work == OperatorClass.HOST_MEMORY, numbers[:, Column.BYTES], 0.0)
     sharers = 1 if layout is None else layout.gpus_per_node
     updating = moved * sharers / HOST_MEMORY_BYTES_PER_SECOND
+    at = operators.events
     return HostDeviceTimeline(
-        work=work,
-        host=_host_seconds(kinds, work, numbers, constants) + updating,
-        device=device,
-        waits=np.flatnonzero(kinds == Kind.WAITED),
+        work=work[at],
+        host=(_host_seconds(kinds, work, numbers, constants) + updating)[at],
+        device=device[at],
+        waits=np.flatnonzero((kinds == Kind.WAITED)[at]),
         overlapped=constants.overlapped,
-        streams=streams if streams.any() else None,
-        links=links if layout is not None or moves.any() else None,
+        streams=streams[at] if streams.any() else None,
+        links=links[at] if layout is not None or moves.any() else None,
     )
 
 
@@ -266,23 +260,22 @@ def with_grouped_fallback(operators: Operators, gpu: Gpu) -> Operators:
     There PyTorch copies the group bounds to the host, waits for them, and multiplies the slices of
     one group after another (``_grouped_mm_fallback`` in ATen's GroupedMMUtils.h).
     """
-    work, rate = operators.names // 4, operators.names % 4
-    grouped = (operators.kinds == Kind.RUN) & (work == OperatorClass.GROUPED_PRODUCT)
+    kinds, names = operators.kinds, operators.names
+    work, rate = names // 4, names % 4
+    grouped = (kinds == Kind.RUN) & (work == OperatorClass.GROUPED_PRODUCT)
     capability = gpu.compute_capability
     if capability is None or capability.partition(".")[0] in GROUPED_SINCE:
         grouped &= rate != Rate.BF16
-    at = np.flatnonzero(grouped)
-    if not len(at):
+    if not grouped.any():
         return operators
     numbers = operators.numbers.copy()
-    numbers[at, Column.LAUNCHES] = numbers[at, Column.PRODUCTS]
-    names = operators.names.copy()
-    names[at] = 4 * OperatorClass.MATRIX_PRODUCT + rate[at]
+    numbers[grouped, Column.LAUNCHES] = numbers[grouped, Column.PRODUCTS]
+    events = operators.events
     return Operators(
-        kinds=np.insert(operators.kinds, at, Kind.WAITED),
-        names=np.insert(names, at, 0),
-        numbers=np.insert(numbers, at, 0.0, axis=0),
-        segments=np.insert(operators.segments, at, operators.segments[at]),
+        kinds=np.append(kinds, Kind.WAITED),
+        names=np.append(np.where(grouped, 4 * OperatorClass.MATRIX_PRODUCT + rate, names), 0),
+        numbers=np.pad(numbers, ((0, 1), (0, 0))),
+        order=np.insert(events, np.flatnonzero(grouped[events]), len(kinds)),
     )
 
 

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from trials.recipes.parallel import Parallel
+from trials.simulation.clock.operators import Operators
 from trials.simulation.layer_expansion import whole_model, whole_steps
 from trials.simulation.memory.blocks import in_blocks
 from trials.simulation.memory.streams import Moves
@@ -19,8 +21,8 @@ from trials.simulation.recording import (
     Held,
     IntArray,
     Kind,
-    Operators,
     Purpose,
+    Stream,
     StructureError,
     TileColumn,
     tile_bytes,
@@ -72,23 +74,18 @@ class Steps:
         self.parts = [slice(*part) for part in pairwise(ends)]
         self._purposes: IntArray = stream.purposes
         self._bytes = [
-            _bytes_of_moves(s.names, s.numbers[:, Column.BYTES], made, moves) for s in streams
+            _bytes_of_moves(s.names, s.numbers[s.rows, Column.BYTES], made, moves) for s in streams
         ]
         streams_used = np.zeros(len(self._purposes), np.int64)
-        streams_used[stream.names[made]] = stream.numbers[made, STREAM]
+        streams_used[stream.names[made]] = stream.numbers[stream.rows[made], STREAM]
         self.streams: IntArray = streams_used[self.names]
-        tiled = made & (stream.numbers[:, TileColumn.ROW_BYTES] > 0)
-        self._tiles = [s.numbers[tiled] for s in streams]
+        tiled = made & (stream.numbers[:, TileColumn.ROW_BYTES] > 0)[stream.rows]
+        self._tiles = [s.numbers[s.rows[tiled]] for s in streams]
         self._tile_moves = [np.flatnonzero(self.names == name) for name in stream.names[tiled]]
         works = np.flatnonzero(~moves)
         works = works[works >= stream.steady_from]
-        self._numbers = [np.take(s.numbers, works, axis=0) for s in streams]
-        self._works = Operators(
-            kinds=stream.kinds[works],
-            names=stream.names[works],
-            numbers=self._numbers[0],
-            segments=stream.segments[works],
-        )
+        self._works, rows = _distinct(stream, works)
+        self._numbers = [s.numbers[rows] for s in streams]
         *_, second_last, last, update = (0, 0, *np.searchsorted(works, stream.parts_from))
         self._last = last
         if by_engine and self._micro_batches > 1:
@@ -97,7 +94,8 @@ class Steps:
         # A further micro-batch, which ddp does not synchronise.
         self._first, repeated = np.arange(last), np.arange(last, update)
         is_synchronised = parallel is not None and parallel.strategy == "ddp"
-        self._repeated = repeated[~(is_synchronised & synchronises(self._works)[repeated])]
+        synchronised = synchronises(self._works)[self._works.events[repeated]]
+        self._repeated = repeated[~(is_synchronised & synchronised)]
 
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
         """Names of the storages allocated and freed, and their bytes, negative where freed."""
@@ -127,11 +125,12 @@ class Steps:
             micro_batches: at least as many as the steps have; None for just as many.
         """
         numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
-        works, rest = self._works, np.arange(self._last, len(numbers))
+        events = self._works.events
+        rest = np.arange(self._last, len(events))
         more = [self._repeated] * ((micro_batches or self._micro_batches) - self._micro_batches)
         # Before the last one, with which ddp's collectives begin.
         at = np.concatenate([self._first, *more, rest])
-        return Operators(works.kinds[at], works.names[at], numbers[at], works.segments[at])
+        return replace(self._works, numbers=numbers, order=events[at])
 
     def peak_bytes(self, batch_size: int) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
@@ -168,6 +167,16 @@ def interpolated(points: Sequence[int], numbers: Sequence[FloatArray], at: int) 
         others = [other for other in points if other != point]
         total += value * math.prod((at - other) / (point - other) for other in others)
     return total
+
+
+def _distinct(stream: Stream, events: IntArray) -> tuple[Operators, IntArray]:
+    """Operators of these events, with those of all repeated layers once, and the row of each."""
+    kinds, names, rows = (column[events] for column in (stream.kinds, stream.names, stream.rows))
+    shape = int(kinds.max(initial=0)) + 1, int(names.max(initial=0)) + 1
+    keys = (rows * shape[0] + kinds) * shape[1] + names
+    _, first, order = np.unique(keys, return_index=True, return_inverse=True)
+    own = rows[first]
+    return Operators(kinds[first], names[first], stream.numbers[own], order), own
 
 
 def _bytes_of_moves(

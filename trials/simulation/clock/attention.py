@@ -18,15 +18,8 @@ import numpy as np
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from trials.simulation.clock.moving import clocks_per_second
-from trials.simulation.recording import (
-    Column,
-    FloatArray,
-    IntArray,
-    Kind,
-    OperatorClass,
-    Operators,
-    Rate,
-)
+from trials.simulation.clock.operators import Operators
+from trials.simulation.recording import Column, FloatArray, IntArray, Kind, OperatorClass, Rate
 
 # Major compute capabilities whose kernels let tensor cores read shared memory asynchronously:
 # FlashAttention-3, cuDNN and TensorRT-LLM on Hopper and Blackwell's B200. Others, the RTX form of

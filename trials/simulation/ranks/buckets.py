@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trials.simulation.clock.operators import Operators
 from trials.simulation.ranks.stream_events import Action, StreamEvent
 from trials.simulation.recording import (
     COMPUTE_STREAM,
@@ -19,7 +20,6 @@ from trials.simulation.recording import (
     IntArray,
     Kind,
     OperatorClass,
-    Operators,
     Purpose,
     Rate,
     Stream,
@@ -49,7 +49,7 @@ def buckets_of(stream: Stream) -> Buckets:
     start, end = stream.parts_from[-2:]
     made = start + np.flatnonzero(stream.kinds[start:end] == Kind.MADE)
     made = made[stream.purposes[stream.names[made]] == Purpose.GRADIENT]
-    sizes = stream.numbers[made, Column.BYTES].astype(np.int64)
+    sizes = stream.numbers[stream.rows[made], Column.BYTES].astype(np.int64)
     ends, totals = [], []
     total, limit = 0, FIRST_BYTES
     for index, size in zip(made.tolist(), sizes.tolist(), strict=True):
@@ -108,8 +108,9 @@ def with_buckets(stream: Stream, ranks: int) -> Stream:
         stream,
         kinds=np.insert(stream.kinds, at, kinds),
         names=np.insert(stream.names, at, names),
-        numbers=np.insert(stream.numbers, at, numbers, axis=0),
         segments=np.insert(stream.segments, at, stream.segments[np.array(at) - 1]),
+        numbers=np.concatenate([stream.numbers, numbers]),
+        rows=np.insert(stream.rows, at, len(stream.numbers) + np.arange(len(at))),
         parts_from=(*stream.parts_from[:-1], last + sum(index < last for index in at)),
     )
 

@@ -59,8 +59,9 @@ def engine_steps(recordings: Sequence[Recording], micro_batches: int) -> list[St
         Stream(
             kinds=kinds,
             names=names,
-            numbers=one.numbers[chosen],
             segments=labels,
+            numbers=one.numbers,
+            rows=np.flatnonzero(chosen),
             purposes=_purposes(recording, old),
             parts_from=tuple(int(start) for start in starts[1:]),
             steady_from=int(starts[1]),

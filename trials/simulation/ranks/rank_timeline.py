@@ -1,18 +1,15 @@
 """Time of one rank's step: host, computation and collectives, each on its own."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
 from trials.recipes.parallel import Parallel
+from trials.simulation.ranks.compiled_lanes import lanes_seconds
 from trials.simulation.ranks.rank_links import Group, collective_speed, measured_speed
-from trials.simulation.ranks.stream_events import FIRST, Action, StreamEvent
 from trials.simulation.recording import (
-    COMPUTE_STREAM,
     Collective,
     Column,
     FloatArray,
@@ -51,67 +48,7 @@ def rank_seconds(
     """
     host_waits = np.zeros(len(host), np.bool_)
     host_waits[waits] = True
-    is_stop = (streams >= FIRST) | (links > 0) | host_waits
-    stops = np.flatnonzero(is_stop)
-    runs = _runs(host, np.where(is_stop, 0.0, device), stops)
-    columns = (host[stops], device[stops], links[stops], streams[stops], host_waits[stops])
-    at_stops = zip(*map(_listed, columns), strict=True)
-    events = {int(n): StreamEvent.of(int(n)) for n in np.unique(streams) if n >= FIRST}
-    free: dict[int, float] = defaultdict(float)
-    marks: dict[int, list[float]] = defaultdict(list)
-    now, busy_until = 0.0, [0.0, 0.0, 0.0]
-    stream = COMPUTE_STREAM
-    *before, last = runs
-    for (run_spent, run_busy, latest), stop in zip(before, at_stops, strict=True):
-        free[stream] = max(free[stream] + run_busy, now + latest)
-        now += run_spent
-        spent, busy, link, number, is_wait = stop
-        if is_wait:
-            now = max(now, free[stream])
-        now += spent
-        if number >= FIRST:
-            event = events[number]
-            if event.action is Action.RUN:
-                stream = event.stream
-            elif event.action is Action.MARK:
-                marks[event.stream].append(free[event.stream])
-            elif len(marks[event.other]) > event.back:
-                marked = marks[event.other][-1 - event.back]
-                free[event.stream] = max(free[event.stream], marked)
-        elif link:
-            busy_until[link] = free[stream] = max(free[stream], busy_until[link], now) + busy
-        elif busy:
-            free[stream] = max(free[stream], now) + busy
-    run_spent, run_busy, latest = last
-    free[stream] = max(free[stream] + run_busy, now + latest)
-    return max(now + run_spent, *free.values())
-
-
-def _runs(
-    host: FloatArray, device: FloatArray, stops: IntArray
-) -> Iterator[tuple[float, float, float]]:
-    """Sums over the events before each stop, and after the last.
-
-    In a run without stops a kernel begins when the one before has ended and the host has launched
-    it, so the stream is free at the latest sum of a launch and of all kernels from it on.
-
-    Returns:
-        For each run the host's seconds, those of its kernels, and the latest end of its kernels
-        after the host's begin, on a stream that is free then; -inf without kernels.
-    """
-    launched = np.concatenate([[0.0], np.cumsum(host)])  # after as many events
-    done = np.concatenate([[0.0], np.cumsum(device)])
-    leads = np.append(np.where(device > 0, launched[1:] - done[:-1], -np.inf), -np.inf)
-    starts = np.concatenate([[0], stops + 1])
-    ends = np.append(stops, len(host))
-    latest = np.maximum.reduceat(leads, starts) + done[ends] - launched[starts]
-    columns = (launched[ends] - launched[starts], done[ends] - done[starts], latest)
-    return zip(*map(_listed, columns), strict=True)
-
-
-def _listed(column: np.ndarray) -> list[Any]:
-    """Values of a column; Python's own types are faster in loops."""
-    return list(column.tolist())
+    return float(lanes_seconds(host, device, links, streams, host_waits))
 
 
 def collective_seconds(
