@@ -107,7 +107,7 @@ def made_for_small_steps() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def compare(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Compare"]:
-    """Compare ten steps of the project with the trainer's: same weights, same examples."""
+    """Compare steps of the project with the trainer's: same weights, same examples."""
     from fakes.bf16_products import products_by_fp32  # noqa: PLC0415 - imports torch
     from trainer_reference.comparison import compare as compare_in  # noqa: PLC0415 - seconds
     from trainer_reference.models import write_model  # noqa: PLC0415 - as above

@@ -86,10 +86,10 @@ def _value(cell: ReferenceCell, axis: str) -> str:
 
 def compared(cell: ReferenceCell, folder: Path) -> Differences:
     """Train ten steps by the trainer and by the project, and simulate the step."""
-    from trainer_reference.comparison import ten_steps  # noqa: PLC0415 - as above
+    from trainer_reference.comparison import train_both  # noqa: PLC0415 - as above
     from trainer_reference.project import simulated_peak  # noqa: PLC0415 - as above
 
-    run, peak_bytes, losses = ten_steps(cell, folder)
+    run, peak_bytes, losses = train_both(cell, folder)
     return Differences(
         measured=peak_bytes / run.peak_bytes - 1,
         simulated=simulated_peak(cell, folder) / run.peak_bytes - 1,

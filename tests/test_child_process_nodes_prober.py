@@ -25,7 +25,8 @@ SETUP = small_setup(gang_cell(gpus=4, seq_len=8, nodes=2))
 class Nodes:
     """Probers of two nodes, whose ranks meet at a socket of the first."""
 
-    def __init__(self, stack: ExitStack, *, probe_timeout_seconds: float = 60) -> None:
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
         meeting = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.probers = []
         for node in (0, 1):
@@ -39,7 +40,7 @@ class Nodes:
             prober = ChildProber(
                 SETUP.model_copy(update={"place": place}),
                 build_timeout_seconds=300,
-                probe_timeout_seconds=probe_timeout_seconds,
+                probe_timeout_seconds=15,
             )
             self.probers.append(prober)
         self.prober = stack.enter_context(NodesProber([ThreadProber(p) for p in self.probers]))
@@ -141,29 +142,24 @@ def test_the_parent_of_a_nodes_ranks_may_be_killed_as_well(nodes: Nodes) -> None
     assert nodes.prober.probe(SMALL).outcome is Outcome.FITS
 
 
-def test_a_rank_that_hangs_is_named_on_whichever_node() -> None:
+def test_a_rank_that_hangs_is_named_on_whichever_node(nodes: Nodes) -> None:
     """Its own node knows that it reports no more, the other one that its ranks waited."""
-    with ExitStack() as stack:
-        nodes = Nodes(stack, probe_timeout_seconds=15)
-        assert nodes.prober.probe(SMALL).outcome is Outcome.FITS
-        before, victim = nodes.every, nodes.ranks(1)[0]
-        with ThreadPoolExecutor(1) as thread:
-            stopping = thread.submit(seconds_to_end, victim, before, signal.SIGSTOP)
-            end = nodes.prober.probe(ENDLESS)
-        assert (end.outcome, end.detail) == (
-            Outcome.TIMED_OUT,
-            "no answer within 15 s, batch 1: rank 2 hung, the others waited",
-        )
-        assert stopping.result() < 15 + SOON_SECONDS
+    before, victim = nodes.every, nodes.ranks(1)[0]
+    with ThreadPoolExecutor(1) as thread:
+        stopping = thread.submit(seconds_to_end, victim, before, signal.SIGSTOP)
+        end = nodes.prober.probe(ENDLESS)
+    assert (end.outcome, end.detail) == (
+        Outcome.TIMED_OUT,
+        "no answer within 15 s, batch 1: rank 2 hung, the others waited",
+    )
+    assert stopping.result() < 15 + SOON_SECONDS
 
 
-def test_all_processes_end_with_the_prober_in_the_middle_of_a_probe() -> None:
+def test_all_processes_end_with_the_prober_in_the_middle_of_a_probe(nodes: Nodes) -> None:
     """As when another node is lost: the wait for its ranks is over, and so are these."""
-    with ExitStack() as stack:
-        nodes = Nodes(stack)
-        assert nodes.prober.probe(SMALL).outcome is Outcome.FITS
-        before = nodes.every
-        begun = [n.probe(ENDLESS, fresh=False) for n in nodes.prober._nodes]
+    before = nodes.every
+    begun = [n.probe(ENDLESS, fresh=False) for n in nodes.prober._nodes]
+    nodes.stack.close()
     assert gone_within(before, SOON_SECONDS)
     assert all(future.done() for future in begun)
 

@@ -2,12 +2,14 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
-ROOT = Path(__file__).resolve().parent.parent
-SWEEP = ROOT / "tests" / "benchmarks" / "kernel_sweep.py"
+import pytest
+from builders.scripts import run_script
+
+pytestmark = pytest.mark.usefixtures("made_for_small_steps")
+SWEEP = "kernel_sweep.py"
 REFERENCE = {
     "gemm_sweep": "gpu,op,dtype,m,n,k,us,source",
     "attention_forward_sweep": "gpu,op,dtype,batch,seq,heads,kv,hd,kernel,us,source",
@@ -18,11 +20,10 @@ REFERENCE = {
 }
 
 
-def sweep(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def sweep(folder: Path, *options: str) -> CompletedProcess[str]:
     """The sweep of one small model's kernels on the CPU."""
-    command = [sys.executable, str(SWEEP), str(folder), "--device", "cpu", "--tokens", "64"]
-    command += ["--models", "llama-tiny", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    small = ("--device", "cpu", "--tokens", "64", "--models", "llama-tiny")
+    return run_script(SWEEP, str(folder), *small, *options)
 
 
 def rows_in(folder: Path) -> dict[str, list[dict[str, str]]]:
@@ -62,16 +63,15 @@ def test_a_sweep_fills_tables_goes_on_and_can_be_compared(tmp_path: Path) -> Non
 
     for path in tmp_path.glob("*.csv"):
         path.write_text(path.read_text().replace("cpu,", "A40,"))
-    check = [sys.executable, str(SWEEP.with_name("kernel_times.py")), str(tmp_path), "--json"]
-    read = subprocess.run(check, capture_output=True, text=True, check=True, cwd=ROOT)
+    read = run_script("kernel_times.py", str(tmp_path), "--json")
+    assert read.returncode == 0, read.stderr
     classes = {row["class"] for row in json.loads(read.stdout)["rows"]}
     assert any(one.startswith("product/") for one in classes)
 
 
 def test_without_a_gpu_the_sweep_says_so(tmp_path: Path) -> None:
     """One line, and no folder."""
-    command = [sys.executable, str(SWEEP), str(tmp_path / "rows")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = run_script(SWEEP, str(tmp_path / "rows"))
     assert done.returncode == 1
     assert "PyTorch sees no CUDA GPU on this machine" in done.stderr
     assert not (tmp_path / "rows").exists()

@@ -1,26 +1,18 @@
 """The comparison of the clock's kernels with measured ones, on rows worked out by hand."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from builders.scripts import run_script
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "tests" / "benchmarks" / "kernel_times.py"
+SCRIPT = "kernel_times.py"
 PRODUCTS = "gpu,op,dtype,m,n,k,us,source\n"
-
-
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The script on a folder."""
-    command = [sys.executable, str(SCRIPT), str(folder), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def rows(folder: Path) -> dict[tuple[str, str], dict[str, float]]:
     """Lines of the script's JSON by class and GPU."""
-    done = run(folder, "--json")
+    done = run_script(SCRIPT, str(folder), "--json")
     assert done.returncode == 0, done.stderr
     return {(row["class"], row["gpu"]): row for row in json.loads(done.stdout)["rows"]}
 
@@ -80,8 +72,8 @@ def test_a_collector_finds_what_it_repeats_in_the_cache(tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     """An empty folder, and a row without a time."""
-    assert f"{tmp_path}: has none of gemm_" in run(tmp_path).stderr
+    assert f"{tmp_path}: has none of gemm_" in run_script(SCRIPT, str(tmp_path)).stderr
     (tmp_path / "gemm_a.csv").write_text(f"{PRODUCTS}A40,x,bf16,4096,4096,4096,,x\n")
-    done = run(tmp_path)
+    done = run_script(SCRIPT, str(tmp_path))
     assert done.returncode == 2
     assert "gemm_a.csv: line 2: cannot be read" in done.stderr

@@ -226,11 +226,11 @@ def _estimates(configuration: Configuration) -> str:
 
 
 def _reference(twin: ReferenceCell, folder: Path) -> str:
-    from trainer_reference.comparison import ten_steps  # noqa: PLC0415 - as above
+    from trainer_reference.comparison import train_both  # noqa: PLC0415 - as above
     from trainer_reference.project import simulated_peak  # noqa: PLC0415 - as above
 
     with small_steps():
-        run, peak_bytes, _ = ten_steps(twin, folder)
+        run, peak_bytes, _ = train_both(twin, folder)
     peaks = {"trial": peak_bytes, "simulation": simulated_peak(twin, folder)}
     return f"| TRL's trainer | {run.peak_bytes / 2**20:.3f} MiB | |\n" + "".join(
         f"| {name} | {peak / 2**20:.3f} MiB | {peak / run.peak_bytes - 1:+.2%} |\n"

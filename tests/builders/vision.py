@@ -332,6 +332,8 @@ OF_ANY_SIZE = (
     PADDLE,
     LFM2,
 )
+LAYERS = {"llama4": 2, "mllama": 4, "qwen3_5": 4, "qwen3_5_moe": 4}
+"""Fewest layers of all kinds, of models that do not have all in three."""
 TOKENS_PER_IMAGE = {
     "gemma3": 4,
     "llava": 16,
@@ -353,3 +355,16 @@ TOKENS_PER_IMAGE = {
 def tiny_vision(config: dict[str, Any]) -> Model:
     """A vision-language model without weights, named after its family."""
     return Model(name=config["model_type"], source="made for this test", config=config)
+
+
+def of_few_layers(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with one decoder layer of each kind, or three."""
+    text = dict(config["text_config"])
+    text["num_hidden_layers"] = layers = LAYERS.get(config["model_type"], 3)
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][:layers]
+    if "cross_attention_layers" in text:
+        text["cross_attention_layers"] = [
+            layer for layer in text["cross_attention_layers"] if layer < layers
+        ]
+    return config | {"text_config": text}

@@ -15,7 +15,7 @@ LOSS_TOLERANCE = 1e-5
 SMALLEST_LOSS = 1e-6
 
 
-def ten_steps(cell: ReferenceCell, folder: Path) -> tuple[TrainerRun, int, list[float]]:
+def train_both(cell: ReferenceCell, folder: Path) -> tuple[TrainerRun, int, list[float]]:
     """Train by the trainer and by the project; return the run, our peak bytes and our losses."""
     with host_apart() if cell.activation_offloading else contextlib.nullcontext():
         trained = {"sft": train, "grpo": train_on_completions}.get(cell.task, train_on_preferences)
@@ -26,7 +26,7 @@ def ten_steps(cell: ReferenceCell, folder: Path) -> tuple[TrainerRun, int, list[
 
 def compare(cell: ReferenceCell, folder: Path, *, peak_tolerance: float) -> None:
     """Check that the measured and the simulated step have the trainer's peak, and its losses."""
-    run, peak_bytes, losses = ten_steps(cell, folder)
+    run, peak_bytes, losses = train_both(cell, folder)
     assert abs(peak_bytes / run.peak_bytes - 1) <= peak_tolerance
     assert abs(simulated_peak(cell, folder) / run.peak_bytes - 1) <= peak_tolerance
     # Advantages add up to zero, so without vLLM the first loss of GRPO does, too.

@@ -25,7 +25,7 @@ from trainer_reference.trainer import (
     lora_config,
     trained,
 )
-from trainer_reference.training import BATCH, LENGTH, SEED, STEPS, TrainerRun
+from trainer_reference.training import BATCH, LENGTH, SEED, TrainerRun
 from trials.training.finetune import model_tensors
 
 PROMPT = 4
@@ -66,7 +66,7 @@ class _Grpo(Observed, GRPOTrainer):
 def train_on_completions(
     cell: ReferenceCell, folder: Path, *, with_origins: bool = False
 ) -> TrainerRun:
-    """Train for ``STEPS`` optimizer steps on completions, and count."""
+    """Train for the steps of a cell on completions, and count."""
     torch.manual_seed(SEED)
     sequences = BATCH * cell.accumulation
     chosen = arguments(cell, folder)
@@ -80,13 +80,13 @@ def train_on_completions(
             max_completion_length=LENGTH - 1,
             beta=0.0 if cell.reference is None else 0.04,
         ),
-        train_dataset=Dataset.from_dict({"prompt": [""] * STEPS * cell.accumulation}),
+        train_dataset=Dataset.from_dict({"prompt": [""] * cell.steps * cell.accumulation}),
         processing_class=tokenizer(),
         peft_config=None if cell.method == "full" else lora_config(cell),
     )
     cast_adapters(trainer.model, cell, {})
     generator = torch.Generator().manual_seed(SEED)
-    shape = (STEPS, sequences, LENGTH)
+    shape = (cell.steps, sequences, LENGTH)
     trainer.completions = torch.randint(4, VOCABULARY, shape, generator=generator)
     trainer.completions[..., 0] = PROMPT
     trainer.sampled = _sampled(trainer)

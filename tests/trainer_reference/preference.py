@@ -20,7 +20,7 @@ from trainer_reference.trainer import (
     lora_config,
     trained,
 )
-from trainer_reference.training import BATCH, LENGTH, SEED, STEPS, TrainerRun
+from trainer_reference.training import BATCH, LENGTH, SEED, TrainerRun
 from trials.training.finetune import model_tensors
 
 
@@ -56,7 +56,7 @@ TRAINERS: dict[str, tuple[Any, Any]] = {"dpo": (_Dpo, DPOConfig), "kto": (_Kto, 
 def train_on_preferences(
     cell: ReferenceCell, folder: Path, *, with_origins: bool = False
 ) -> TrainerRun:
-    """Train for ``STEPS`` optimizer steps on preferences, and count."""
+    """Train for the steps of a cell on preferences, and count."""
     torch.manual_seed(SEED)
     if cell.reference is None:
         return _train_without_reference(cell, folder, with_origins=with_origins)
@@ -122,7 +122,7 @@ def _log_probs(sample: dict[str, Any]) -> torch.Tensor:
 def _examples(cell: ReferenceCell) -> Dataset:
     """Examples of KTO, each beside the completion before it in its batch; half are desirable."""
     generator = torch.Generator().manual_seed(SEED)
-    shape = (STEPS * cell.accumulation, BATCH, LENGTH)
+    shape = (cell.steps * cell.accumulation, BATCH, LENGTH)
     tokens = torch.randint(4, VOCABULARY, shape, generator=generator)
     tokens[..., 0] = 4
     return Dataset.from_dict(
@@ -130,7 +130,7 @@ def _examples(cell: ReferenceCell) -> Dataset:
             "prompt_ids": tokens[..., :1].flatten(0, 1).tolist(),
             "completion_ids": tokens[..., 1:].flatten(0, 1).tolist(),
             "KL_completion_ids": tokens[..., 1:].roll(1, 1).flatten(0, 1).tolist(),
-            "label": [True, False] * (STEPS * cell.accumulation),
+            "label": [True, False] * (cell.steps * cell.accumulation),
         }
     )
 
@@ -138,7 +138,7 @@ def _examples(cell: ReferenceCell) -> Dataset:
 def _pairs(cell: ReferenceCell) -> Dataset:
     """Pairs of one length whose prompt is one token, which has no loss in any task."""
     generator = torch.Generator().manual_seed(SEED)
-    shape = (STEPS * BATCH * cell.accumulation, LENGTH)
+    shape = (cell.steps * BATCH * cell.accumulation, LENGTH)
     chosen, rejected = (torch.randint(4, VOCABULARY, shape, generator=generator) for _ in range(2))
     return Dataset.from_dict(
         {

@@ -27,7 +27,6 @@ from trainer_reference.training import (
     LENGTH,
     RANK,
     SEED,
-    STEPS,
     TrainerRun,
     tokens_per_row,
 )
@@ -112,7 +111,7 @@ def _unseen(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def train(cell: ReferenceCell, folder: Path, *, with_origins: bool = False) -> TrainerRun:
-    """Train for ``STEPS`` optimizer steps, and count."""
+    """Train for the steps of a cell, and count."""
     torch.manual_seed(SEED)
     kind = _FullLogits if cell.loss == "full-logits" else _Observed
     model = base_model(cell, folder)
@@ -171,7 +170,7 @@ def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:
     """Arguments of any trainer."""
     return {
         "output_dir": str(folder / "output"),
-        "max_steps": STEPS,
+        "max_steps": cell.steps,
         "per_device_train_batch_size": 2 * BATCH if cell.packing == "padding-free" else BATCH,
         "optim": OPTIMIZERS[cell.optimizer],
         "gradient_accumulation_steps": cell.accumulation,
@@ -193,7 +192,7 @@ def arguments(cell: ReferenceCell, folder: Path) -> dict[str, Any]:
 
 def _examples(cell: ReferenceCell) -> Dataset:
     generator = torch.Generator().manual_seed(SEED)
-    rows = STEPS * BATCH * cell.accumulation
+    rows = cell.steps * BATCH * cell.accumulation
     shape = (rows * tokens_per_row(cell) // LENGTH, LENGTH)
     return Dataset.from_dict(
         {"input_ids": torch.randint(4, VOCABULARY, shape, generator=generator).tolist()}

@@ -6,7 +6,6 @@ import torch
 
 from trainer_reference.cells import ReferenceCell
 
-STEPS = 10
 BATCH = 2
 LENGTH = 64
 RANK = 8
