@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trials.recipes.fields import Optimizer
 from trials.simulation.recording import Segment
-from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.tracer import Tracer
+from trials.simulation.tracing.updates.fake_optimizers import simulated_optimizer
 from trials.training.optimizers.construction import make_optimizer
 
 

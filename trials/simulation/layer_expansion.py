@@ -40,6 +40,10 @@ from trials.simulation.recording import (
 BoolArray = npt.NDArray[np.bool_]
 OF_LATER = (Kind.ACCUMULATED, Kind.DROPPED, Kind.ADDED_ON_HOST)
 """Kinds of events that only a micro-batch after the first has."""
+MicroBatch = tuple[int, int]
+"""Number of the step, and of the micro-batch in it."""
+Places = tuple[int, ...]
+"""Positions of a turn among all, from 1."""
 NO_TURN = (0,)
 """Place of a segment that belongs to no turn."""
 
@@ -103,12 +107,12 @@ def whole_model(held: Held, copies: int) -> Held:
     return Held(*(repeated(c) for c in (held.sizes, held.purposes, held.turns)))
 
 
-def _order(recording: Recording, copies: int) -> list[tuple[Segment, tuple[int, ...]]]:
+def _order(recording: Recording, copies: int) -> list[tuple[Segment, Places]]:
     """Segments of a micro-batch in order, each with the places of its turn (from 1) or of none."""
     segments, first = np.unique(recording.segments, return_index=True)
     begins = dict(zip(segments.tolist(), first.tolist(), strict=True))
     middle = tuple(range(2, copies + 3))
-    order = [(Segment.BEFORE, NO_TURN)]
+    order: list[tuple[Segment, Places]] = [(Segment.BEFORE, NO_TURN)]
     forward = [p for p in FORWARD_PASSES if p[0][0] in begins]
     for turns, rest in sorted(forward, key=lambda p: begins[p[0][0]]):
         places = (1,), middle, (copies + 3,)
@@ -211,7 +215,7 @@ class _Layout:
             {s: part.added_to_gradients() for s, part in parts.items()},
         )
         # By micro-batch and pass, or segment of no turn: the base at each place.
-        self._bases: dict[tuple[tuple[int, int], Turns | Segment], IntArray] = {}
+        self._bases: dict[tuple[MicroBatch, Turns | Segment], IntArray] = {}
         self._named = 0
         self._all_purposes: list[IntArray] = []
         self._events: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
@@ -225,8 +229,8 @@ class _Layout:
     def add(
         self,
         segment: Segment,
-        micro_batch: tuple[int, int],
-        places: tuple[int, ...] = NO_TURN,
+        micro_batch: MicroBatch,
+        places: Places = NO_TURN,
         *,
         keeps_gradients: bool = False,
     ) -> None:
@@ -234,7 +238,7 @@ class _Layout:
 
         Args:
             segment: segment to append.
-            micro_batch: number of the step, and of the micro-batch in it.
+            micro_batch: micro-batch of the step that it belongs to.
             places: positions of its turn, at each of which it is appended.
             keeps_gradients: whether gradients stay that the segment frees.
         """
@@ -254,11 +258,7 @@ class _Layout:
         self._append(part, segment, micro_batch, places[-1:])
 
     def _append(
-        self,
-        part: _SegmentEvents,
-        segment: Segment,
-        micro_batch: tuple[int, int],
-        places: tuple[int, ...],
+        self, part: _SegmentEvents, segment: Segment, micro_batch: MicroBatch, places: Places
     ) -> None:
         origins, which = part.origins
         bases = np.zeros((len(places), len(origins)), np.int64)
@@ -276,12 +276,7 @@ class _Layout:
         self._events.append(columns)
 
     def _base(
-        self,
-        owner: Segment,
-        copy: int,
-        segment: Segment,
-        places: IntArray,
-        micro_batch: tuple[int, int],
+        self, owner: Segment, copy: int, segment: Segment, places: IntArray, micro_batch: MicroBatch
     ) -> IntArray | int:
         if owner is Segment.FIRST_UPDATE:
             return self._first_update

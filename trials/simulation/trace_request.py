@@ -126,6 +126,14 @@ class TraceRequest(Record):
         return repr((config, recipe, self.whole, self.target, shards))
 
     @property
+    def shared_updates(self) -> str:
+        """Key of updates by parameters and optimizer alone, whatever the passes before them."""
+        alike = {"gradient_checkpointing": False, "loss": "chunked", "attention": "sdpa"}
+        recipe = self.cell.recipe.model_copy(update=alike)
+        cell = self.cell.model_copy(update={"recipe": recipe})
+        return self.model_copy(update={"cell": cell}).updates
+
+    @property
     def sharded(self) -> Parallel | None:
         """Layout of shards, if any: only these change what a rank runs between two reductions."""
         layout = self.cell.parallel
@@ -335,6 +343,7 @@ def trace_sources(trials: Path) -> Iterator[Path]:
         "simulation/tracing",
         "simulation/tracing/kernels",
         "simulation/tracing/ranks",
+        "simulation/tracing/updates",
     ):
         yield from sorted((trials / folder).glob("*.py"))
     yield trials / "records" / "model.py"

@@ -94,8 +94,9 @@ class Steps:
         # A further micro-batch, which ddp does not synchronise.
         self._first, repeated = np.arange(last), np.arange(last, update)
         is_synchronised = parallel is not None and parallel.strategy == "ddp"
-        synchronised = synchronises(self._works)[self._works.events[repeated]]
-        self._repeated = repeated[~(is_synchronised & synchronised)]
+        synchronising = synchronises(self._works.kinds, self._works.names)
+        synchronising = synchronising[self._works.events[repeated]]
+        self._repeated = repeated[~(is_synchronised & synchronising)]
 
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
         """Names of the storages allocated and freed, and their bytes, negative where freed."""

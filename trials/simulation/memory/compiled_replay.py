@@ -7,16 +7,13 @@ other files there is nothing but ``MIN_BLOCK``, which never changes.
 Names in parentheses are the functions and constants of c10/cuda/CUDACachingAllocator.cpp.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from trials.simulation.memory.blocks import MIN_BLOCK
+from trials.simulation.ranks.compilation import compiled
 from trials.simulation.recording import IntArray
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 SMALL = 2**20  # kSmallSize: largest block of the small pool
 SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
@@ -62,15 +59,6 @@ class Memory(NamedTuple):
     pools: IntArray
     counts: IntArray
     addresses: IntArray
-
-
-def compiled(function: F) -> F:
-    """Compile a function, and cache the result on disk where a folder can be written."""
-    try:
-        fast: F = numba.njit(function, cache=True, nogil=True)
-    except RuntimeError:
-        fast = numba.njit(function, nogil=True)
-    return fast
 
 
 @compiled

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trials.simulation.clock.operators import Operators
 from trials.simulation.ranks.stream_events import Action, StreamEvent
 from trials.simulation.recording import (
     COMPUTE_STREAM,
@@ -124,9 +123,8 @@ def held_with_buckets(held: Held, stream: Stream) -> Held:
     )
 
 
-def synchronises(operators: Operators) -> np.ndarray:
-    """Whether each event is a collective, or one that orders streams; (events,)."""
-    is_collective = operators.names // 4 == OperatorClass.COLLECTIVE
-    is_run = operators.kinds == Kind.RUN
-    synchronising: np.ndarray = (operators.kinds == Kind.STREAM) | (is_run & is_collective)
+def synchronises(kinds: IntArray, names: IntArray) -> np.ndarray:
+    """Whether each operator is a collective, or an event that orders streams; (operators,)."""
+    is_collective = names // 4 == OperatorClass.COLLECTIVE
+    synchronising: np.ndarray = (kinds == Kind.STREAM) | ((kinds == Kind.RUN) & is_collective)
     return synchronising

@@ -6,7 +6,7 @@ others that it uses are those of recordings on disk.
 
 import numpy as np
 
-from trials.simulation.memory.compiled_replay import compiled
+from trials.simulation.ranks.compilation import compiled
 from trials.simulation.ranks.stream_events import FIRST, MOST_BACK, STREAMS, Action
 from trials.simulation.recording import COMPUTE_STREAM, FloatArray, IntArray
 
@@ -52,4 +52,4 @@ def lanes_seconds(
             busy_until[link] = free[stream] = max(free[stream], busy_until[link], now) + busy
         elif busy:
             free[stream] = max(free[stream], now) + busy
-    return max(now, free.max())
+    return max(now, free.max())  # type: ignore[no-any-return] # an element of an array

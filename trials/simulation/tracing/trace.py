@@ -35,7 +35,6 @@ from trials.simulation.tracing.fake_model import (
     untraceable,
     without_window,
 )
-from trials.simulation.tracing.fake_optimizers import simulated_optimizer
 from trials.simulation.tracing.held_storages import held_storages, shards_on_host
 from trials.simulation.tracing.host_copies import HostLink, simulated_offloading
 from trials.simulation.tracing.kernels.eight_bit_products import install_eight_bit_products
@@ -48,11 +47,13 @@ from trials.simulation.tracing.kernels.packed_attention import varlen_by_simulat
 from trials.simulation.tracing.layer_repetition import RouterLoops, mark_passes
 from trials.simulation.tracing.ranks.fake_rank import FakeRank
 from trials.simulation.tracing.ranks.rank_tracer import RankTracer
-from trials.simulation.tracing.ranks.untraced_parameters import UntracedParameters
 from trials.simulation.tracing.ranks.zero_rank import ZeroRank
 from trials.simulation.tracing.ranks.zero_step import trace_engine
 from trials.simulation.tracing.shape_rules import CPU, GPU_BESIDE_HOST
 from trials.simulation.tracing.tracer import Effects, Tracer, UntraceableError
+from trials.simulation.tracing.updates.fake_optimizers import simulated_optimizer
+from trials.simulation.tracing.updates.shared_updates import Updates, with_shared_updates
+from trials.simulation.tracing.updates.untraced_parameters import UntracedParameters
 from trials.simulation.tracing.watchdog import innermost_module
 from trials.training.finetune import import_libraries, model_tensors
 from trials.training.optimizers.construction import parameter_groups
@@ -141,6 +142,7 @@ class TraceableCell:
         self._is_checked = False
         self.effects: Effects = {}
         self.is_padded = False
+        self.image_tokens = cell.image_tokens
         self._images = self._images_of(cell)
         self.traced_images = traced_images(self.model, cell)
         check_positions(self.model, cell)
@@ -152,19 +154,20 @@ class TraceableCell:
         updates_of: Recording | None = None,
         *,
         with_updates: bool = True,
+        shared: Recording | None = None,
     ) -> Traced:
         """Trace a step of a batch size.
 
         Args:
             batch_size: examples per step.
             shares: returns the number of set entries of a routing mask.
-            updates_of: recording at another batch size whose updates to use, since they are equal
-                at all batch sizes; absent to trace them.
+            updates_of: recording at another batch size, whose updates are the same.
             with_updates: whether to trace updates where ``updates_of`` is absent.
+            shared: recording of a step that may differ but for its gradients, whose updates to use.
 
         Raises:
             RecipeError: the model or its step is not what the recipe implies, as in a trial.
-            StructureError: the step has another structure than ``updates_of``.
+            StructureError: ``updates_of`` has another structure, or ``shared`` other gradients.
             UntraceableError: the step cannot be traced.
         """
         if self.zero is not None and self.zero.is_used:  # an engine takes a model of its own
@@ -176,21 +179,24 @@ class TraceableCell:
             self.effects.clear()
         with warnings.catch_warnings(), masks_as_ever(), self._on_target(), self._mode:
             warnings.simplefilter("ignore")  # libraries warn about missing devices
-            has_own = with_updates and updates_of is None
+            updates = Updates.TRACED if shared is None else Updates.SHARED
+            if updates_of is not None or not with_updates:
+                updates = Updates.DROPPED
             dtypes = self._fake.dtypes
             if self.zero is not None:
                 recording, held, on_host = trace_engine(self, batch_size, shares, census)
                 traced = Traced(recording, held, 0, on_host)
             else:
-                traced = _Step(self, batch_size, shares, census, has_updates=has_own).traced()
+                traced = _Step(self, batch_size, shares, census, updates).traced()
             if self._fake.dtypes != dtypes:  # biases, which bitsandbytes casts once
-                traced = _Step(self, batch_size, shares, None, has_updates=has_own).traced()
+                traced = _Step(self, batch_size, shares, None, updates).traced()
         if census is not None:
             census.check(self._cell, batch_size)
             self._is_checked = True
-        if updates_of is None:
+        if (other := updates_of or shared) is None:
             return traced
-        return replace(traced, recording=with_updates_of(traced.recording, updates_of))
+        joined = with_shared_updates if updates_of is None else with_updates_of
+        return replace(traced, recording=joined(traced.recording, other))
 
     def _images_of(self, cell: Cell) -> int:
         """Images of each sequence."""
@@ -244,8 +250,8 @@ class TraceableCell:
         advantages = alternating_advantages(self.recipe, rows, tokens.device)
         mask = torch.ones_like(tokens) if self.is_padded else None
         images = None
-        if self._cell.image_tokens is not None:
-            images = image_inputs(self.model, tokens, self._cell.image_tokens, self._images)
+        if self.image_tokens is not None:
+            images = image_inputs(self.model, tokens, self.image_tokens, self._images)
         return TaskBatch(
             tokens, tokens, self.reference, log_probs, advantages, mask=mask, images=images
         )
@@ -254,11 +260,6 @@ class TraceableCell:
     def models(self) -> list[nn.Module]:
         """Model that is traced, and the separate reference if there is one."""
         return [self.model, *([] if self.reference is None else [self.reference])]
-
-    @property
-    def image_tokens(self) -> int | None:
-        """Tokens of each example that come from images; None for text alone."""
-        return self._cell.image_tokens
 
     @property
     def is_on_gpu(self) -> bool:
@@ -285,15 +286,14 @@ class _Step:
         batch_size: int,
         shares: Shares,
         census: TracedCensus | None,
-        *,
-        has_updates: bool,
+        updates: Updates,
     ) -> None:
         self._cell = cell
         self._batch_size = batch_size
-        self._has_updates = has_updates
+        self._updates = updates
         self._layers = decoder_layers(cell.model)
         self._untraced = UntracedParameters(
-            cell.repeated_layers, self._layers if has_updates else []
+            cell.repeated_layers, [] if updates is Updates.DROPPED else self._layers
         )
         self._layers_of_each = [decoder_layers(model) for model in cell.models]
         held = [t for model in cell.models for t in model_tensors(model)]
@@ -354,11 +354,11 @@ class _Step:
             self._gradients = np.array(
                 [*dict.fromkeys(n for n in names if n is not None)], np.int64
             )
-            if not self._has_updates:
+            if self._updates is Updates.DROPPED:
                 tracer.segment = Segment.FORGET  # with_updates_of drops this segment
                 return
             self._untraced.register_gradients(tracer)
-            for segment in (Segment.FIRST_UPDATE, Segment.UPDATE):
+            for segment in self._updates.traced:
                 tracer.segment = segment
                 stepper.update()
                 float(loss)

@@ -91,8 +91,9 @@ class Tracing:
         self._whole: set[str] = set()  # keys of updates whose models must be traced whole
         # An update is the same at every batch size and length, so each model and recipe needs one.
         # A batch of one example, or a padded one, runs other operators, after which the names of
-        # the storages differ.
+        # the storages differ, as with another loss or with checkpointing.
         self._updates: dict[tuple[str, bool, bool], Recording] = {}
+        self._shared: dict[str, Recording] = {}
         self._built: dict[tuple[str, str, int | None, int | None], TraceableCell] = {}
 
     def trace(self, request: TraceRequest) -> StepTrace:
@@ -168,13 +169,19 @@ class Tracing:
             check_repeats(alone.recording)
             return alone
         key = (request.updates, batch_size < SMALLEST, request.padded)
-        updates = self._updates.get(key)
+        shared = None if request.is_by_engine else self._shared.get(request.shared_updates)
+        alike = self._updates.get(key)
         traced = None
-        if updates is not None:
+        if alike is not None:
             with contextlib.suppress(StructureError):
-                traced = cell.trace(batch_size, shares(), updates)
+                traced = cell.trace(batch_size, shares(), alike)
         if traced is None:
-            traced = cell.trace(batch_size, shares())
+            if shared is not None:
+                with contextlib.suppress(StructureError):
+                    traced = cell.trace(batch_size, shares(), shared=shared)
+            if traced is None:
+                traced = cell.trace(batch_size, shares())
+                self._shared[request.shared_updates] = traced.recording
             self._updates[key] = traced.recording
         check_repeats(traced.recording)
         return traced

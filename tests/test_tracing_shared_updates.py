@@ -1,0 +1,89 @@
+"""Updates of one step, put into another with the same parameters, are those that it would have."""
+
+import numpy as np
+import pytest
+from builders.observations import recipe
+from builders.whole_steps import deep, numbered_in_order, simulated_cell
+
+from trials.recipes.parallel import Parallel
+from trials.recipes.recipe import Recipe
+from trials.records.model import Model
+from trials.simulation.layer_expansion import whole_steps
+from trials.simulation.recording import Recording, StructureError
+from trials.simulation.trace_cache import StepTrace
+from trials.simulation.trace_request import TraceRequest
+from trials.simulation.tracing.tracing_worker import Tracing
+from trials.simulation.tracing.updates.shared_updates import with_shared_updates
+from trials.simulation.whole_step import Steps
+
+pytestmark = [
+    pytest.mark.usefixtures("made_for_small_steps"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+LLAMA, MIXTRAL = deep("llama-tiny", 6), deep("mixtral-tiny", 6)
+SHARDS = Parallel(gpus=4, strategy="fsdp2")
+
+
+def request(model: Model, settings: Recipe, batch: int, layout: Parallel | None) -> TraceRequest:
+    """Trace of a step of this batch size, with few layers for all."""
+    return TraceRequest(
+        cell=simulated_cell(model, settings, parallel=layout), model=model, batch_size=batch
+    )
+
+
+def assert_alike(ours: StepTrace, theirs: StepTrace, layout: Parallel | None) -> None:
+    """Two traces give the same events, peaks and operators."""
+    for micro_batches in (1, 2):
+        pairs = [
+            numbered_in_order(whole_steps(trace.recordings, trace.copies, micro_batches)[0])
+            for trace in (ours, theirs)
+        ]
+        for column, expected in zip(*pairs, strict=True):
+            assert np.array_equal(column, expected)
+        both = [Steps(trace, micro_batches, layout) for trace in (ours, theirs)]
+        size = ours.batch_sizes[0]
+        assert both[0].peak_bytes(size) == both[1].peak_bytes(size)
+        assert both[0].at_peak(size) == both[1].at_peak(size)
+        seconds = [steps.operators(size).in_full.numbers for steps in both]
+        assert np.array_equal(*seconds)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "layout"),
+    [
+        (LLAMA, recipe("full", precision="bf16-mixed", max_grad_norm=1.0), None),
+        (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit"), None),
+        (LLAMA, recipe("full", precision="bf16", optimizer="adafactor"), None),
+        (LLAMA, recipe("lora", precision="bf16-mixed", max_grad_norm=1.0), None),
+        (MIXTRAL, recipe("qlora", precision="bf16", max_grad_norm=1.0), None),
+        (LLAMA, recipe("full", precision="bf16-mixed", max_grad_norm=1.0), SHARDS),
+        (LLAMA, recipe("lora", precision="bf16-mixed", max_grad_norm=1.0), SHARDS),
+    ],
+    ids=lambda each: getattr(each, "key", getattr(each, "name", "one-gpu")),
+)
+def test_shared_updates_are_those_of_the_step_itself(
+    model: Model, settings: Recipe, layout: Parallel | None
+) -> None:
+    """With checkpointing, of one example, by another loss or attention."""
+    tracing = Tracing()
+    first = tracing.trace(request(model, settings, 4, layout))
+    others = [
+        (settings.model_copy(update={"gradient_checkpointing": True}), 4),
+        (settings, 1),
+        (settings.model_copy(update={"loss": "chunked"}), 2),
+        (settings.model_copy(update={"attention": "eager"}), 2),
+    ]
+    for other, batch in others:
+        asked = request(model, other, batch, layout)
+        assert_alike(tracing.trace(asked), Tracing().trace(asked), layout)
+    assert [*tracing._shared.values()] == [first.recordings[0]]
+
+
+def test_updates_of_other_parameters_are_not_shared() -> None:
+    """Adapters of another rank have gradients of another size."""
+    recordings: list[Recording] = []
+    for rank in (4, 8):
+        settings = recipe("lora", precision="bf16", lora_rank=rank)
+        recordings += Tracing().trace(request(LLAMA, settings, 4, None)).recordings
+    with pytest.raises(StructureError, match="other gradients"):
+        with_shared_updates(*recordings)
