@@ -336,8 +336,8 @@ def test_an_untraceable_request_is_one_line(tmp_path: Path) -> None:
 def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> None:
     """A line says so, as for a different first layer or nested layers."""
     lines: list[str] = []
-    mamba = tiny("mamba", state_size=4, time_step_rank=4)
-    mamba2 = tiny("mamba2", 10, state_size=4, head_dim=16, num_heads=4, n_groups=1)
+    mamba = tiny("mamba", 6, state_size=4, time_step_rank=4)
+    mamba2 = tiny("mamba2", 6, state_size=4, head_dim=16, num_heads=4, n_groups=1)
     mamba2 = mamba2.model_copy(update={"config": mamba2.config | {"chunk_size": 8}})
     requests = [request_for(model, FULL) for model in (mamba, mamba2)]
     capped = request_for(GEMMA, FLASH)  # its layers repeat by twos
