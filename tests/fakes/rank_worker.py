@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft  # noqa: F401 - with bitsandbytes it takes seconds, once and not in each rank
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
