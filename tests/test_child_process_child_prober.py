@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builders.observations import recipe, tiny_cell
+from builders.observations import tiny_cell
 from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
 from trials.child_process import forked_child
@@ -214,26 +214,6 @@ def test_a_fork_server_that_is_killed_or_too_slow_is_replaced(
     assert slow.environment is None
 
     fitting_probe(prober)
-
-
-def test_a_recipe_that_cannot_be_built_is_a_final_failure() -> None:
-    """A recipe that cannot be built fails with its reason; closing ends the fork server."""
-    nowhere = tiny_cell(recipe=recipe("lora", lora_targets=("nowhere",)), seq_len=8)
-    with prober_of(SETUP.model_copy(update={"cell": nowhere})) as refused:
-        ends = [refused.probe(SMALL) for _ in range(2)]
-        left = psutil.Process().children(recursive=True)
-        assert refused.child_pid is None
-        assert refused._server is not None
-        fork_server = refused._server.pid
-        assert fork_server in {process.pid for process in left}
-    assert is_gone(fork_server)
-    for end in ends:
-        assert end.outcome is Outcome.FAILED
-        assert end.detail is not None
-        assert end.detail.startswith("TargetError: ")
-        assert "nowhere" in end.detail
-        assert end.final
-        assert end.environment is None
 
 
 @pytest.mark.parametrize(

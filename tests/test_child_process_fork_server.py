@@ -14,11 +14,14 @@ from trials.records.observation import Outcome
 SETUP = small_setup(tiny_cell(seq_len=8))
 
 
+def prober_of(setup: Setup, servers: ForkServers) -> ChildProber:
+    """A prober with timeouts long enough for a busy machine."""
+    return ChildProber(setup, build_timeout_seconds=120, probe_timeout_seconds=60, servers=servers)
+
+
 def parent_of_trial(servers: ForkServers, setup: Setup = SETUP) -> psutil.Process:
     """Fork server of a trial that has ended, and whose child was alive to its end."""
-    with ChildProber(
-        setup, build_timeout_seconds=120, probe_timeout_seconds=60, servers=servers
-    ) as prober:
+    with prober_of(setup, servers) as prober:
         end = prober.probe(SMALL)
         assert (end.outcome, end.detail) == (Outcome.FITS, None)
         assert prober.child_pid is not None
@@ -30,27 +33,22 @@ def parent_of_trial(servers: ForkServers, setup: Setup = SETUP) -> psutil.Proces
 
 
 def test_a_trial_takes_the_fork_server_that_the_last_one_left() -> None:
-    """Also for another recipe, and after a trial in a thread of its own or out of memory."""
+    """Also for another recipe, and after a trial in its own thread, out of memory or not built.
+
+    Another starts where it is dead or has other threads, whose number is an environment variable;
+    one idle process is kept, not two.
+    """
     with ForkServers() as servers:
         parents = [parent_of_trial(servers)]
         thread = Thread(target=lambda: parents.append(parent_of_trial(servers)))
         thread.start()
         thread.join()
-        with ChildProber(
-            SETUP, build_timeout_seconds=120, probe_timeout_seconds=60, servers=servers
-        ) as prober:
+        with prober_of(SETUP, servers) as prober:
             assert prober.probe(TOO_LARGE).outcome is Outcome.OUT_OF_MEMORY
+        check_a_recipe_that_cannot_be_built(servers)
         lora = SETUP.model_copy(update={"cell": tiny_cell(recipe=recipe("lora"), seq_len=8)})
         parents.append(parent_of_trial(servers, lora))
-        (only,) = set(parents)
-        assert only.is_running()
-    assert not only.is_running()
-
-
-def test_another_fork_server_starts_where_the_idle_one_is_dead_or_has_other_threads() -> None:
-    """The number of threads is an environment variable; one idle process is kept, not two."""
-    with ForkServers() as servers:
-        first = parent_of_trial(servers)
+        (first,) = set(parents)
         first.kill()
         first.wait()
         second = parent_of_trial(servers)
@@ -59,3 +57,18 @@ def test_another_fork_server_starts_where_the_idle_one_is_dead_or_has_other_thre
         assert not second.is_running()
         assert other.is_running()
     assert not other.is_running()
+
+
+def check_a_recipe_that_cannot_be_built(servers: ForkServers) -> None:
+    """It fails for good with its reason, and without a child."""
+    nowhere = tiny_cell(recipe=recipe("lora", lora_targets=("nowhere",)), seq_len=8)
+    with prober_of(SETUP.model_copy(update={"cell": nowhere}), servers) as refused:
+        ends = [refused.probe(SMALL) for _ in range(2)]
+        assert refused.child_pid is None
+    for end in ends:
+        assert end.outcome is Outcome.FAILED
+        assert end.detail is not None
+        assert end.detail.startswith("TargetError: ")
+        assert "nowhere" in end.detail
+        assert end.final
+        assert end.environment is None

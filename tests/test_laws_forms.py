@@ -61,7 +61,7 @@ def anything(draw: st.DrawFn) -> StepTimes:
 
 
 @given(anything())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_step_times_are_never_negative_nor_do_they_fall_with_the_batch(rows: StepTimes) -> None:
     """Every form but the paper's predicts non-negative, non-decreasing times without warnings."""
     steps_to_predict = visits(lengths=(64, 128), batches=(1, 2, 3, 5, 8, 100, 10**4))
@@ -85,7 +85,7 @@ def test_left_out_residuals_agree_with_fits_without_each_point(form: Form) -> No
     Closely for a law without weights; elsewhere to first order, with the robust weights held fixed.
     """
     tolerance = 0.1 if form is Form.LOGARITHM else 0.7
-    for seed in range(4):
+    for seed in range(2):
         random = np.random.default_rng(seed)
         truth = made(form, random, visits(batches=(1, 2, 4, 8, 16)))
         rows = noisy(truth.rows, random, NOISE)

@@ -124,8 +124,18 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("settings", MIXED, ids=lambda settings: settings.key)
-@pytest.mark.parametrize("name", ["mixtral-tiny", "qwen3-moe-tiny"])
+MOE = ("mixtral-tiny", "qwen3-moe-tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(name, settings, marks=[] if (number + other) % 2 == 0 else pytest.mark.long)
+        for number, settings in enumerate(MIXED)
+        for other, name in enumerate(MOE)
+    ],
+    ids=lambda part: getattr(part, "key", part),
+)
 def test_precisions_take_hold_on_experts_under_the_trace(name: str, settings: Recipe) -> None:
     """Autocast, adapters of their own dtype, and norms cast up are as the recipe says."""
     assert refusal_of(find_model(name), settings) is None

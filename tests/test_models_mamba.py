@@ -90,42 +90,49 @@ def selective_scan_fn():
     raise AssertionError("training takes mamba_inner_fn")
 """
 STEP = """
+import os
 import sys
+from trials.child_process.bootstrap import HIDDEN, hide
+hide(*HIDDEN)
 import torch
 from builders.observations import recipe, tiny_cell
 from trials.training.finetune import FineTuning
 from trials.records.model import find_model
 
 cell = tiny_cell("blackmamba-tiny", recipe("full"), seq_len=8)
-recipe_with_kernels = cell.recipe.model_copy(update={"mamba": sys.argv[1]})
-cell = cell.model_copy(update={"recipe": recipe_with_kernels})
 model = find_model("blackmamba-tiny")
-tuning = FineTuning(cell, model, device=torch.device("cpu"), seed=0)
-print(tuning.built().mamba, tuning.step(tuning.tokens(1)))
+torch.set_num_threads(1)
+for mamba in ("mamba-ssm", "reference"):
+    if not os.fork():
+        chosen = cell.recipe.model_copy(update={"mamba": mamba})
+        cell = cell.model_copy(update={"recipe": chosen})
+        tuning = FineTuning(cell, model, device=torch.device("cpu"), seed=0)
+        print(tuning.built().mamba, tuning.step(tuning.tokens(1)), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-def built_with_packages(mamba: str, folder: Path) -> tuple[str, float]:
-    """Kernels in use and the loss in a process that can import both packages."""
+def built_with_packages(folder: Path) -> list[tuple[str, float]]:
+    """Kernels in use and the loss of two processes that can import both packages."""
     for name, content in (("causal_conv1d", CONVOLUTION), ("mamba_ssm", SCAN)):
         (folder / f"{name}.py").write_text(content)
     tests = Path(__file__).parent
     path = os.pathsep.join((str(folder), str(tests), str(tests.parent)))
     done = subprocess.run(
-        [sys.executable, "-c", STEP, mamba],
+        [sys.executable, "-c", STEP],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    kernels, loss = done.stdout.split()
-    return kernels, float(loss)
+    answers = [line.split() for line in done.stdout.splitlines()]
+    return [(kernels, float(loss)) for kernels, loss in answers]
 
 
 def test_transformers_uses_the_chosen_kernels(tmp_path: Path) -> None:
     """With both packages installed, their functions run only when requested."""
-    kernels, their_loss = built_with_packages("mamba-ssm", tmp_path)
-    reference, loss = built_with_packages("reference", tmp_path)
+    (kernels, their_loss), (reference, loss) = built_with_packages(tmp_path)
     assert (kernels, reference) == ("mamba-ssm", "reference")
     assert loss != their_loss

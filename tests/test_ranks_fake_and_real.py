@@ -58,17 +58,21 @@ def cases(ranks: int) -> list[RankCase]:
     ]
 
 
+QUICK = {
+    ("2xfsdp2", "full"),
+    ("2xfsdp2", "lora"),
+    ("2xfsdp2-all-offloaded", "lora"),
+    ("2xddp", "lora"),
+    ("2xtp", "full"),
+    ("4xhsdp-2replicas", "lora"),
+    ("4xtp-2degree", "full"),
+}
+"""Cells that are compared in each run of the tests: each strategy on as few ranks."""
+
+
 def is_quick(cell: Cell) -> bool:
-    """Whether a cell is compared in each run of the tests: each strategy on as few ranks."""
-    quick = {
-        "2xfsdp2",
-        "2xfsdp2-all-offloaded",
-        "2xddp",
-        "4xhsdp-2replicas",
-        "2xtp",
-        "4xtp-2degree",
-    }
-    return cell.parallel is not None and cell.parallel.key in quick
+    """Whether a cell is one of those."""
+    return cell.parallel is not None and (cell.parallel.key, cell.recipe.method) in QUICK
 
 
 def quick_cases(ranks: int) -> list[RankCase]:
@@ -94,9 +98,10 @@ def with_norms(tmp_path_factory: pytest.TempPathFactory) -> RankCase:
 
 
 @pytest.fixture(scope="module")
-def of_two(with_norms: RankCase, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What two ranks, started once, count in the cases of every run of the tests."""
-    return real([*quick_cases(2), *SPLIT, with_norms], tmp_path_factory.mktemp("two"))
+def counted(with_norms: RankCase, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What two and four ranks, started once, count in the cases of every run of the tests."""
+    cases = [*quick_cases(2), *SPLIT, with_norms, *quick_cases(4)]
+    return real(cases, tmp_path_factory.mktemp("ranks"))
 
 
 def more_bytes(count: int) -> int:
@@ -104,9 +109,9 @@ def more_bytes(count: int) -> int:
     return (count - 1) * (BATCH * LENGTH * 8 + 12)
 
 
-def test_a_traced_rank_is_the_real_one(of_two: Answers, tmp_path: Path) -> None:
+def test_a_traced_rank_is_the_real_one(counted: Answers) -> None:
     """It is so for whole weights and shards, full training and adapters, with accumulation."""
-    apart = compared(of_two | real(quick_cases(4), tmp_path), more_bytes)
+    apart = compared(counted, more_bytes)
     assert not any(map(any, apart.values())), apart
 
 
@@ -122,8 +127,10 @@ def test_a_traced_rank_is_the_real_one_in_all_cases(ranks: int, tmp_path: Path) 
     ("layout", "method"),
     [
         (Parallel(gpus=2, strategy="fsdp2"), "full"),
-        (Parallel(gpus=2, strategy="fsdp2", shards_on_host=True), "full"),
-        (Parallel(gpus=2, strategy="tp"), "lora"),
+        pytest.param(
+            Parallel(gpus=2, strategy="fsdp2", shards_on_host=True), "full", marks=pytest.mark.long
+        ),
+        pytest.param(Parallel(gpus=2, strategy="tp"), "lora", marks=pytest.mark.long),
         pytest.param(Parallel(gpus=2, strategy="ddp"), "lora", marks=pytest.mark.long),
         pytest.param(Parallel(gpus=2, strategy="tp"), "full", marks=pytest.mark.long),
     ],
@@ -199,11 +206,11 @@ def test_collectives_have_the_closed_form_of_split_adapters() -> None:
 
 @pytest.mark.parametrize("case", SPLIT, ids=RECIPES)
 def test_split_layers_have_the_loss_and_gradients_of_whole_ones(
-    case: RankCase, of_two: Answers, monkeypatch: pytest.MonkeyPatch
+    case: RankCase, counted: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process with the same weights and tokens has the same clipped gradients."""
     monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
-    cell, ranks = case[0].model_copy(update={"parallel": None}), of_two[case]
+    cell, ranks = case[0].model_copy(update={"parallel": None}), counted[case]
     alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
     # In the first step, half of each adapter is zero, and so is a gradient.
     for _ in range(ranks[0]["steps"]):

@@ -33,9 +33,7 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
         (LLAMA, recipe("full", precision="bf16", optimizer="sgd")),
         (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit")),
         (LLAMA, recipe("lora", precision="bf16", lora_dropout=0.1, attention="eager")),
-        (MIXTRAL, recipe("qlora", precision="bf16", gradient_checkpointing=True)),
         (LLAMA, recipe("qlora", precision="bf16-mixed", quantisation="int8")),
-        (MIXTRAL, recipe("lora", precision="bf16")),
         (MIXTRAL, recipe("full", precision="bf16-mixed", router_loss=True)),
         (
             QWEN,
@@ -48,9 +46,19 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
             ),
         ),
         (LLAMA, recipe("full", precision="bf16-mixed", task="orpo")),
-        (LLAMA, recipe("lora", precision="bf16", task="orpo", gradient_checkpointing=True)),
         (LLAMA, recipe("full", precision="bf16-mixed", task="reward")),
-        (LLAMA, recipe("qlora", precision="bf16", task="reward", gradient_checkpointing=True)),
+        *(
+            pytest.param(model, settings, marks=pytest.mark.long)
+            for model, settings in (
+                (MIXTRAL, recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+                (MIXTRAL, recipe("lora", precision="bf16")),
+                (LLAMA, recipe("lora", precision="bf16", task="orpo", gradient_checkpointing=True)),
+                (
+                    LLAMA,
+                    recipe("qlora", precision="bf16", task="reward", gradient_checkpointing=True),
+                ),
+            )
+        ),
     ],
     ids=lambda each: getattr(each, "key", each),
 )
@@ -59,17 +67,26 @@ def test_an_expanded_trace_equals_a_full_trace(model: str, settings: Recipe) -> 
     assert differences(model, 6, settings) == []
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+REFERRING: tuple[tuple[Task, Method, Reference, Precision, Precision], ...] = (
+    ("dpo", "lora", "adapter-off", "bf16-mixed", "bf16"),
+    ("dpo", "qlora", "separate", "bf16", "bf16-mixed"),
+    ("dpo", "full", "separate", "bf16-mixed", "bf16"),
+    ("dpo", "lora", "precomputed", "bf16", "bf16-mixed"),
+    ("kto", "lora", "adapter-off", "bf16-mixed", "bf16"),
+    ("kto", "full", "separate", "bf16", "bf16-mixed"),
+    ("grpo", "lora", "adapter-off", "bf16-mixed", "bf16"),
+)
+"""Tasks with a reference, with the precision of each run of the tests and that of the long ones."""
+
+
 @pytest.mark.parametrize(
-    ("task", "method", "reference"),
+    ("task", "method", "reference", "precision"),
     [
-        ("dpo", "lora", "adapter-off"),
-        ("dpo", "qlora", "separate"),
-        ("dpo", "full", "separate"),
-        ("dpo", "lora", "precomputed"),
-        ("kto", "lora", "adapter-off"),
-        ("kto", "full", "separate"),
-        ("grpo", "lora", "adapter-off"),
+        *((task, method, reference, quick) for task, method, reference, quick, _ in REFERRING),
+        *(
+            pytest.param(task, method, reference, rest, marks=pytest.mark.long)
+            for task, method, reference, _, rest in REFERRING
+        ),
     ],
 )
 def test_passes_without_gradients_expand_alike(
@@ -100,20 +117,21 @@ def test_accumulated_micro_batches_expand_alike(model: str, settings: Recipe) ->
     assert differences(model, 6, settings, micro_batches=3) == []
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_inputs_of_eight_bit_products_live_until_the_backward_pass_ends(micro_batches: int) -> None:
+def test_inputs_of_eight_bit_products_live_until_the_backward_pass_ends() -> None:
     """Checkpointing does not free them, and an expanded trace has them in every layer."""
     settings = recipe("qlora", precision="bf16", quantisation="int8", gradient_checkpointing=True)
     model = deep(LLAMA, 6)
-    few, whole = (
-        Steps(StepTrace((4,), (step.recording,), step.held, step.copies), micro_batches)
+    traces = [
+        StepTrace((4,), (step.recording,), step.held, step.copies)
         for step in (traced(model, settings), traced(model, settings, whole=True))
-    )
-    assert few.peak_bytes(4) == whole.peak_bytes(4)
-    assert few.storages(4)[1].sum() == whole.storages(4)[1].sum()
+    ]
     width, inner = model.config["hidden_size"], model.config["intermediate_size"]
     inputs = 6 * 4 * 24 * 2 * (3 * width + inner)  # of q, o, gate and down, in bf16
-    assert few.at_peak(4)[Purpose.CHECKPOINT] >= inputs
+    for micro_batches in (1, 3):
+        few, whole = (Steps(trace, micro_batches) for trace in traces)
+        assert few.peak_bytes(4) == whole.peak_bytes(4)
+        assert few.storages(4)[1].sum() == whole.storages(4)[1].sum()
+        assert few.at_peak(4)[Purpose.CHECKPOINT] >= inputs
 
 
 def test_gradients_live_from_the_first_micro_batch_to_the_update() -> None:
@@ -149,7 +167,7 @@ def test_alternating_layers_are_repeated_in_turn() -> None:
     tests = Path(__file__).parent
     path = os.pathsep.join((str(tests), str(tests.parent)))
     done = subprocess.run(
-        [sys.executable, str(tests / "builders/whole_steps.py")],
+        [sys.executable, "-m", "trials.child_process.bootstrap", "builders.whole_steps"],
         input="".join(f"{settings.model_dump_json()}\n" for settings in recipes),
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

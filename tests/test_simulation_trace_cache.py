@@ -56,6 +56,41 @@ def same(one: StepTrace, other: StepTrace) -> bool:
     )
 
 
+def test_a_process_is_started_ahead_where_there_is_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves request after request."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    CHILDREN.end()
+    start_ahead("llama-tiny", 16)
+    with CHILDREN.one() as child:
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing_child, "TracingChild", None)  # there is no other
+        assert Traces().get(LLAMA).batch_sizes == (2, 4)
+        longer = request_for(find_model("llama-tiny"), seq_len=17)
+        assert Traces().get(longer).batch_sizes == (2, 4)
+        start_ahead("llama-tiny", 16)
+        with CHILDREN.one() as same_child:
+            pass
+    assert same_child is child
+
+
+def test_a_process_that_ended_while_idle_is_replaced(tmp_path: Path) -> None:
+    """One ends after a minute without requests; another may be killed for its memory."""
+    with CHILDREN.one() as child:
+        pass
+    (process,) = (p for p in psutil.Process().children() if p.pid == child.pid)
+    process.kill()
+    psutil.wait_procs([process])
+    assert Traces(tmp_path).get(LLAMA).batch_sizes == (2, 4)
+    with CHILDREN.one() as other:
+        assert other is not child
+    CHILDREN.end()
+    assert not other.is_alive
+
+
 def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second process reads it from disk; a damaged file is replaced."""
     made = Traces(tmp_path).get(LLAMA)
@@ -111,39 +146,6 @@ def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
         estimate.kill()
         _, alive = psutil.wait_procs(tracing, timeout=5)
     assert alive == []
-
-
-def test_a_process_is_started_ahead_where_there_is_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It serves request after request."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    CHILDREN.end()
-    start_ahead("llama-tiny", 16)
-    with CHILDREN.one() as child:
-        pass
-    with monkeypatch.context() as patched:
-        patched.setattr(tracing_child, "TracingChild", None)  # there is no other
-        assert Traces().get(LLAMA).batch_sizes == (2, 4)
-        longer = request_for(find_model("llama-tiny"), seq_len=17)
-        assert Traces().get(longer).batch_sizes == (2, 4)
-        start_ahead("llama-tiny", 16)
-    CHILDREN.end()
-    assert not child.is_alive
-
-
-def test_a_process_that_ended_while_idle_is_replaced(tmp_path: Path) -> None:
-    """One ends after a minute without requests; another may be killed for its memory."""
-    children = TracingChildren()
-    children.start_ahead()
-    with children.one() as child:
-        pass
-    (process,) = (p for p in psutil.Process().children() if p.pid == child.pid)
-    process.kill()
-    psutil.wait_procs([process])
-    assert Traces(tmp_path, children=children).get(LLAMA).batch_sizes == (2, 4)
-    children.end()
 
 
 def test_autocast_frees_its_casts_in_any_order(tmp_path: Path) -> None:
@@ -334,8 +336,8 @@ def test_an_untraceable_request_is_one_line(tmp_path: Path) -> None:
 def test_layers_that_cannot_stand_for_others_are_all_traced(tmp_path: Path) -> None:
     """A line says so, as for a different first layer or nested layers."""
     lines: list[str] = []
-    mamba = tiny("mamba", state_size=4, time_step_rank=4)
-    mamba2 = tiny("mamba2", 10, state_size=4, head_dim=16, num_heads=4, n_groups=1)
+    mamba = tiny("mamba", 6, state_size=4, time_step_rank=4)
+    mamba2 = tiny("mamba2", 6, state_size=4, head_dim=16, num_heads=4, n_groups=1)
     mamba2 = mamba2.model_copy(update={"config": mamba2.config | {"chunk_size": 8}})
     requests = [request_for(model, FULL) for model in (mamba, mamba2)]
     capped = request_for(GEMMA, FLASH)  # its layers repeat by twos

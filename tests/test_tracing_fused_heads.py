@@ -29,8 +29,16 @@ def no_experts(_: Tensor) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize("loss", ["chunked", "liger", "cce"])
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(
+    ("loss", "method"),
+    [
+        *(("chunked", "lora"), ("liger", "full"), ("cce", "lora")),
+        *(
+            pytest.param(loss, method, marks=pytest.mark.long)
+            for loss, method in (("chunked", "full"), ("liger", "lora"), ("cce", "full"))
+        ),
+    ],
+)
 def test_two_batch_sizes_determine_all_others(loss: str, method: str) -> None:
     """Tiles stop to grow, or grow in steps; the sizes are still those of a trace of their own."""
     settings = (

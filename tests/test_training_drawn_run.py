@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 MODEL, BATCH, LONGEST = "llama-tiny", 2, 64
-TOKENS = (*np.random.default_rng(1).integers(9, LONGEST, 39).tolist(), LONGEST)
+TOKENS = (*np.random.default_rng(1).integers(9, LONGEST, 13).tolist(), LONGEST)
 PADDED = tuple(number % 3 > 0 for number in range(len(TOKENS)))
 LOSS_BYTES = 4  # of an earlier micro-batch, until the next one is added to it
 

@@ -151,7 +151,8 @@ def test_learning_resumes_after_a_kill_bit_for_bit(
     }
 
     def fresh() -> Learner:
-        return learner(folder, "llama-tiny", "lora", fields=fields)
+        examples = made_questions.learn_examples(20, 4)
+        return learner(folder, "llama-tiny", "lora", examples=examples, fields=fields)
 
     whole = fresh()
     replies = [whole.reply(epoch) for epoch in range(4)]

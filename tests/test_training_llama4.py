@@ -41,16 +41,21 @@ CHECKPOINTED = recipe("lora", precision="bf16", gradient_checkpointing=True)
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
-        (TEXT, recipe("full")),
         (TEXT, CHECKPOINTED),
-        (TEXT, recipe("qlora", precision="bf16")),
         (TEXT, recipe("lora", precision="bf16-mixed", attention="eager")),
         (TEXT, recipe("lora", precision="bf16", lora_targets=("attention", "experts"))),
         (TEXT, recipe("qlora", precision="bf16", quantised_experts=True)),
-        (TEXT | {"attention_chunk_size": 8192}, CHECKPOINTED),
         (INTERLEAVED, recipe("full", precision="bf16-mixed")),
-        (LLAMA4, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
-        (LLAMA4, recipe("lora", precision="bf16", lora_targets=("q_proj", "down_proj"))),
+        *(
+            pytest.param(config, settings, marks=pytest.mark.long)
+            for config, settings in (
+                (TEXT, recipe("full")),
+                (TEXT, recipe("qlora", precision="bf16")),
+                (TEXT | {"attention_chunk_size": 8192}, CHECKPOINTED),
+                (LLAMA4, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
+                (LLAMA4, recipe("lora", precision="bf16", lora_targets=("q_proj", "down_proj"))),
+            )
+        ),
     ],
     ids=lambda part: part.key if isinstance(part, Recipe) else part["model_type"],
 )

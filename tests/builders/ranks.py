@@ -1,5 +1,6 @@
 """Real ranks on the CPU, and traced ones, whose memory and collectives are compared."""
 
+import contextlib
 import functools
 import json
 import socket
@@ -16,7 +17,7 @@ from trials.records.cell import Cell
 from trials.records.model import find_model
 from trials.simulation.recording import Collective, Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
-from trials.simulation.tracing.trace import TraceableCell
+from trials.simulation.tracing.trace import TraceableCell, Traced
 from trials.simulation.whole_step import Steps
 
 BATCH, LENGTH = 3, 24
@@ -32,27 +33,31 @@ def on_layout(cell: Cell, layout: Parallel) -> Cell:
 
 
 def real(cases: list[RankCase], folder: Path) -> Answers:
-    """What real ranks, started once for all cases, count in each."""
-    ranks = cases[0][0].ranks
+    """What real ranks, started once for all cases of as many, count in each."""
     lines = "".join(
         json.dumps({"cell": cell.model_dump(), "batch_size": BATCH, "micro_batches": n}) + "\n"
         for cell, n in cases
     )
     tests = Path(__file__).parent.parent
     worker = ("-m", "trials.child_process.bootstrap", "fakes.rank_worker")
-    with socket.create_server(("127.0.0.1", 0)) as meeting:
-        place = [str(meeting.getsockname()[1]), str(meeting.fileno()), str(folder)]
+    counts = {cell.ranks for cell, _ in cases}
+    with contextlib.ExitStack() as stack:
+        meetings = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in counts]
         subprocess.run(
-            [sys.executable, *worker, str(ranks), *place],
+            [sys.executable, *worker, str(folder), *(str(m.fileno()) for m in meetings)],
             input=lines,
             text=True,
             cwd=tests.parent,
             env={"PYTHONPATH": f".:{tests}", "HOME": str(folder)},
-            pass_fds=[meeting.fileno()],
+            pass_fds=[meeting.fileno() for meeting in meetings],
             check=True,
         )
-    answers = [json.loads((folder / str(rank)).read_text()) for rank in range(ranks)]
-    return {case: list(of_case) for case, *of_case in zip(cases, *answers, strict=True)}
+    counted: Answers = {}
+    for count in counts:
+        of_count = [case for case in cases if case[0].ranks == count]
+        answers = [json.loads((folder / f"{count}-{n}").read_text()) for n in range(count)]
+        counted |= {case: list(of_case) for case, *of_case in zip(of_count, *answers, strict=True)}
+    return counted
 
 
 def traced(cell: Cell, micro_batches: int) -> Steps:
@@ -79,9 +84,16 @@ def peak(steps: Steps) -> int:
 
 def on_gpu(cell: Cell, micro_batches: int = 1) -> Steps:
     """Steps of the first rank of GPUs, whose tensors are apart from the host's."""
-    step = TraceableCell(cell, find_model(cell.model), whole=True).trace(BATCH, lambda _: 0)
+    step = traced_on_gpu(cell)
     trace = StepTrace((BATCH,), (step.recording,), step.held, step.copies)
     return Steps(trace, micro_batches, cell.parallel)
+
+
+@functools.cache
+def traced_on_gpu(cell: Cell) -> Traced:
+    """A step of the first rank of GPUs, traced once."""
+    whole = TraceableCell(cell, find_model(cell.model), target="cuda", whole=True)
+    return whole.trace(BATCH, lambda _: 0)
 
 
 def host_bytes(steps: Steps, work: OperatorClass) -> float:

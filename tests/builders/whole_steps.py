@@ -1,6 +1,6 @@
 """Traced steps, whole and assembled from a few layers, and their differences.
 
-Run as a script for BlackMamba, whose kernels are chosen once per process.
+Run as a module for BlackMamba, whose kernels are chosen once per process.
 """
 
 import sys
@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 from gpu_catalog.catalog import load_catalog
+from trials.child_process.bootstrap import freeze_garbage_collector
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -86,5 +87,6 @@ def differences(name: str, layers: int, recipe: Recipe, micro_batches: int = 1) 
 
 
 if __name__ == "__main__":
+    freeze_garbage_collector()
     for line in sys.stdin:
         print(differences("blackmamba-tiny", 10, Recipe.model_validate_json(line)))  # noqa: T201 - its answer

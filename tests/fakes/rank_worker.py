@@ -1,8 +1,9 @@
 """Real ranks on the CPU: they count the memory and the collectives of their training steps.
 
-The arguments are the number of ranks, the port that they meet at, the descriptor of the socket that
-listens there, and a folder. The process reads cases from stdin, a line of JSON for each, imports
-the libraries once, and forks the ranks. Each answers with a file of its number in the folder.
+The arguments are a folder, and for each number of ranks the descriptor of a socket that listens
+where they meet. The process reads cases from stdin, a line of JSON for each, imports the libraries
+once, and forks the ranks, those of one number after another. Each answers with a file in the
+folder, named after their number and its own.
 """
 
 import gc
@@ -10,6 +11,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft  # noqa: F401 - with bitsandbytes it takes seconds, once and not in each rank
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -135,10 +138,10 @@ def _norm(gradient: torch.Tensor) -> float:
     return float(whole.norm())
 
 
-def answer(number: int, cases: Sequence[dict[str, Any]]) -> None:
+def answer(number: int, listening: int, cases: Sequence[dict[str, Any]]) -> None:
     """Answer the cases as one of the ranks."""
-    port, listening = map(int, sys.argv[2:4])
     layout = Parallel.model_validate(cases[0]["cell"]["parallel"])
+    port = socket.socket(fileno=os.dup(listening)).getsockname()[1]
     rank = Rank(number, layout, device="cpu", port=port, listening=listening)
     answers = []
     for case in cases:
@@ -146,23 +149,18 @@ def answer(number: int, cases: Sequence[dict[str, Any]]) -> None:
         answers.append(counted(rank, cell, case["batch_size"], case["micro_batches"]))
         gc.collect()
         gc.freeze()  # modules, which the first case has imported: a collection passes over them
-    Path(sys.argv[4], str(number)).write_text(json.dumps(answers), encoding="utf-8")
+    file = Path(sys.argv[1], f"{layout.gpus}-{number}")
+    file.write_text(json.dumps(answers), encoding="utf-8")
 
 
-def main() -> None:
-    """Fork the ranks; the first that fails ends the others, which would wait for it."""
-    construction.LEARNING_RATE = 1e-12  # an update moves no token to another expert
-    torch.set_num_threads(1)
-    cases = [json.loads(line) for line in sys.stdin]
-    if any(case["cell"]["parallel"]["strategy"] in ZERO_STRATEGIES for case in cases):
-        deepspeed_library("cpu")
-    freeze_garbage_collector()
+def answer_all(ranks: int, listening: int, cases: Sequence[dict[str, Any]]) -> None:
+    """Fork so many ranks; the first that fails ends the others, which would wait for it."""
     living: set[int] = set()
-    for number in range(int(sys.argv[1])):
+    for number in range(ranks):
         if child := os.fork():
             living.add(child)
         else:
-            answer(number, cases)
+            answer(number, listening, cases)
             os._exit(0)
     while living:
         child, failure = os.wait()
@@ -171,6 +169,21 @@ def main() -> None:
             for other in living:
                 os.kill(other, signal.SIGKILL)
             sys.exit(1)
+
+
+def main() -> None:
+    """Let groups of ranks answer, one after another."""
+    construction.LEARNING_RATE = 1e-12  # an update moves no token to another expert
+    torch.set_num_threads(1)
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for case in map(json.loads, sys.stdin):
+        layout = case["cell"]["parallel"]
+        groups.setdefault(layout["gpus"], []).append(case)
+        if layout["strategy"] in ZERO_STRATEGIES:
+            deepspeed_library("cpu")
+    freeze_garbage_collector()
+    for (ranks, cases), listening in zip(groups.items(), sys.argv[2:], strict=True):
+        answer_all(ranks, int(listening), cases)
 
 
 if __name__ == "__main__":
