@@ -6,6 +6,7 @@ what it asked for.
 """
 
 import fcntl
+import importlib
 import json
 import os
 import select
@@ -73,6 +74,7 @@ def serve(descriptor: int, owner: int) -> None:
     from trials.simulation.tracing.bootstrap import import_libraries  # noqa: PLC0415 - seconds
 
     import_libraries()
+    importlib.import_module("peft")  # half a second more, which many traces need
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes
     server = os.getpid()
     ended = os.pidfd_open(owner)
