@@ -5,6 +5,7 @@ tracing process, too: it asks the server for one, starts the server where none r
 what it asked for.
 """
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -17,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+STEPPER = "trials.training.optimizers.deepspeed_stepper"
 SERVER = ("-m", "trials.child_process.bootstrap", "fakes.tracing_server")
 
 
@@ -40,7 +42,7 @@ def shared_command(folder: Path, owner: int) -> tuple[str, ...]:
 def ask(address: str, environment_file: str, owner: str, descriptor: str) -> None:
     """Have a tracing process forked that answers at a socket, and wait for its end."""
     with socket.socket(socket.AF_UNIX) as server:
-        with open(f"{address}.lock", "w", encoding="utf-8") as lock:
+        with Path(f"{address}.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 server.connect(address)
@@ -48,7 +50,7 @@ def ask(address: str, environment_file: str, owner: str, descriptor: str) -> Non
                 _start_server(address, json.loads(Path(environment_file).read_bytes()), owner)
                 server.connect(address)
         environment = os.memfd_create("environment")
-        os.write(environment, json.dumps([dict(os.environ), os.getcwd()]).encode())
+        os.write(environment, json.dumps([dict(os.environ), str(Path.cwd())]).encode())
         socket.send_fds(server, [b"?"], [int(descriptor), 1, environment])
         os.close(int(descriptor))
         server.recv(1)
@@ -74,7 +76,9 @@ def serve(descriptor: int, owner: int) -> None:
     from trials.simulation.tracing.bootstrap import import_libraries  # noqa: PLC0415 - seconds
 
     import_libraries()
-    importlib.import_module("peft")  # half a second more, which many traces need
+    importlib.import_module("peft")  # seconds that one trace in a few would take again
+    with contextlib.suppress(ImportError):
+        importlib.import_module(STEPPER).deepspeed_library("cpu")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes
     server = os.getpid()
     ended = os.pidfd_open(owner)
