@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.console import PACKAGES
+from trials.simulation.tracing_child import CHILDREN
 
 if TYPE_CHECKING:
     from fakes.s3_server import S3Server
@@ -87,12 +88,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep traces in a cache that starts empty and that all tests share."""
-    folder = tmp_path_factory.getbasetemp()
+    """Keep traces in a cache that starts empty and that all tests share, as their processes do."""
+    from fakes.tracing_server import shared_command  # noqa: PLC0415 - tests/ is no package yet
+
+    folder, run = tmp_path_factory.getbasetemp(), os.getpid()
     if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder is in that of the run
-        folder = folder.parent
+        folder, run = folder.parent, os.getppid()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patched.setattr(CHILDREN, "_command", shared_command(folder, run))
         yield
 
 

@@ -159,8 +159,9 @@ def test_a_sweep_returns_its_run_and_prints_nothing(
 
 def test_a_frame_of_estimates_has_the_same_columns_where_nothing_fits() -> None:
     """A price is absent then, not the column."""
+    plain: dict[str, Any] = {"method": "full", "defaults": "plain", "examples": 400}
     estimates = orchestrator.estimate(
-        "llama-tiny", gpu="A40", memory_gib=0.52, seq_len=64, batch_size=1, method="full"
+        "llama-tiny", gpu="A40", memory_gib=0.6, seq_len=512, batch_size=8, **plain
     )
     row = estimates.to_frame().iloc[0]
     assert row["outcome"] == "OUT_OF_MEMORY"

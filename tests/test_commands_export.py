@@ -145,12 +145,13 @@ def test_a_ranking_of_several_trainings_needs_a_model(
 
 
 ESTIMATE = ("estimate", "--model", "llama-tiny", "--seq-len", "32")
+STATED = ("--gradient-checkpointing", "off")  # else both are traced
 
 
 def test_an_estimate_of_several_gpus_is_exported(tmp_path: Path) -> None:
     """Eight GPUs share the assumed effective batch of 16, by copies, shards or DeepSpeed."""
     path = tmp_path / "job.sbatch"
-    words = [*ESTIMATE, "--gpu", "8xH100-SXM", "--export", str(path), "--to", "slurm"]
+    words = [*ESTIMATE, *STATED, "--gpu", "8xH100-SXM", "--export", str(path), "--to", "slurm"]
     assert main([*words, "--strategy", "ddp"]) == 0
     text = path.read_text(encoding="utf-8")
     assert "#SBATCH --gpus-per-node=h100:8\n" in text

@@ -77,7 +77,8 @@ def test_each_of_several_lengths_has_rows_and_a_recommendation(
 
     That one is also replayed on assumed lengths.
     """
-    tiny = ("estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len")
+    stated = ("--method", "lora", "--gradient-checkpointing", "off")
+    tiny = ("estimate", "--model", "llama-tiny", *stated, "--gpu", "A40", "--seq-len")
     assert main([*tiny, "256,128", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["seq_len"] for row in rows] == [128, 256]

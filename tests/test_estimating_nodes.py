@@ -20,6 +20,7 @@ TODAY = dt.date(2026, 11, 26)
 TINY = {
     "model": "llama-tiny",
     "method": "full",
+    "gradient_checkpointing": "off",
     "seq_len": 128,
     "gpu": "H100-SXM",
     "gpus": 4,

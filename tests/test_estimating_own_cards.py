@@ -8,11 +8,14 @@ import orchestrator
 from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.request import OptionError
 
+STATED: dict[str, Any] = {"method": "lora", "gradient_checkpointing": "off"}
+
 
 def test_a_card_of_ones_own_is_ranked_beside_rented_ones() -> None:
     """It costs its electricity, whatever the limits on providers, and is used, not rented."""
     estimates = orchestrator.estimate(
         "llama-tiny",
+        **STATED,
         gpu="A100-40GB-SXM,own:A40",
         usd_per_kwh=0.5,
         seq_len=512,
@@ -39,7 +42,7 @@ def test_electricity_needs_a_price() -> None:
 def test_several_cards_of_ones_own_cost_the_electricity_of_all(asked: dict[str, Any]) -> None:
     """Two of 300 W at $0.50 per kWh, whichever way their number is given."""
     estimates = orchestrator.estimate(
-        "llama-tiny", **asked, usd_per_kwh=0.5, strategy="ddp", seq_len=32
+        "llama-tiny", **STATED, **asked, usd_per_kwh=0.5, strategy="ddp", seq_len=32
     )
     (row,) = estimates
     price = row.estimate.price

@@ -69,7 +69,7 @@ def test_adapters_of_a_mixture_are_on_attention_unless_experts_are_named(
     options: dict[str, str], adapted: str
 ) -> None:
     """As TRL trains it: transformers' grouped experts are no linear layers."""
-    given = {"method": "lora"} | options
+    given = {"method": "lora", "gradient_checkpointing": "off"} | options
     (row,) = orchestrator.estimate("mixtral-tiny", gpu="A40", seq_len=32, batch_size=1, **given)
     recipe = row.estimate.recipe
     assert recipe.startswith(adapted)
@@ -136,7 +136,8 @@ def test_an_optimizer_step_has_16_examples_unless_stated(
     options: dict[str, Any], batch_size: int, effective_batch: int
 ) -> None:
     """The micro-batch that is asked for stays; without one, it is the largest that divides."""
-    estimates = orchestrator.estimate(model="llama-tiny", gpu="A40", seq_len=32, **options)
+    stated: dict[str, Any] = {"method": "lora", "gradient_checkpointing": "off"}
+    estimates = orchestrator.estimate("llama-tiny", gpu="A40", seq_len=32, **stated, **options)
     estimate = next(iter(estimates)).estimate
     assert estimate.batch_size == batch_size
     assert estimate.batch_size * estimate.micro_batches == effective_batch

@@ -2,6 +2,7 @@
 
 import datetime as dt
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orchestrator
@@ -37,7 +38,7 @@ WITHOUT_CHECKPOINTING: dict[str, Any] = {
 }
 CONTEXT_GIB = 0.5
 ONE_OR_TWO: dict[str, Any] = {
-    "model": "qwen2.5-0.5b",
+    "model": str(Path(__file__).parent / "data" / "half-a-billion.json"),
     "seq_len": 1024,
     "method": "full",
     "gradient_checkpointing": "on",

@@ -1,6 +1,6 @@
 """Changes under which a larger micro-batch survives varying lengths, named where they help."""
 
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,14 @@ from trials.simulation.simulated_prober import usable_bytes
 SPREAD = range(16, 1473, 8)
 
 
-def estimated(folder: Path, lengths: Sequence[int], **options: Any) -> Estimated:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the lengths, the same one for all tests, which share their estimates."""
+    return tmp_path_factory.mktemp("lengths")
+
+
+@cache
+def estimated(folder: Path, lengths: range, **options: Any) -> Estimated:
     """Full fine-tuning of a tiny model on examples of these lengths, as many of each."""
     path = folder / "lengths.csv"
     path.write_text("tokens,examples\n" + "".join(f"{n},10\n" for n in lengths), encoding="utf-8")
@@ -36,14 +43,14 @@ def remedies(row: Estimated) -> dict[str, LengthRemedy]:
     return {remedy.change: remedy for remedy in found}
 
 
-def test_what_lets_a_larger_micro_batch_survive_is_named(tmp_path: Path) -> None:
+def test_what_lets_a_larger_micro_batch_survive_is_named(folder: Path) -> None:
     """Followed, a change gives the micro-batch that was named."""
-    row = estimated(tmp_path, SPREAD)
+    row = estimated(folder, SPREAD)
     found = remedies(row)
     named = {"--expandable-segments", "--group-by-length", "the longest batch first"}
     assert named <= found.keys()
-    expandable = estimated(tmp_path, SPREAD, expandable_segments=True)
-    grouped = estimated(tmp_path, SPREAD, group_by_length=True)
+    expandable = estimated(folder, SPREAD, expandable_segments=True)
+    grouped = estimated(folder, SPREAD, group_by_length=True)
     assert expandable.varying is not None
     assert grouped.varying is not None
     limit = usable_bytes(row.gpu, row.cell.recipe)
@@ -55,10 +62,10 @@ def test_what_lets_a_larger_micro_batch_survive_is_named(tmp_path: Path) -> None
     assert f"{found['the longest batch first'].batch_size} with the longest batch first" in text
 
 
-def test_the_memory_that_is_missing_is_that_of_varying_lengths(tmp_path: Path) -> None:
+def test_the_memory_that_is_missing_is_that_of_varying_lengths(folder: Path) -> None:
     """A batch that fits at a constant length lacks what the lengths of an epoch fragment."""
-    fitting = estimated(tmp_path, SPREAD).estimate
-    row = estimated(tmp_path, SPREAD, batch_size=fitting.max_batch_size)
+    fitting = estimated(folder, SPREAD).estimate
+    row = estimated(folder, SPREAD, batch_size=fitting.max_batch_size)
     estimate, varying = row.estimate, row.estimate.varying_reserved_gib
     assert estimate.reserved_gib < estimate.usable_gib
     assert varying is not None
@@ -70,19 +77,19 @@ def test_the_memory_that_is_missing_is_that_of_varying_lengths(tmp_path: Path) -
     assert f"OUT_OF_MEMORY, the largest is {survives} |" in text
 
 
-def test_what_helps_little_is_not_named(tmp_path: Path) -> None:
+def test_what_helps_little_is_not_named(folder: Path) -> None:
     """Grouping does not where FlashAttention drops the padding, nor twice what is on already."""
-    row = estimated(tmp_path, SPREAD, attention="flash_attention_2")
+    row = estimated(folder, SPREAD, attention="flash_attention_2")
     assert remedies(row).keys() == {"--expandable-segments"}
-    settled = estimated(tmp_path, SPREAD, expandable_segments=True)
+    settled = estimated(folder, SPREAD, expandable_segments=True)
     assert not remedies(settled)
     assert "rises" not in (varying_text([settled], settled.question) or "")
 
 
 @pytest.mark.long
-def test_padding_to_a_multiple_is_named_with_the_tokens_that_it_adds(tmp_path: Path) -> None:
+def test_padding_to_a_multiple_is_named_with_the_tokens_that_it_adds(folder: Path) -> None:
     """Few lengths fragment less: a second example survives, for some padding."""
-    row = estimated(tmp_path, range(64, 4097, 16), memory_gib=0.9, batch_size=2)
+    row = estimated(folder, range(64, 4097, 16), memory_gib=0.9, batch_size=2)
     assert row.estimate.surviving_batch_size == 1
     padded = remedies(row)["--pad-to-multiple 512"]
     assert padded.batch_size == 2

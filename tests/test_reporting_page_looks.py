@@ -24,7 +24,17 @@ from orchestrator.reporting.html_report import html_comparison
 ROOT = Path(__file__).parent
 AXE = (ROOT / "vendor" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 SCREENSHOTS = ROOT.parent / "build" / "screenshots"
-WIDTHS = (1440, 1024, 390)
+# Every width and both themes; the other pairs take as long again.
+LOOKS = pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        *(("light", 1440), ("dark", 1024), ("dark", 390)),
+        *(
+            pytest.param(*pair, marks=pytest.mark.long)
+            for pair in (("dark", 1440), ("light", 1024), ("light", 390))
+        ),
+    ],
+)
 OFFERS = "catalog:\n  offers:\n" + "".join(
     offer(0.02 * (n + 1), provider="them", instance=f"big{n}") for n in range(30)
 )
@@ -48,10 +58,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report_page(tmp_path_factory.mktemp("run"), run)
 
 
-@pytest.fixture(params=["light", "dark"])
-def scheme(request: pytest.FixtureRequest) -> str:
-    """A theme."""
-    return str(request.param)
+@pytest.fixture
+def scheme() -> str:
+    """The theme of a test that does not depend on it."""
+    return "light"
 
 
 @pytest.fixture
@@ -71,7 +81,7 @@ def violations(page: Page) -> list[tuple[str, str]]:
     return [(rule["id"], rule["nodes"][0]["html"]) for rule in found]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@LOOKS
 def test_a_report_is_accessible_and_no_wider_than_the_screen(
     page: Page, scheme: str, width: int
 ) -> None:
@@ -116,6 +126,7 @@ def test_a_phone_shows_a_card_for_each_offer(page: Page) -> None:
     assert page.locator("#ranking th[aria-sort=ascending]").inner_text().startswith("time")
 
 
+@pytest.mark.parametrize("scheme", ["dark"])
 def test_print_has_the_answer_and_the_offers(page: Page) -> None:
     """Without controls and closed parts, and on white."""
     page.emulate_media(media="print")
@@ -139,7 +150,7 @@ def test_labels_are_words(page: Page) -> None:
     expect(labels.first).to_have_text("cpu, 2 of 8 experts, 16 tokens")
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@LOOKS
 def test_a_comparison_is_accessible(
     browser: BrowserContext, scheme: Any, width: int, tmp_path: Path
 ) -> None:

@@ -23,18 +23,20 @@ from orchestrator.storage.run_storage import S3Url
 from orchestrator.storage.s3_bucket import Bucket
 
 
-@pytest.mark.parametrize("cached_bytes", [0, 5000, 10**6])
+@pytest.mark.usefixtures("run")
 def test_a_long_run_is_read_a_few_files_at_a_time_and_again(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, cached_bytes: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The result is the same for any size of the cache."""
     monkeypatch.setattr(s3_storage, "AT_ONCE", 2)
-    monkeypatch.setattr(s3_storage, "MOST_CACHED_BYTES", cached_bytes)
     for size in range(1, 6):
         with ObservationWriter(the_run()) as writer:
             writer.append(observation(size))
-    for _ in range(2):
-        assert sorted(batches(run)) == [1, 2, 3, 4, 5]
+    for cached_bytes in (0, 5000, 10**6):
+        monkeypatch.setattr(s3_storage, "MOST_CACHED_BYTES", cached_bytes)
+        run = the_run()
+        for _ in range(2):
+            assert sorted(batches(run)) == [1, 2, 3, 4, 5], cached_bytes
 
 
 @pytest.mark.usefixtures("server")

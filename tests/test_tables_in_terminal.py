@@ -1,7 +1,7 @@
 """Tables in a narrow terminal: the columns that decide stay, and no word breaks."""
 
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from fakes.terminal import shown, without_style
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.cli.main import main
 from orchestrator.markdown_table import table
 from orchestrator.tables_in_terminal import fitted
 
@@ -137,41 +138,71 @@ def test_a_table_that_nothing_narrows_enough_becomes_a_list() -> None:
     ]
 
 
-SIZES = pytest.mark.parametrize(("rows", "columns"), [(24, 80), (50, 200)])
+@pytest.fixture(params=[(24, 80), (50, 200)], ids=["24x80", "50x200"])
+def columns(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> int:
+    """Columns of a terminal that a command finds, in a working directory of its own."""
+    rows, columns = request.param
+    for name, value in {"TERM": "xterm", "COLUMNS": str(columns), "LINES": str(rows)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return int(columns)
 
 
-def printed(folder: Path, rows: int, columns: int, *words: str, code: int = 0) -> str:
-    """What a command prints in a terminal, without a line that is wider."""
-    command = [sys.executable, "-m", "orchestrator", *words]
-    ended, written = shown(command, environment(folder), folder, rows=rows, columns=columns)
-    text = without_style(written).replace("\r\n", "\n")
-    assert ended == code, text
-    assert max(map(len, text.split("\n"))) <= columns
-    return text
+@pytest.fixture
+def printed(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What a command prints in the terminal, without a line that is wider."""
+
+    def printed(*words: str, code: int = 0) -> str:
+        for stream in ("stdout", "stderr"):
+            monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+        try:
+            ended: object = main(words)
+        except SystemExit as exited:
+            ended = exited.code
+        text = without_style("".join(capsys.readouterr()))
+        assert ended == code, text
+        assert max(map(len, text.split("\n"))) <= columns
+        return text
+
+    return printed
 
 
-@SIZES
-def test_no_line_is_wider_than_a_terminal(tmp_path: Path, rows: int, columns: int) -> None:
+def test_no_line_is_wider_than_a_terminal(columns: int, printed: Callable[..., str]) -> None:
     """Tables, sentences and remarks; a wider terminal shows more columns."""
     estimate = ("estimate", "--model", "llama-tiny", "--seq-len", "64", "--gpu", "A40,L4,RTX-4090")
-    printed(tmp_path, rows, columns, "catalog", "gpus")
-    printed(tmp_path, rows, columns, "reproduce")
-    prices = printed(tmp_path, rows, columns, "catalog", "prices", "--prices", "shipped")
-    wanted = (*estimate, "--method", "lora", "--prices", "shipped")
-    estimated = printed(tmp_path, rows, columns, *wanted)
+    printed("catalog", "gpus")
+    prices = printed("catalog", "prices", "--prices", "shipped")
+    estimated = printed(*estimate, "--method", "lora", "--prices", "shipped")
     check = ("check", *estimate[1:-1], "A40", "--method", "lora", "--batch-size", "4")
-    printed(tmp_path, rows, columns, *check)
-    printed(tmp_path, rows, columns, *estimate, "--deadline-in-hours", "2", code=2)
+    printed(*check)
+    printed(*estimate, "--deadline-in-hours", "2", code=2)
     assert ("| billed " in prices, "| s/step " in estimated) == (columns == 200, columns == 200)
 
 
-@SIZES
-def test_tables_of_a_run_fit_a_terminal(tmp_path: Path, rows: int, columns: int) -> None:
+def test_a_program_finds_the_size_of_its_terminal(tmp_path: Path) -> None:
+    """A command that a user starts has tables and remarks that are no wider."""
+    command = [sys.executable, "-m", "orchestrator", "catalog", "prices", "--prices", "shipped"]
+    for columns in (80, 200):
+        ended, written = shown(command, environment(tmp_path), tmp_path, columns=columns)
+        lines = without_style(written).split("\r\n")
+        assert ended == 0
+        assert max(map(len, lines)) <= columns
+        assert any("| billed " in line for line in lines) == (columns == 200)
+
+
+def test_tables_of_a_run_fit_a_terminal(
+    tmp_path: Path, columns: int, printed: Callable[..., str]
+) -> None:
     """Names of cells are longer than 80 columns; a ranking keeps GPUs, hours and dollars."""
     for name, sizes in (("a", "[80]"), ("b", "[80, 96]")):
         made_run(tmp_path / name, LONG_NAMES.replace("[80]", sizes), measured=2)
-    run = partial(printed, tmp_path, rows, columns)
-    ranked = run("rank", "a", "--prices", "shipped")
+    ranked = printed("rank", "a", "--prices", "shipped")
     heads = [line for line in ranked.split("\n") if line.startswith("| ") and "hours" in line]
     if columns == 80:
         assert [part.strip() for part in heads[0].strip("| ").split("|")][-3:] == [
@@ -184,11 +215,11 @@ def test_tables_of_a_run_fit_a_terminal(tmp_path: Path, rows: int, columns: int)
             *("experts", "tokens")
         ]
     assert "the deadline is 0.01" in " ".join(
-        run("what-if", "a", "--deadline", "0.01", code=1).split()
+        printed("what-if", "a", "--deadline", "0.01", code=1).split()
     )
-    assert "largest batch" in run("status", "b")
-    assert "usable" in run("fit", "a")
-    assert "## Only in b" in run("report", "a", "b", "--prices", "shipped")
+    assert "largest batch" in printed("status", "b")
+    assert "usable" in printed("fit", "a")
+    assert "## Only in b" in printed("report", "a", "b", "--prices", "shipped")
 
 
 def test_sentences_beside_a_table_break_between_words() -> None:

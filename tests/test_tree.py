@@ -20,11 +20,15 @@ SELF = {"self", "cls"}
 VAGUE = {"told", "found", "known", "seen", "of", "each", "mine", "asked"}
 WORDS = re.compile(r"\b(told(?! apart)|tells|dearer|foretold|learnt)\b", re.IGNORECASE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Nodes = dict[Path, list[ast.AST]]
 
 
-def nodes(path: Path) -> Iterator[ast.AST]:
-    """Every node of a module."""
-    yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+@pytest.fixture(scope="module")
+def modules() -> Iterator[Nodes]:
+    """Every node of every module."""
+    parsed = {path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in MODULES}
+    yield parsed
+    parsed.clear()
 
 
 def place(path: Path, node: ast.AST) -> str:
@@ -60,11 +64,11 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > MOST_FILE_LINES} == {}
 
 
-def test_functions_and_classes_stay_short() -> None:
+def test_functions_and_classes_stay_short(modules: Nodes) -> None:
     """A function has at most 60 lines of body, a class 200 lines."""
     long = []
-    for path in MODULES:
-        for node in nodes(path):
+    for path, nodes in modules.items():
+        for node in nodes:
             if isinstance(node, Function) and body_lines(node) > MOST_FUNCTION_LINES:
                 long.append(f"{place(path, node)}: {node.name}")
             if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
@@ -73,12 +77,12 @@ def test_functions_and_classes_stay_short() -> None:
     assert long == []
 
 
-def test_public_functions_take_at_most_six_parameters() -> None:
+def test_public_functions_take_at_most_six_parameters(modules: Nodes) -> None:
     """A function that needs more takes a record."""
     many = [
         f"{place(path, node)}: {node.name}"
-        for path in MODULES
-        for node in nodes(path)
+        for path, nodes in modules.items()
+        for node in nodes
         if isinstance(node, Function)
         and not node.name.startswith("_")
         and len(parameters(node)) > MOST_PARAMETERS
@@ -86,24 +90,24 @@ def test_public_functions_take_at_most_six_parameters() -> None:
     assert many == []
 
 
-def test_a_class_name_has_one_meaning() -> None:
+def test_a_class_name_has_one_meaning(modules: Nodes) -> None:
     """A class is found by its name alone."""
     places = defaultdict(list)
-    for path in MODULES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path, (module, *_) in modules.items():
+        assert isinstance(module, ast.Module)
+        for node in module.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(place(path, node))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-def test_variables_are_nouns() -> None:
+def test_variables_are_nouns(modules: Nodes) -> None:
     """No variable or parameter is called told, found, known, seen, of, each, mine or asked.
 
     Fields of records keep their names: files on disk have them.
     """
     vague = []
-    for path in MODULES:
-        tree = list(nodes(path))
+    for path, tree in modules.items():
         fields = {id(node.target) for node in tree if isinstance(node, ast.AnnAssign)}
         for node in tree:
             is_stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
@@ -113,13 +117,13 @@ def test_variables_are_nouns() -> None:
     assert vague == []
 
 
-def test_docstrings_stand_alone() -> None:
+def test_docstrings_stand_alone(modules: Nodes) -> None:
     """None begins with a question word: an imperative or a noun phrase says it in fewer words."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     begin = [
         f"{place(path, node)}: {text.splitlines()[0]}"
-        for path in MODULES
-        for node in nodes(path)
+        for path, nodes in modules.items()
+        for node in nodes
         if isinstance(node, kinds) and (text := ast.get_docstring(node))
         if re.match(r"(What|That|How|Who|Where|When|Why)\b", text)
     ]

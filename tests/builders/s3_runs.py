@@ -1,5 +1,6 @@
 """Builders of runs in a bucket, and of drivers that are killed."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import botocore.session
 import pytest
+from botocore.loaders import create_loader
 from fakes.s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
 
 from orchestrator.run_folder.run_folder import RunFolder
@@ -21,6 +24,7 @@ URL = S3Url(BUCKET, "teams/one")
 LATER = S3Timings(send_seconds=1000.0)  # nothing is sent before the log is closed
 QUICK = S3Timings(send_seconds=0.05, renew_seconds=0.1, retry_seconds=0.6, outage_seconds=0.8)
 PATIENT = S3Timings(send_seconds=0.05, renew_seconds=0.1)
+LOADER = functools.cache(create_loader)  # of botocore's descriptions, else read for each client
 TESTS = Path(__file__).parent.parent
 
 
@@ -31,6 +35,7 @@ def empty_bucket(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[S3Serv
         monkeypatch.delenv(name)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(botocore.session, "create_loader", LOADER)
     with s3_server() as server:
         for name, value in (CREDENTIALS | {"AWS_ENDPOINT_URL": server.url}).items():
             monkeypatch.setenv(name, value)

@@ -16,6 +16,14 @@ NEEDLESS = ("boto3", "scipy")
 
 def main() -> None:
     """Import the libraries, then answer requests."""
+    import_libraries()
+    from trials.simulation.tracing.tracing_worker import main as trace  # noqa: PLC0415 - as above
+
+    trace()
+
+
+def import_libraries() -> None:
+    """Import all that a trace needs."""
     loading = Thread(target=_load_libraries)
     loading.start()
     hide(*NEEDLESS)
@@ -23,9 +31,9 @@ def main() -> None:
     for name in ("transformers", "sympy"):
         importlib.import_module(name)
     loading.join()  # a later fork would lose the thread
-    from trials.simulation.tracing.tracing_worker import main as trace  # noqa: PLC0415 - as above
+    from trials.simulation.tracing import tracing_worker  # noqa: PLC0415 - as above
 
-    trace()
+    tracing_worker.import_without_compiler()
 
 
 def _load_libraries() -> None:

@@ -187,7 +187,7 @@ class Tracing:
         return traced
 
 
-def _import_without_compiler() -> None:
+def import_without_compiler() -> None:
     """Import bitsandbytes without torch.compile, which takes a second: no kernel runs here."""
     modules: Any = torch
     compile_ = modules.compile
@@ -245,7 +245,6 @@ def _answer(line: str, tracing: Tracing, folder: Path, limit_seconds: float) -> 
 
 def main() -> None:
     """Fork a child for each group of requests, until the parent ends or asks for nothing."""
-    _import_without_compiler()
     torch.set_num_threads(1)
     sys.stdout = sys.stderr  # libraries print to stdout
     with socket.socket(fileno=int(sys.argv[1])) as parent:

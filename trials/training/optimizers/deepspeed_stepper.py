@@ -6,12 +6,14 @@ import importlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from trials.child_process.bootstrap import hide, reveal
 from trials.models.fused_head import base_of
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
@@ -169,7 +171,7 @@ def deepspeed_library(device_type: str) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device_type)
     os.environ.setdefault("LOCAL_SIZE", "1")  # else it runs numactl each time it asks
     try:
-        deepspeed: Any = importlib.import_module("deepspeed")
+        deepspeed = _without_mlflow()
     except ImportError as error:
         raise ImportError(
             f"DeepSpeed is not installed ({error}): install the extra 'deepspeed', or use "
@@ -179,6 +181,18 @@ def deepspeed_library(device_type: str) -> Any:
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
+
+
+def _without_mlflow() -> Any:
+    """Import DeepSpeed without mlflow, which its autotuner would import: most of the time."""
+    is_here = "mlflow" in sys.modules
+    if not is_here:
+        hide("mlflow")
+    try:
+        return importlib.import_module("deepspeed")
+    finally:
+        if not is_here:
+            reveal("mlflow")
 
 
 def _common_config(recipe: Recipe) -> dict[str, Any]:
