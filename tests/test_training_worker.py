@@ -11,6 +11,7 @@ from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Ready, Refused, Setup
 from trials.records.model import Model, find_model
 from trials.records.observation import MemoryReading, Outcome
+from trials.records.profile import ProfileRule
 from trials.records.timing_rule import TimingRule
 from trials.training import worker
 from trials.training.finetune import FineTuning
@@ -210,6 +211,18 @@ def test_a_model_beyond_the_budget_of_a_cpu_is_refused_before_it_is_built(
     assert isinstance(refused, Refused)
     assert (refused.outcome, refused.final) == (Outcome.OUT_OF_MEMORY, False)
     assert "of a budget of 48 MiB: the model was not built" in refused.detail
+
+
+def test_a_profile_comes_with_the_measurement_where_it_is_asked_for() -> None:
+    """It has all stages of a step; another probe has none."""
+    rule = ProfileRule(steps=1, least_seconds=0.0, warmup_steps=0, training_steps=1)
+    asked = Worker(setup("full"))
+    request = ProbeRequest(batch_size=1, timing=None, profile=rule)
+    reply = asked.probe(request)
+    assert reply.outcome is Outcome.FITS
+    assert reply.profile is not None
+    assert {row.stage for row in reply.profile.rows} >= {"forward", "backward", "optimizer"}
+    assert asked.probe(request.model_copy(update={"profile": None})).profile is None
 
 
 def test_steps_are_timed_after_a_warm_up_and_both_are_kept() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from builders.observations import environment, measurement
+from builders.profiles import profile
 
 from trials.records.messages import ProbeReply, ProbeRequest, Setup
 from trials.records.observation import Environment, Outcome
@@ -19,6 +20,7 @@ from trials.training.serving import Report, pipe_to_trial, run_fork_server, serv
 
 GPU_LIMIT_BYTES = 14_000_000  # of any GPU, as none is there
 BYTES_PER_TOKEN = 50_000
+DENSE_PROFILE = profile().model_copy(update={"load": None})
 
 
 class LawWorker:
@@ -52,6 +54,7 @@ class LawWorker:
             batch_size=request.batch_size,
             outcome=Outcome.FITS,
             measurement=measurement(peak, steps if request.timing is not None else ()),
+            profile=None if request.profile is None else DENSE_PROFILE,
         )
 
     def _step(self, batch_size: int) -> float:
