@@ -159,7 +159,7 @@ def test_node_without_its_declared_gpu_measures_nothing(cluster: Cluster) -> Non
     job = cluster.submit(
         work,
         *("python", "-m", "orchestrator", "sweep", "pretending.yaml", "--out", str(out)),
-        PYTHONPATH=str(LAW_PATH.split(os.pathsep)[-1]),  # a real worker: without the law
+        REAL_WORKER="1",
     )
     assert job.returncode == 1
     assert re.search(r"flash_attn .*A40.*extra", job.stdout)

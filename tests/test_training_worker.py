@@ -16,7 +16,8 @@ from trials.records.timing_rule import TimingRule
 from trials.training import worker
 from trials.training.finetune import FineTuning
 from trials.training.recipe_check import RecipeError
-from trials.training.serving import MessagePipe, serve
+from trials.training.serving.fork_loop import serve
+from trials.training.serving.message_pipe import MessagePipe
 from trials.training.worker import Worker
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.

@@ -16,7 +16,8 @@ from builders.observations import environment, measurement
 from trials.child_process.parent_death import die_with_parent
 from trials.records.messages import ProbeReply, ProbeRequest, Setup
 from trials.records.observation import Environment, Outcome
-from trials.training.serving import MessagePipe, Report, run_fork_server, serve
+from trials.training.serving.fork_loop import Report, run_fork_server, serve
+from trials.training.serving.message_pipe import MessagePipe
 
 
 def say(text: bytes) -> None:

@@ -16,7 +16,8 @@ from builders.profiles import profile
 
 from trials.records.messages import ProbeReply, ProbeRequest, Setup
 from trials.records.observation import Environment, Outcome
-from trials.training.serving import Report, pipe_to_trial, run_fork_server, serve
+from trials.training.serving.fork_loop import Report, run_fork_server, serve
+from trials.training.serving.message_pipe import pipe_to_trial
 
 GPU_LIMIT_BYTES = 14_000_000  # of any GPU, as none is there
 BYTES_PER_TOKEN = 50_000

@@ -4,7 +4,7 @@ from trials.records.failure_classification import classify, is_final
 from trials.records.learning import EpochRequest, LearnReady, LearnSetup
 from trials.records.messages import Refused
 from trials.training.learner import Learner
-from trials.training.serving import MessagePipe, pipe_to_trial
+from trials.training.serving.message_pipe import MessagePipe, pipe_to_trial
 from trials.training.worker import serve_forks
 
 

@@ -44,7 +44,8 @@ from trials.training.finetune import (
     least_weight_bytes,
 )
 from trials.training.recipe_check import RecipeError, check_built
-from trials.training.serving import MessagePipe, Report, pipe_to_trial, run_fork_server, serve
+from trials.training.serving.fork_loop import Report, run_fork_server, serve
+from trials.training.serving.message_pipe import MessagePipe, pipe_to_trial
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 RANKS_MEMORY_STEPS = 5  # the memory of steps on several CPUs varies

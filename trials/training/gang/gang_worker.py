@@ -2,7 +2,7 @@
 
 from trials.records.messages import Setup
 from trials.training.gang.gang import serve_gang
-from trials.training.serving import pipe_to_trial
+from trials.training.serving.message_pipe import pipe_to_trial
 from trials.training.worker import serve_forks
 
 if __name__ == "__main__":

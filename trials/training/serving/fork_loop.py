@@ -1,11 +1,10 @@
 """The loop of a fork server and the life of its children, whatever they build. No torch."""
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trials.child_process.bootstrap import freeze_garbage_collector
 from trials.child_process.parent_death import die_with_parent
@@ -24,6 +23,7 @@ from trials.records.messages import (
     StepsRun,
 )
 from trials.records.observation import Environment, Outcome
+from trials.training.serving.message_pipe import MessagePipe
 
 S = TypeVar("S", bound=Setup)
 Report = Callable[[StepsRun], None]
@@ -38,7 +38,7 @@ class ProbeDevice(Protocol):
 
 
 class ProbeWorker(Protocol):
-    """What a child has built, ready for probes."""
+    """Model that a child has built, or a stand-in, ready for probes."""
 
     @property
     def device(self) -> ProbeDevice:
@@ -54,27 +54,6 @@ class ProbeWorker(Protocol):
             request: batch size to try.
             report: called after each step of drawn lengths.
         """
-
-
-class MessagePipe:
-    """The two pipes to the trial, unbuffered because fork server and child take turns at them."""
-
-    def __init__(self, requests: int, replies: int) -> None:
-        self._requests = os.fdopen(requests, "rb", buffering=0)
-        self._replies = os.fdopen(replies, "wb", buffering=0)
-
-    @property
-    def requests(self) -> int:
-        """Descriptor of the pipe that requests come by."""
-        return self._requests.fileno()
-
-    def receive(self) -> str:
-        """Wait for the next line; empty when the trial is gone."""
-        return self._requests.readline().decode()
-
-    def send(self, message: BaseModel, *, before: bytes = b"") -> None:
-        """Send one message as a line of JSON, after the bytes ``before``."""
-        self._replies.write(before + message.model_dump_json().encode() + b"\n")
 
 
 def serve(setup: Setup, pipe: MessagePipe, make_worker: Callable[[Setup], ProbeWorker]) -> None:
@@ -138,12 +117,3 @@ def run_fork_server(
         _, status = os.waitpid(child, 0)
         # The line break ends a message that the child may have left unfinished.
         pipe.send(Ended(exit_code=os.waitstatus_to_exitcode(status)), before=b"\n")
-
-
-def pipe_to_trial() -> MessagePipe:
-    """Open the pipes to the trial that started this process, and let this process die with it."""
-    die_with_parent(int(sys.argv[1]))
-    # Libraries print to standard output, so it becomes standard error and replies get a copy.
-    replies_fd = os.dup(1)
-    os.dup2(2, 1)
-    return MessagePipe(os.dup(0), replies_fd)
