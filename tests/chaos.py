@@ -30,9 +30,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fakes.network_cluster import STAND_IN
 from fakes.ray_cluster import Cluster, StartedNode, kill_sessions, of_sessions
-from fakes.ray_sweeps import SPEC, environment
+from fakes.ray_sweeps import LAW_PATH, SPEC, environment
 from fakes.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 
 from orchestrator.storage.local_storage import OBSERVATIONS
@@ -166,10 +165,9 @@ class Round:
         """Start, or resume, the sweep."""
         if self._nodes is not None:
             self._nodes.start()
-        path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
         variables = {"TMPDIR": str(self._place / "tmp"), "RAY_TMPDIR": str(self._place / "tmp")}
         if self._spec is LAWS:
-            variables["PYTHONPATH"] = path
+            variables["PYTHONPATH"] = LAW_PATH
         if self.where == "bucket":
             variables |= CREDENTIALS | {"AWS_ENDPOINT_URL": self._server.url}
         out = f"s3://{BUCKET}/{self._place.name}" if self.where == "bucket" else str(self._out)

@@ -18,15 +18,19 @@ from orchestrator.ray_backend.errors import ClusterError, RayEndedError
 from orchestrator.ray_backend.own_ray import GCS, check_own_ray, own_ray
 
 DRIVER = """
-import psutil, sys
+import os, psutil, sys
 from orchestrator.console import log_to_stderr
-from orchestrator.ray_backend.cluster import connected_cluster
-from orchestrator.ray_backend.own_ray import own_ray
+from orchestrator.ray_backend import orphans, own_ray
+from orchestrator.ray_backend.cluster import connected_cluster, ray_logs
 log_to_stderr()
-with own_ray() as folder:
+own_ray.BLOCKED_SECONDS = 2.0
+with own_ray.own_ray() as folder:
     print(folder, flush=True)
-    with connected_cluster(ask_for_packages=False, folder=folder):
+    with connected_cluster(ask_for_packages=True, folder=folder):
         import ray
+        logs = ray_logs(ray.nodes())
+        print(logs.is_relative_to(folder), (logs / "raylet.out").exists())
+        print(*(p.name() for p in orphans.marked(os.environ[orphans.MARK])), flush=True)
         (gcs,) = [p for p in psutil.Process().children() if p.name() == "gcs_server"]
         gcs.kill()
         ray.nodes()
@@ -104,11 +108,17 @@ def test_an_own_ray_without_its_raylet_or_gcs_has_ended(
 
 
 def test_a_driver_that_waits_for_a_dead_gcs_ends_in_a_line(place: Path) -> None:
-    """Ray itself would abort it after a minute; its processes end with it, and its logs stay."""
+    """Ray itself would abort it after a minute; its processes end with it, and its logs stay.
+
+    They carry the driver's mark, although Ray gives them titles, which overwrite variables.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", DRIVER], capture_output=True, text=True, timeout=240, check=False
     )
-    folder = Path(ended.stdout.strip())
+    path, are_there, *marked = ended.stdout.splitlines()
+    folder = Path(path)
+    assert are_there == "True True"
+    assert {"raylet", "gcs_server", "ray::DashboardAgent"} <= {*marked[0].split()}
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
         "Ray on this machine has ended: its gcs_server died, as when it is killed or memory runs "

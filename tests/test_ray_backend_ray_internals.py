@@ -5,6 +5,7 @@ import logging
 import os
 import queue
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import ray
 from ray._private.state import GlobalState
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.v2.instance_manager import node_provider
+from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
 from ray.util.state.common import NodeState
 
@@ -54,12 +56,14 @@ def test_no_public_api_says_which_nodes_drain_or_what_is_free_on_each() -> None:
 
 
 def test_tune_still_hands_keys_of_aws_to_workers() -> None:
-    """In a process of its own: this one may have replaced the set."""
-    script = "from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE as e; print(*e)"
-    names = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout.split()
+    """In the module's own text: this process may have replaced the set."""
+    names = runpy.run_path(class_cache.__file__)["ENV_VARS_TO_PROPAGATE"]
     assert "AWS_SECRET_ACCESS_KEY" in names
+
+
+def test_a_trial_of_tune_still_takes_no_idle_worker() -> None:
+    """It has a variable of its own: Ray starts idle workers for nothing."""
+    assert class_cache.DEFAULT_ENV_VARS
 
 
 PRINTED = """

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from builders.gangs import gone_within
-from fakes.gang_sweeps import OTHERS, GangSweep, place
+from fakes.gang_sweeps import GangSweep, place
 from fakes.ray_cluster import Cluster, StartedNode
 
 from orchestrator.run_folder.run_folder import RunFolder
 from trials.records.observation import Outcome, largest_batch
 
-FSDP2 = "desk/llama-tiny/full-fp32/dense/seq32/4xfsdp2-2nodes"
 COLLECTIVES = {"all-gather", "reduce-scatter", "all-reduce"}
 SOON_SECONDS = 15.0  # a second where a core is free
 
@@ -27,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFolder]:
         try:
             cluster.start_head("--num-cpus=0", "--include-dashboard=false")
             nodes = [cluster.start_node("desk", amount=2) for _ in range(3)]
-            sweep = GangSweep(cluster, gpus=4, more=OTHERS)
+            sweep = GangSweep(cluster, gpus=4, copies=2)
             lose_a_rank_then_a_node(sweep, nodes)
             assert sweep.process.wait(timeout=1200) == 0, sweep.said
             assert "Traceback" not in sweep.said
@@ -37,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFolder]:
 
 
 def lose_a_rank_then_a_node(sweep: GangSweep, nodes: Sequence[StartedNode]) -> None:
-    """Kill the last rank, and all processes of a later trial's second node."""
+    """Kill the last rank, and later all processes of the trial's second node."""
     for is_node in (False, True):
         ranks = sweep.ranks(nodes, besides=len(sweep.measured()))
         victim = sweep.second_node(nodes)
@@ -76,29 +75,28 @@ def test_a_lost_second_node_is_replaced_and_nothing_is_lost_or_measured_twice(
 def test_shards_and_copies_train_on_two_nodes(run: RunFolder) -> None:
     """Its largest batch and the times of its steps and collectives are there."""
     probes = run.observations()
-    for strategy in ("fsdp2", "hsdp", "ddp"):
-        own = [o for o in probes if o.cell.parallel and o.cell.parallel.strategy == strategy]
-        (largest, miss) = largest_batch(own) or (0, None)
-        assert largest > 0
-        assert miss is not None or strategy != "fsdp2"
-        assert {o.batch_size for o in own if o.is_timing} >= {largest}
-        times = [time for o in own if o.measurement for time in o.measurement.collectives]
-        assert {time.collective for time in times} == COLLECTIVES
+    assert {o.cell.parallel.strategy for o in probes if o.cell.parallel} == {"hsdp"}
+    (largest, miss) = largest_batch(probes) or (0, None)
+    assert largest > 0
+    assert miss is not None
+    assert {o.batch_size for o in probes if o.is_timing} >= {largest}
+    times = [time for o in probes if o.measurement for time in o.measurement.collectives]
+    assert {time.collective for time in times} == COLLECTIVES
 
 
 def test_ranks_on_two_nodes_are_priced_by_two_whole_instances(run: RunFolder) -> None:
     """An instance with one GPU does not do; throughput is that of all ranks."""
     ranking = json.loads((Path(str(run.path)) / "ranking.json").read_text(encoding="utf-8"))
-    row = next(row for row in ranking["offers"] if row["cell"]["parallel"]["strategy"] == "fsdp2")
+    (row,) = ranking["offers"]
     assert row["instance"] == "pair"
     assert row["usd_per_hour"] == pytest.approx(0.60)
     steps = [
         seconds
         for o in run.observations()
-        if o.cell.key == FSDP2 and o.is_timing and o.batch_size == row["batch_size"]
+        if o.is_timing and o.batch_size == row["batch_size"]
         for seconds in o.micro_batch_seconds
     ]
     expected = 4 * row["batch_size"] / statistics.median(steps)
     assert row["examples_per_second"] == pytest.approx(expected)
     report = (Path(str(run.path)) / "report.md").read_text(encoding="utf-8")
-    assert "4xdesk fsdp2, 2 nodes" in report
+    assert "4xdesk hsdp, 2 nodes" in report

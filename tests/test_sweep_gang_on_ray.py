@@ -1,4 +1,4 @@
-"""A sweep on a real Ray whose trials train on two and four ranks, one of which is killed."""
+"""A sweep on a real Ray whose trials train on one and on several ranks, one of which is killed."""
 
 import json
 import statistics
@@ -18,21 +18,21 @@ gpus: [cpu-small]
 cells:
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
-    seq_lens: [32]
-    parallel: [{gpus: 2, strategy: fsdp2}, {gpus: 4, strategy: tp, degree: 2}]
+    seq_lens: [64]
+    parallel: [LAYOUT]
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
-    seq_lens: [32]
+    seq_lens: [64]
 workload: {examples: 100, epochs: 1}
 seed: 3
-max_batch_size: 32
+max_batch_size: 4
 boundary_repeats: 0
 timing: {warmup_steps: 0, warmup_seconds: 0.0, max_steps: 6, max_seconds: 0.2}
 catalog:
   gpus:
     - key: cpu-small
       kind: cpu
-      usable_memory_bytes: 14000000
+      usable_memory_bytes: 16000000
       source: made for this test
       recorded: 2026-11-20
   offers:
@@ -42,17 +42,18 @@ catalog:
        gpus_per_instance: 4, source: made for this test, recorded: 2026-11-20}
 """
 FOUR_CPUS = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 4}'}  # whatever this machine has
-GANG = "cpu-small/llama-tiny/full-fp32/dense/seq32/2xfsdp2"
+FSDP2, TP = "2xfsdp2", "4xtp-2degree"
+LAYOUTS = {FSDP2: "{gpus: 2, strategy: fsdp2}", TP: "{gpus: 4, strategy: tp, degree: 2}"}
 
 
-def kill_a_rank(driver: int) -> None:
-    """Kill the second rank of the first gang that has both."""
+def kill_a_rank(driver: int, gpus: int) -> None:
+    """Kill the last rank of the first gang that has all."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         for process in psutil.Process(driver).children(recursive=True):
             try:
                 ranks = process.children()
-                if "gang_worker" in " ".join(process.cmdline()) and len(ranks) == 2:
+                if "gang_worker" in " ".join(process.cmdline()) and len(ranks) == gpus:
                     max(ranks, key=lambda rank: rank.pid).kill()
                     return
             except psutil.NoSuchProcess:
@@ -61,29 +62,35 @@ def kill_a_rank(driver: int) -> None:
     raise AssertionError("no gang ever ran")
 
 
+@pytest.fixture(scope="module", params=[FSDP2, pytest.param(TP, marks=pytest.mark.long)])
+def layout(request: pytest.FixtureRequest) -> str:
+    """Layout of the sweep's gang."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(layout: str, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A complete sweep in which one rank was killed."""
     home = tmp_path_factory.mktemp("home")
-    (home / "gangs.yaml").write_text(SPEC, encoding="utf-8")
+    (home / "gangs.yaml").write_text(SPEC.replace("LAYOUT", LAYOUTS[layout]), encoding="utf-8")
     sweep = start_sweep(home / "gangs.yaml", home / "run", home, **FOUR_CPUS)
-    kill_a_rank(sweep.pid)
+    kill_a_rank(sweep.pid, int(layout[0]))
     assert sweep.wait(timeout=1800) == 0, (home / "run.log").read_text()
     return RunFolder(home / "run")
 
 
 def test_a_killed_rank_costs_one_probe_and_nothing_is_lost_or_measured_twice(
-    run: RunFolder,
+    layout: str, run: RunFolder
 ) -> None:
     """The probe failed by that rank, the trial went on, and every probe is there once."""
     probes = observations(Path(str(run.path)))
     failed = [o.detail for o in probes if o.outcome is Outcome.FAILED]
-    assert failed == ["rank 1: the child was killed by SIGKILL"]
+    assert failed == [f"rank {int(layout[0]) - 1}: the child was killed by SIGKILL"]
     assert len({o.key for o in probes}) == len(probes)
-    assert largest_batch([o for o in probes if o.cell.key == GANG]) is not None
+    assert largest_batch([o for o in probes if o.cell.key.endswith(f"/{layout}")]) is not None
 
 
-def test_ranks_share_what_one_process_holds_alone(run: RunFolder) -> None:
+def test_ranks_share_what_one_process_holds_alone(layout: str, run: RunFolder) -> None:
     """Shards leave room for larger batches, on the node that each rank names."""
     of_cell: dict[int, list[object]] = {}
     for o in observations(Path(str(run.path))):
@@ -92,25 +99,24 @@ def test_ranks_share_what_one_process_holds_alone(run: RunFolder) -> None:
             nodes = {rank.node_id for rank in o.measurement.ranks}
             assert nodes == (set() if o.cell.ranks == 1 else {o.environment.node_id})
             assert len(o.measurement.ranks) == (0 if o.cell.ranks == 1 else o.cell.ranks)
-    alone, two, four = (largest_batch(of_cell[ranks]) for ranks in (1, 2, 4))
+    alone, shared = (largest_batch(of_cell[ranks]) for ranks in (1, int(layout[0])))
     assert alone is not None
-    assert two is not None
-    assert four is not None
-    assert alone[0] < min(two[0], four[0])
+    assert shared is not None
+    assert alone[0] < shared[0]
 
 
-def test_a_family_holds_its_layout(run: RunFolder) -> None:
+def test_a_family_holds_its_layout(layout: str, run: RunFolder) -> None:
     """Step times of several ranks are never fitted together with those of one process."""
     fits = json.loads((Path(str(run.path)) / "fits.json").read_text(encoding="utf-8"))
     layouts = [family["name"].get("layout") for family in fits["families"]]
-    assert sorted(layouts, key=str) == ["2xfsdp2", "4xtp-2degree", None]
+    assert sorted(layouts, key=str) == [layout, None]
 
 
-def test_a_gang_is_priced_by_whole_instances_with_enough_gpus(run: RunFolder) -> None:
+def test_a_gang_is_priced_by_whole_instances_with_enough_gpus(layout: str, run: RunFolder) -> None:
     """It has no row on an instance of one GPU, and its throughput is that of all ranks."""
     ranking = json.loads((Path(str(run.path)) / "ranking.json").read_text(encoding="utf-8"))
     rows = [row for row in ranking["offers"] if row["cell"].get("parallel") is not None]
-    assert sorted(row["cell"]["parallel"]["gpus"] for row in rows) == [2, 4]
+    assert [row["cell"]["parallel"]["gpus"] for row in rows] == [int(layout[0])]
     assert {row["instance"] for row in rows} == {"box"}
     for row in rows:
         parallel = row["cell"]["parallel"]
@@ -126,4 +132,4 @@ def test_a_gang_is_priced_by_whole_instances_with_enough_gpus(run: RunFolder) ->
         expected = batches * row["batch_size"] / statistics.median(steps)
         assert row["examples_per_second"] == pytest.approx(expected)
     report = (Path(str(run.path)) / "report.md").read_text(encoding="utf-8")
-    assert "2xcpu-small fsdp2" in report
+    assert f"{layout[0]}xcpu-small {layout[2:].partition('-')[0]}" in report

@@ -1,22 +1,31 @@
-"""A sweep as a cluster's user runs it: a head, two nodes with different resources, a Ray job."""
+"""A sweep as a cluster's user runs it: a head, two nodes with different resources, a Ray job.
 
+Nodes run a law in place of a model.
+"""
+
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
+import psutil
 import pytest
 from fakes.metadata_server import metadata_server
 from fakes.ray_cluster import Cluster
-from fakes.ray_sweeps import SMALL_CELL, observations
+from fakes.ray_sweeps import LAW_PATH, SMALL_CELL, observations
 from fakes.s3_server import CREDENTIALS
 
 from orchestrator.clouds.preemption_notice import _own_node
+from orchestrator.ray_backend.head import RECONNECT_VARIABLE
+from orchestrator.ray_backend.own_ray import GCS
 from trials.records.observation import Outcome, largest_batch
 
 SPEC = (
@@ -48,6 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster = Cluster(tmp_path_factory.mktemp("cluster"), Path(scratch))
         try:
             cluster.env |= CREDENTIALS  # as they lie about in shells
+            cluster.env |= {"PYTHONPATH": LAW_PATH}
             cluster.start_head()
             cluster.start_node("desk-a")
             cluster.start_node("desk-b", "A40")
@@ -56,8 +66,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             cluster.stop()
 
 
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> dict[str, str]:
+    """Node id by resource."""
+    return cluster.node_ids()
+
+
+def answer_of_head(
+    cluster: Cluster, method: str, path: str, body: str | None = None, **headers: str
+) -> tuple[int, str]:
+    """Status and text of an answer of the head, which Ray's own commands ask in the same way."""
+    head = HTTPConnection("127.0.0.1", cluster.dashboard, timeout=60)
+    with contextlib.closing(head):
+        head.request(method, f"/api/jobs/{path}", body, headers)
+        answer = head.getresponse()
+        return answer.status, answer.read().decode()
+
+
 def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
-    cluster: Cluster,
+    cluster: Cluster, nodes: dict[str, str]
 ) -> None:
     """`launch` places each cell by its resource, or a core, and skips the rest.
 
@@ -88,7 +115,6 @@ def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
         key: {o.environment.node_id for o in observed if o.cell.gpu == key and o.environment}
         for key in ("desk-a", "desk-b")
     }
-    nodes = cluster.node_ids()
     assert where == {key: {nodes[key]} for key in where}
     largest = {
         key: largest_batch([o for o in observed if o.cell.gpu == key])
@@ -105,11 +131,12 @@ def test_each_cell_runs_on_the_node_it_names_and_the_cluster_goes_down_after_it(
 
 def test_status_and_log_of_a_job_are_available_by_its_id(cluster: Cluster) -> None:
     """They outlive the job, on any machine that has the token."""
-    address = f"--address=http://127.0.0.1:{cluster.dashboard}"
-    status = cluster.run("ray", "job", "status", address, "launch-cluster", timeout=60)
-    assert "succeeded" in status.stdout
-    log = cluster.run("ray", "job", "logs", address, "launch-cluster", timeout=60)
-    assert "resource 'H100-SXM'" in log.stdout
+    token = {"Authorization": f"Bearer {cluster.token.read_text(encoding='ascii')}"}
+    code, status = answer_of_head(cluster, "GET", "launch-cluster", **token)
+    assert (code, json.loads(status)["status"]) == (200, "SUCCEEDED")
+    code, log = answer_of_head(cluster, "GET", "launch-cluster/logs", **token)
+    assert code == 200
+    assert "resource 'H100-SXM'" in json.loads(log)["logs"]
 
 
 PRETENDING = """\
@@ -130,7 +157,9 @@ def test_node_without_its_declared_gpu_measures_nothing(cluster: Cluster) -> Non
     work.mkdir()
     (work / "pretending.yaml").write_text(PRETENDING, encoding="utf-8")
     job = cluster.submit(
-        work, "python", "-m", "orchestrator", "sweep", "pretending.yaml", "--out", str(out)
+        work,
+        *("python", "-m", "orchestrator", "sweep", "pretending.yaml", "--out", str(out)),
+        REAL_WORKER="1",
     )
     assert job.returncode == 1
     assert re.search(r"flash_attn .*A40.*extra", job.stdout)
@@ -186,29 +215,29 @@ def test_a_node_in_use_by_others_differs_from_one_with_our_placement(
     )
 
 
-@pytest.mark.parametrize("shown", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}])
+@pytest.mark.parametrize(
+    ("shown", "refusal"), [({}, 401), ({"Authorization": f"Bearer {'0' * 64}"}, 403)]
+)
 def test_a_job_of_somebody_without_the_token_is_refused(
-    cluster: Cluster, shown: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, shown: dict[str, str], refusal: int
 ) -> None:
     """Another token is refused too, and the job runs nothing."""
-    env = {k: v for k, v in cluster.env.items() if k != "RAY_AUTH_TOKEN_PATH"} | shown
-    monkeypatch.setattr(cluster, "env", env)
     left = cluster.home / "left-by-a-stranger"
-    (cluster.home / "strange").mkdir(exist_ok=True)
-    job = cluster.submit(cluster.home / "strange", "touch", str(left))
-    assert job.returncode != 0
-    assert "AuthenticationError" in job.stderr
+    job = json.dumps({"entrypoint": f"touch {left}"})
+    more = {"Content-Type": "application/json"} | shown
+    code, said = answer_of_head(cluster, "POST", "", job, **more)
+    assert code == refusal, said
     assert not left.exists()
 
 
 def test_notice_of_a_cloud_drains_the_node(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, nodes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the notice of an AWS spot instance, Ray starts nothing more on the node."""
     # A machine has a node of one cluster; this one may have several's.
     here = {"RAY_ADDRESS": f"{cluster.address}:{cluster.gcs}"}
     monkeypatch.setattr(cluster, "env", cluster.env | here)
-    node = cluster.node_ids()["desk-a"]
+    node = nodes["desk-a"]
     # Where it is alone on its machine, it is found by its process.
     assert [word.partition("=")[0] for word in _own_node()] == ["--node-id", "--address"]
     with metadata_server() as metadata:
@@ -222,7 +251,7 @@ def test_notice_of_a_cloud_drains_the_node(
     assert "(terminate), in 1" in ended.stderr
     left = cluster.staying_nodes()
     assert node not in left
-    assert cluster.node_ids()["desk-b"] in left
+    assert nodes["desk-b"] in left
 
 
 def test_no_secret_is_written_down_anywhere(cluster: Cluster) -> None:
@@ -239,3 +268,52 @@ def test_no_secret_is_written_down_anywhere(cluster: Cluster) -> None:
     assert {"observations.jsonl", "report.md", "gcs_server.out", "dashboard.log"} <= names
     leaks = [path for path in files if any(s.encode() in path.read_bytes() for s in secrets)]
     assert leaks == []
+
+
+DRIVER = """
+import sys, time
+from orchestrator.console import log_to_stderr
+from orchestrator.ray_backend.cluster import connected_cluster
+log_to_stderr()
+with connected_cluster(ask_for_packages=False):
+    print("connected", flush=True)
+    sys.stdin.read()
+    import ray
+    ray.nodes()
+    time.sleep(600)
+"""
+
+
+def gcs_of(cluster: Cluster) -> psutil.Process:
+    """The process of the head's GCS."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_ours = any(str(cluster.scratch) in word for word in process.cmdline())
+            if process.name() == GCS and is_ours:
+                return process
+    raise AssertionError("no GCS runs")
+
+
+def test_a_driver_whose_head_is_gone_ends_in_a_line(cluster: Cluster) -> None:
+    """Even where it waits for the head; Ray itself would abort it with lines of its own.
+
+    The last test of this cluster.
+    """
+    address = f"{cluster.address}:{cluster.gcs}"
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER],
+        env=cluster.env | {"RAY_ADDRESS": address, RECONNECT_VARIABLE: "12"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "connected\n"
+        gcs_of(cluster).kill()
+        _, errors = driver.communicate("", timeout=120)
+    assert driver.returncode == 1
+    assert errors == (
+        f"RAY_ADDRESS={address}: the head has not answered for 6 s: see that it runs, and "
+        "run the same command again, which continues where this stopped\n"
+    )

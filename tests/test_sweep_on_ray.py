@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fakes.ray_sweeps import SPEC, environment, observations, start_sweep
+from fakes.ray_sweeps import LAW_PATH, SPEC, environment, observations, start_sweep
 from fakes.terminal import shown, without_style
 from tensorboardX.proto import event_pb2
 
@@ -149,7 +149,9 @@ def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) 
     assert foreign_lines(log) == []
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (50, 200)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(24, 80), pytest.param(50, 200, marks=pytest.mark.long)]
+)
 def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
     home: Path, rows: int, columns: int
 ) -> None:
@@ -158,7 +160,8 @@ def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
     arguments = [sys.executable, "-m", "orchestrator", "sweep", "one.yaml", "--out", str(out)]
     one = SPEC.replace("[24, 32, 40]", "[24]").replace("max_batch_size: 32", "max_batch_size: 2")
     (home / "one.yaml").write_text(one, encoding="utf-8")
-    code, written = shown(arguments, environment(home), home, rows=rows, columns=columns)
+    settings = environment(home, PYTHONPATH=LAW_PATH)  # a law in place of the model
+    code, written = shown(arguments, settings, home, rows=rows, columns=columns)
     assert code == 0, written
     text = without_style(written)
     assert "elapsed, 0/1 done" in text

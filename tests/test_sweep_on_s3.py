@@ -1,4 +1,7 @@
-"""Sweeps on a real Ray into a bucket: killed and resumed elsewhere, with failing requests."""
+"""Sweeps on a real Ray into a bucket: killed and resumed elsewhere, with failing requests.
+
+A law replaces the model.
+"""
 
 import os
 import signal
@@ -6,22 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fakes.ray_sweeps import SPEC, environment
+from fakes.law_prober import LawProber
+from fakes.ray_sweeps import LAW_PATH, SPEC, environment
 from fakes.s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
 
 from orchestrator.planning.plan import trial_task
-from orchestrator.scheduling.node_queue import Task
 from orchestrator.spec.spec_file import parse_spec
-from trials.local_runner import run_trials_here
-from trials.records.cell import Cell
 from trials.records.observation import Observation, largest_batch
 from trials.records.profile import Logged, logged
+from trials.run_trial import run_trial
 
-ONE_CELL = SPEC.replace("[24, 32, 40]", "[24]") + "profile: true\n"
+# At batch sizes that always fit, the probes of every device are the same.
+ONE_CELL = SPEC.replace("[24, 32, 40]", "[24]").replace("batch_size: 32", "batch_size: 2")
+ONE_CELL += "profile: true\n"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,8 @@ def server() -> Iterator[S3Server]:
 def start_sweep(server: S3Server, home: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """Start a sweep on a machine whose home is also its working directory and has its log."""
     home.mkdir(exist_ok=True)
-    settings = environment(home, **CREDENTIALS, AWS_ENDPOINT_URL=server.url)
+    more = {"AWS_ENDPOINT_URL": server.url, "PYTHONPATH": LAW_PATH}
+    settings = environment(home, **CREDENTIALS, **more)
     settings.pop("XDG_STATE_HOME", None)
     with (home / "log").open("ab") as log:
         return subprocess.Popen(
@@ -53,28 +57,13 @@ def sent(server: S3Server, run: str) -> list[Logged]:
     return [logged(line) for line in lines]
 
 
-class Seen:
-    """A listener that keeps the observations of trials."""
-
-    def __init__(self) -> None:
-        self.observations: list[Observation] = []
-
-    def started(self, task: Task) -> None:
-        """Ignore the start of a trial."""
-
-    def observed(self, observation: Observation) -> None:
-        self.observations.append(observation)
-
-    def ended(self, cell: Cell, error: str | None) -> None:
-        """Ignore the end of a trial."""
-
-
 def undisturbed() -> list[Observation]:
-    """The expected observations: trials alone, without a bucket or Ray."""
-    spec, listener = parse_spec(ONE_CELL, "small.yaml"), Seen()
-    tasks = [trial_task(spec, spec.merged_catalog(), cell, []) for cell in spec.all_cells()]
-    run_trials_here(tasks, listener, lambda: True)
-    return listener.observations
+    """The expected observations: the trial alone, without a bucket or Ray."""
+    spec, observed = parse_spec(ONE_CELL, "small.yaml"), list[Observation]()
+    (cell,) = spec.all_cells()
+    task = trial_task(spec, spec.merged_catalog(), cell, [])
+    run_trial(task, LawProber(example_bytes=1), observed.append)
+    return observed
 
 
 def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
@@ -86,12 +75,11 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     """
     (tmp_path / "small.yaml").write_text(ONE_CELL, encoding="utf-8")
     first, second = tmp_path / "first", tmp_path / "second"
-    expected = ThreadPoolExecutor(1).submit(undisturbed)
     out = ("--out", f"s3://{BUCKET}/small")
     sweep = start_sweep(server, first, str(tmp_path / "small.yaml"), *out)
     end = time.monotonic() + 600
     while not sent(server, "small") and time.monotonic() < end:
-        time.sleep(0.01)
+        time.sleep(0.05)
     os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
     before = server.objects("small/observations/")
@@ -102,7 +90,7 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     assert server.objects("small/observations/").items() > before.items()
     server.fails_every = 0
     keys = [o.key for o in sent(server, "small")]
-    observed = expected.result()
+    observed = undisturbed()
     limit = largest_batch(observed)
     assert limit is not None
     profiles = [f"{observed[0].cell.key}/profile/b{size}/t1" for size in (1, limit[0])]

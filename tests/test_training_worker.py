@@ -11,11 +11,14 @@ from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Ready, Refused, Setup
 from trials.records.model import Model, find_model
 from trials.records.observation import MemoryReading, Outcome
+from trials.records.profile import ProfileRule
 from trials.records.timing_rule import TimingRule
 from trials.training import worker
 from trials.training.finetune import FineTuning
 from trials.training.recipe_check import RecipeError
-from trials.training.worker import MessagePipe, Worker, serve
+from trials.training.serving.fork_loop import serve
+from trials.training.serving.message_pipe import MessagePipe
+from trials.training.worker import Worker
 
 # PEFT asks a transformers model under a name that transformers 5 has deprecated.
 pytestmark = [
@@ -161,7 +164,7 @@ def test_a_child_with_a_wrong_model_reports_the_reason_and_ends(
     """The trial gets one line, as an outcome that is no verdict about memory."""
     monkeypatch.setattr(worker, "FineTuning", FewerLayers)
     pipe = Transcript()
-    serve(setup("full"), pipe)
+    serve(setup("full"), pipe, Worker)
     (refused,) = pipe.sent
     assert isinstance(refused, Refused)
     assert refused.outcome is Outcome.FAILED
@@ -171,7 +174,7 @@ def test_a_child_with_a_wrong_model_reports_the_reason_and_ends(
 def test_a_child_with_a_correct_model_reports_its_environment() -> None:
     """Its first message has the stack and the memory limit."""
     pipe = Transcript()
-    serve(setup("full"), pipe)
+    serve(setup("full"), pipe, Worker)
     (ready,) = pipe.sent
     assert isinstance(ready, Ready)
     assert ready.memory_limit_bytes == cpu().usable_memory_bytes
@@ -185,7 +188,7 @@ def test_a_memory_cap_simulates_a_smaller_device() -> None:
     assert Worker(setup("full")).probe(request).outcome is Outcome.FITS
     pipe = Transcript()
     pipe.receive = iter([request.model_dump_json(), ""]).__next__  # type: ignore[method-assign]
-    serve(capped, pipe)
+    serve(capped, pipe, Worker)
     ready, reply = pipe.sent
     assert ready.memory_limit_bytes == 6 * 2**20  # type: ignore[attr-defined]
     assert reply.outcome is Outcome.OUT_OF_MEMORY  # type: ignore[attr-defined]
@@ -204,11 +207,23 @@ def test_a_model_beyond_the_budget_of_a_cpu_is_refused_before_it_is_built(
         threads=1,
     )
     pipe = Transcript()
-    serve(large, pipe)
+    serve(large, pipe, Worker)
     (refused,) = pipe.sent
     assert isinstance(refused, Refused)
     assert (refused.outcome, refused.final) == (Outcome.OUT_OF_MEMORY, False)
     assert "of a budget of 48 MiB: the model was not built" in refused.detail
+
+
+def test_a_profile_comes_with_the_measurement_where_it_is_asked_for() -> None:
+    """It has all stages of a step; another probe has none."""
+    rule = ProfileRule(steps=1, least_seconds=0.0, warmup_steps=0, training_steps=1)
+    asked = Worker(setup("full"))
+    request = ProbeRequest(batch_size=1, timing=None, profile=rule)
+    reply = asked.probe(request)
+    assert reply.outcome is Outcome.FITS
+    assert reply.profile is not None
+    assert {row.stage for row in reply.profile.rows} >= {"forward", "backward", "optimizer"}
+    assert asked.probe(request.model_copy(update={"profile": None})).profile is None
 
 
 def test_steps_are_timed_after_a_warm_up_and_both_are_kept() -> None:

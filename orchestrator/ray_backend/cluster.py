@@ -30,6 +30,9 @@ SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
 # Ray lowers the priority of its workers by 15, so that two busy processes beside them leave a trial
 # 3 % of a core. Trainers run at the usual priority, and what is measured should as well.
 USUAL_PRIORITY = {"RAY_worker_niceness": "0"}
+# Ray starts an idle worker for each core with the first driver, a second of a core's time and 80 MB
+# each, and ends them unused: the workers of Tune's trials have variables of their own.
+NO_IDLE_WORKERS = {"RAY_prestart_worker_first_driver": "false"}
 # A node that is busy or new to this job may take this long to start a worker and look.
 PACKAGES_TIMEOUT_SECONDS = 60.0
 
@@ -114,7 +117,7 @@ def _start_ray(quiet: Mapping[str, Any], folder: Path | None) -> None:
     """Start Ray on this machine; once more where it is so busy that Ray's own 30 s were short."""
     import ray  # noqa: PLC0415 - as above
 
-    os.environ |= USUAL_PRIORITY
+    os.environ |= USUAL_PRIORITY | NO_IDLE_WORKERS
     for is_last in (False, True):
         try:
             ray.init(

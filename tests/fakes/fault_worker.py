@@ -8,13 +8,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from builders.observations import environment, measurement
 
+from trials.child_process.parent_death import die_with_parent
 from trials.records.messages import ProbeReply, ProbeRequest, Setup
 from trials.records.observation import Environment, Outcome
-from trials.training import worker
+from trials.training.serving.fork_loop import Report, run_fork_server, serve
+from trials.training.serving.message_pipe import MessagePipe
 
 
 def say(text: bytes) -> None:
@@ -91,7 +94,7 @@ class FaultyWorker:
     def environment(self) -> Environment:
         return environment()
 
-    def probe(self, request: ProbeRequest, _report: worker.Report) -> ProbeReply:
+    def probe(self, request: ProbeRequest, _report: Report) -> ProbeReply:
         go_wrong("probe")
         wrong = 99 if fault() == "probe wrong" else request.batch_size
         return ProbeReply(batch_size=wrong, outcome=Outcome.FITS, measurement=measurement())
@@ -114,9 +117,8 @@ def go_wrong(where: str) -> None:
 
 
 if __name__ == "__main__":
-    worker.die_with_parent(int(sys.argv[2]))
-    worker.Worker = FaultyWorker  # type: ignore[assignment, misc]
-    worker.import_libraries = lambda *_: None
+    die_with_parent(int(sys.argv[2]))
     REPLIES = os.dup(1)
     os.dup2(2, 1)
-    worker.serve_probes(worker.MessagePipe(os.dup(0), REPLIES))
+    pipe = MessagePipe(os.dup(0), REPLIES)
+    run_fork_server(pipe, Setup, partial(serve, make_worker=FaultyWorker), lambda *_: None)

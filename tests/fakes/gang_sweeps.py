@@ -15,8 +15,8 @@ gpus: [desk]
 cells:
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]
-    seq_lens: [32]
-    parallel: [{gpus: GPUS, nodes: 2, strategy: fsdp2}]
+    seq_lens: [LENGTH]
+    parallel: [{gpus: GPUS, nodes: 2, STRATEGY}]
 MORE
 workload: {examples: 100, epochs: 1}
 seed: 3
@@ -52,13 +52,30 @@ class GangSweep(ClusterSweep):
         gpus: ranks of a trial.
         name: name of its run; another sweep with that name continues it.
         more: further cells.
+        copies: copies of the model, each in shards; None for shards alone.
     """
 
-    def __init__(self, cluster: Cluster, gpus: int, name: str = "run", more: str = "") -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        gpus: int,
+        name: str = "run",
+        more: str = "",
+        copies: int | None = None,
+    ) -> None:
         self._processes = 2 + gpus // 2  # of a node: fork server, parent of its ranks, and these
-        # Four or five examples fit. Of less than 2^23 bytes none are left for timed collectives.
-        memory = {2: "10500000", 4: "8400000"}[gpus]
-        text = SPEC.replace("GPUS", str(gpus)).replace("MEMORY", memory).replace("MORE\n", more)
+        # Of 32 tokens, four or five examples fit, of 64 half as many. Of less than 2^23 bytes none
+        # are left for timed collectives.
+        words = {
+            "GPUS": str(gpus),
+            "MEMORY": {2: "10500000", 4: "8400000"}[gpus // (copies or 1)],
+            "LENGTH": "32" if copies is None else "64",
+            "STRATEGY": f"strategy: hsdp, replicas: {copies}" if copies else "strategy: fsdp2",
+            "MORE\n": more,
+        }
+        text = SPEC
+        for word, value in words.items():
+            text = text.replace(word, value)
         super().__init__(cluster, name, text)
 
     def measured(self) -> list[Observation]:

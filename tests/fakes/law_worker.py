@@ -6,19 +6,22 @@ file named by ``LAW_WORKER_FAULTS`` makes the worker of this node fail: ``hang``
 """
 
 import os
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from builders.observations import environment, measurement
+from builders.profiles import profile
 
 from trials.records.messages import ProbeReply, ProbeRequest, Setup
 from trials.records.observation import Environment, Outcome
-from trials.training import worker
+from trials.training.serving.fork_loop import Report, run_fork_server, serve
+from trials.training.serving.message_pipe import pipe_to_trial
 
-LIMIT_BYTES = 14_000_000
+GPU_LIMIT_BYTES = 14_000_000  # of any GPU, as none is there
 BYTES_PER_TOKEN = 50_000
+DENSE_PROFILE = profile().model_copy(update={"load": None})
 
 
 class LawWorker:
@@ -26,12 +29,14 @@ class LawWorker:
 
     def __init__(self, setup: Setup) -> None:
         self._tokens = setup.cell.seq_len
-        self.device = type("Device", (), {"memory_limit_bytes": LIMIT_BYTES})()
+        of_cpu = setup.gpu.usable_memory_bytes if setup.gpu.kind == "cpu" else None
+        self._limit_bytes = of_cpu or GPU_LIMIT_BYTES
+        self.device = type("Device", (), {"memory_limit_bytes": self._limit_bytes})()
 
     def environment(self) -> Environment:
         return environment(host=os.uname().nodename)
 
-    def probe(self, request: ProbeRequest, _report: worker.Report) -> ProbeReply:
+    def probe(self, request: ProbeRequest, _report: Report) -> ProbeReply:
         faults = os.environ.get("LAW_WORKER_FAULTS")
         fault = Path(faults).read_text(encoding="utf-8").strip() if faults else ""
         if fault == "sick":
@@ -41,7 +46,7 @@ class LawWorker:
             time.sleep(3600)
         work = 20 if fault == "slow" else 1
         peak = 1_000_000 + BYTES_PER_TOKEN * self._tokens * request.batch_size
-        if peak > LIMIT_BYTES:
+        if peak > self._limit_bytes:
             return ProbeReply(
                 batch_size=request.batch_size, outcome=Outcome.OUT_OF_MEMORY, detail="by the law"
             )
@@ -50,6 +55,7 @@ class LawWorker:
             batch_size=request.batch_size,
             outcome=Outcome.FITS,
             measurement=measurement(peak, steps if request.timing is not None else ()),
+            profile=None if request.profile is None else DENSE_PROFILE,
         )
 
     def _step(self, batch_size: int) -> float:
@@ -61,9 +67,5 @@ class LawWorker:
 
 
 if __name__ == "__main__":
-    worker.die_with_parent(int(sys.argv[1]))
-    worker.Worker = LawWorker  # type: ignore[assignment, misc]
-    worker.import_libraries = lambda *_: None
-    replies = os.dup(1)
-    os.dup2(2, 1)
-    worker.serve_probes(worker.MessagePipe(os.dup(0), replies))
+    make = partial(serve, make_worker=LawWorker)
+    run_fork_server(pipe_to_trial(), Setup, make, lambda *_: None)

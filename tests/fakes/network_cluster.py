@@ -10,9 +10,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakes.ray_cluster import Cluster, StartedNode
+from fakes.ray_cluster import RAY, Cluster, StartedNode
+from fakes.ray_sweeps import LAW_PATH
 
-STAND_IN = Path(__file__).parent / "stand_in"
 # Ray looks every three seconds and gives up after five times; here a sweep lasts no longer.
 IMPATIENT = {
     "RAY_health_check_initial_delay_ms": "3000",
@@ -126,8 +126,7 @@ class NetworkCluster(Cluster):
         super().__init__(home, scratch)
         self.env |= IMPATIENT
         if stand_in:
-            path = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
-            self.env |= {"PYTHONPATH": path}
+            self.env |= {"PYTHONPATH": LAW_PATH}
         self._network = Network()
         self.address = self._network.address
 
@@ -160,7 +159,7 @@ class NetworkCluster(Cluster):
         """Give the two-minute notice of a cloud to a node, which is not taken away."""
         subprocess.run(
             [
-                *("ray", "drain-node", f"--address={self.address}:{self.gcs}"),
+                *(*RAY, "drain-node", f"--address={self.address}:{self.gcs}"),
                 *(f"--node-id={node.node_id}", "--reason=DRAIN_NODE_REASON_PREEMPTION"),
                 *("--reason-message=preempted", "--deadline-remaining-seconds=120"),
             ],

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 
 from fakes.ray_sweeps import environment
 from orchestrator.planning.cluster_resources import SCALES_TO
+from orchestrator.ray_backend.cluster import NO_IDLE_WORKERS
 
+RAY = (sys.executable, "-P", str(Path(__file__).with_name("ray_command.py")))
 FAKE_HEAD = "f" * 51 + "00000"  # the head's id in Ray's fake provider
 
 
@@ -73,6 +76,7 @@ class Cluster:
         self.token.write_text(secrets.token_hex(32), encoding="ascii")
         # A cluster without a token runs whatever anyone on the network sends it.
         self.env = environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(self.token))
+        self.env |= NO_IDLE_WORKERS
         del self.env["RAY_ADDRESS"]
         self.scratch = scratch
         self._started = 0
@@ -102,13 +106,6 @@ class Cluster:
         Returns:
             Keys of the GPUs whose nodes it can start.
         """
-        address = subprocess.run(
-            ["python", "-c", "import ray; print(ray.util.get_node_ip_address())"],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()[-1]
         types = {
             name: {"min_workers": 0, "max_workers": 0} | kind | {"node_config": {}}
             for name, kind in cluster_file["available_node_types"].items()
@@ -132,7 +129,7 @@ class Cluster:
                 "launch_multiple": True,
                 "disable_node_updaters": True,
                 "head_node_id": FAKE_HEAD,
-                "gcs_address": f"{address}:{self.gcs}",
+                "gcs_address": f"{ray.util.get_node_ip_address()}:{self.gcs}",
             },
             "available_node_types": types,
             "head_node_type": "ray.head.default",
@@ -181,7 +178,7 @@ class Cluster:
             node = subprocess.Popen(
                 [
                     *within,
-                    *("ray", "start", "--block", "--disable-usage-stats", "--num-cpus=1"),
+                    *(*RAY, "start", "--block", "--disable-usage-stats", "--num-cpus=1"),
                     *("--object-store-memory=80000000", "--include-log-monitor=false"),
                     # Its default is one fixed port, which only one node of a machine can have.
                     f"--dashboard-agent-listen-port={free_port()}",
@@ -251,7 +248,7 @@ class Cluster:
         ray.write_text(
             "#!/bin/sh\n"
             'case "$1" in\n'
-            f'job) exec {Path(sys.executable).with_name("ray")} "$@" ;;\n'
+            f'job) exec {" ".join(RAY)} "$@" ;;\n'
             f"dashboard) echo $$ >> {laptop}/tunnels; exec {tunnel} $3 {self.dashboard} ;;\n"
             f'*) echo "$@" >> {laptop}/calls ;;\n'
             "esac\n",
@@ -271,10 +268,19 @@ class Cluster:
             text=True,
         )
 
-    def submit(self, work: Path, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run `ray job submit`, repeated while the head's agent is starting."""
+    def submit(
+        self, work: Path, *command: str, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `ray job submit`, repeated while the head's agent is starting.
+
+        Args:
+            work: working directory of the job.
+            command: command of the job.
+            variables: environment variables of the job and its workers.
+        """
         address = f"--address=http://127.0.0.1:{self.dashboard}"
-        submit = ("ray", "job", "submit", address, f"--working-dir={work}", "--", *command)
+        runtime = f"--runtime-env-json={json.dumps({'env_vars': variables})}"
+        submit = ("ray", "job", "submit", address, runtime, f"--working-dir={work}", "--", *command)
         deadline = time.monotonic() + 240
         while True:
             job = self.run(*submit, timeout=240)

@@ -8,6 +8,9 @@ from pathlib import Path
 from orchestrator.run_folder.run_folder import RunFolder
 from trials.records.observation import Observation
 
+STAND_IN = Path(__file__).parent / "stand_in"
+LAW_PATH = os.pathsep.join(map(str, (STAND_IN, *STAND_IN.parents[1:3])))
+"""Value of PYTHONPATH with which trials run the law of ``law_worker.py`` in place of a model."""
 # The smallest models and lengths: what these tests look at is what happens around the trials.
 SPEC = """\
 name: small

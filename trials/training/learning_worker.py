@@ -4,7 +4,8 @@ from trials.records.failure_classification import classify, is_final
 from trials.records.learning import EpochRequest, LearnReady, LearnSetup
 from trials.records.messages import Refused
 from trials.training.learner import Learner
-from trials.training.worker import MessagePipe, pipe_to_trial, serve_forks
+from trials.training.serving.message_pipe import MessagePipe, pipe_to_trial
+from trials.training.worker import serve_forks
 
 
 def learn(setup: LearnSetup, pipe: MessagePipe) -> None:

@@ -7,8 +7,6 @@ once, as the fork server; the fork server forks the children.
 
 import contextlib
 import gc
-import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,31 +14,17 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from pydantic import BaseModel, ValidationError
 
 # The last printed line explains how a child ended; warnings would stand in its place.
 warnings.filterwarnings("ignore")
 
-from trials.child_process.bootstrap import freeze_garbage_collector
-from trials.child_process.parent_death import die_with_parent
 from trials.devices.cpu import CpuDevice
 from trials.devices.device import Device, DeviceOutOfMemoryError, of_steps
-from trials.devices.host_memory import limit_to_free_memory
 from trials.devices.software import environment
 from trials.devices.storages import storage_of
 from trials.ranks.collective_times import collective_times
 from trials.ranks.rank import Rank, slowest
-from trials.records.failure_classification import classify, is_final
-from trials.records.messages import (
-    ChildStarted,
-    Ended,
-    ProbeReply,
-    ProbeRequest,
-    Ready,
-    Refused,
-    Setup,
-    StepsRun,
-)
+from trials.records.messages import ProbeReply, ProbeRequest, Setup, StepsRun
 from trials.records.observation import (
     CollectiveTime,
     DeviceReading,
@@ -60,11 +44,12 @@ from trials.training.finetune import (
     least_weight_bytes,
 )
 from trials.training.recipe_check import RecipeError, check_built
+from trials.training.serving.fork_loop import Report, run_fork_server, serve
+from trials.training.serving.message_pipe import MessagePipe, pipe_to_trial
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 RANKS_MEMORY_STEPS = 5  # the memory of steps on several CPUs varies
 S = TypeVar("S", bound=Setup)
-Report = Callable[[StepsRun], None]
 
 
 def open_device(setup: Setup, rank: Rank | None = None) -> Device:
@@ -295,101 +280,12 @@ class Worker:
         return Timed(tuple(warmup), tuple(seconds), reason, energy, before, after)
 
 
-class MessagePipe:
-    """The two pipes to the trial, unbuffered because fork server and child take turns at them."""
-
-    def __init__(self, requests: int, replies: int) -> None:
-        self._requests = os.fdopen(requests, "rb", buffering=0)
-        self._replies = os.fdopen(replies, "wb", buffering=0)
-
-    @property
-    def requests(self) -> int:
-        """Descriptor of the pipe that requests come by."""
-        return self._requests.fileno()
-
-    def receive(self) -> str:
-        """Wait for the next line; empty when the trial is gone."""
-        return self._requests.readline().decode()
-
-    def send(self, message: BaseModel, *, before: bytes = b"") -> None:
-        """Send one message as a line of JSON, after the bytes ``before``."""
-        self._replies.write(before + message.model_dump_json().encode() + b"\n")
-
-
-def serve(
-    setup: Setup, pipe: MessagePipe, make_worker: Callable[[Setup], Worker] | None = None
-) -> None:
-    """Build the model and answer probes until one does not fit: the life of a child."""
-    try:
-        worker = (make_worker or Worker)(setup)
-        limit = worker.device.memory_limit_bytes
-        pipe.send(Ready(environment=worker.environment(), memory_limit_bytes=limit))
-    except Exception as error:  # noqa: BLE001 - every failure of a build is an outcome
-        outcome, detail = classify(error)
-        pipe.send(Refused(outcome=outcome, detail=detail, final=is_final(error)))
-        return
-    while line := pipe.receive():
-        probe = ProbeRequest.model_validate_json(line)
-        try:
-            reply = worker.probe(probe, pipe.send)
-        except Exception as error:  # noqa: BLE001 - every failure of a probe is an outcome
-            outcome, detail = classify(error)
-            reply = ProbeReply(batch_size=probe.batch_size, outcome=outcome, detail=detail)
-        pipe.send(reply)
-        if reply.outcome is not Outcome.FITS:
-            return
-
-
-def serve_probes(pipe: MessagePipe) -> None:
-    """Run a fork server whose children answer probes."""
-    serve_forks(pipe, Setup, serve)
-
-
 def serve_forks(
     pipe: MessagePipe, setup_type: type[S], run_child: Callable[[S, MessagePipe], None]
 ) -> None:
-    """Import the libraries once, then fork children one after another: the life of a fork server.
-
-    The fork server neither builds a model nor touches a device. Each child starts as clean as a new
-    process, without the seconds that importing the libraries takes.
-
-    Args:
-        pipe: pipes to the trial.
-        setup_type: type of the request for a child.
-        run_child: body of a child.
-    """
-    while line := pipe.receive():
-        try:
-            setup = setup_type.model_validate_json(line)
-        except ValidationError:
-            continue  # a request to a child that ended before it read it
-        # These libraries may touch a GPU as they load, and CUDA does not survive a fork.
-        if setup.gpu.kind == "cpu":
-            import_libraries(setup.cell.recipe, setup.cell.parallel)
-        freeze_garbage_collector()
-        server = os.getpid()
-        child = os.fork()
-        if child == 0:
-            die_with_parent(server)
-            if setup.gpu.kind == "cpu":
-                limit_to_free_memory()
-            # The child itself reports its start, so that this is its first message.
-            pipe.send(ChildStarted(pid=os.getpid()))
-            run_child(setup, pipe)
-            os._exit(0)  # no exit handlers: those of the libraries belong to the fork server
-        _, status = os.waitpid(child, 0)
-        # The line break ends a message that the child may have left unfinished.
-        pipe.send(Ended(exit_code=os.waitstatus_to_exitcode(status)), before=b"\n")
-
-
-def pipe_to_trial() -> MessagePipe:
-    """Open the pipes to the trial that started this process, and let this process die with it."""
-    die_with_parent(int(sys.argv[1]))
-    # Libraries print to standard output, so it becomes standard error and replies get a copy.
-    replies_fd = os.dup(1)
-    os.dup2(2, 1)
-    return MessagePipe(os.dup(0), replies_fd)
+    """Run a fork server whose children train; arguments as of ``run_fork_server``."""
+    run_fork_server(pipe, setup_type, run_child, import_libraries)
 
 
 if __name__ == "__main__":
-    serve_probes(pipe_to_trial())
+    serve_forks(pipe_to_trial(), Setup, partial(serve, make_worker=Worker))

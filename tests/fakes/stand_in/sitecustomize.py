@@ -1,9 +1,12 @@
-"""With this folder on the path, trials run the law of ``law_worker.py`` instead of a model."""
+"""With this folder on the path, trials run the law of ``law_worker.py`` instead of a model.
+
+The variable ``REAL_WORKER`` keeps the model.
+"""
 
 import os
 import sys
 
-if "trials.training.worker" in sys.orig_argv:
+if "trials.training.worker" in sys.orig_argv and "REAL_WORKER" not in os.environ:
     import importlib.util
 
     law_worker = importlib.util.find_spec("fakes.law_worker")

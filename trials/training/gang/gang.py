@@ -36,7 +36,7 @@ from trials.records.messages import (
 )
 from trials.records.observation import Outcome
 from trials.training.gang.rank_process import COUNT, RankProcess
-from trials.training.worker import MessagePipe
+from trials.training.serving.message_pipe import MessagePipe
 
 R = TypeVar("R", Ready, ProbeReply)
 

@@ -2,7 +2,8 @@
 
 from trials.records.messages import Setup
 from trials.training.gang.gang import serve_gang
-from trials.training.worker import pipe_to_trial, serve_forks
+from trials.training.serving.message_pipe import pipe_to_trial
+from trials.training.worker import serve_forks
 
 if __name__ == "__main__":
     serve_forks(pipe_to_trial(), Setup, serve_gang)

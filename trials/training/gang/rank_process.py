@@ -18,7 +18,9 @@ from trials.ranks.rank import Rank
 from trials.records.failure_classification import ending
 from trials.records.messages import RankPlace, Setup
 from trials.records.observation import Outcome
-from trials.training.worker import MessagePipe, Worker, serve
+from trials.training.serving.fork_loop import serve
+from trials.training.serving.message_pipe import MessagePipe
+from trials.training.worker import Worker
 
 COUNT = struct.Struct("qd")  # collectives that a rank has begun, monotonic time of this report
 COUNT_SECONDS = 0.1  # between two reports

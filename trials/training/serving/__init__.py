@@ -1,0 +1,1 @@
+"""The side of a fork server and its children, whatever they build. No torch."""
