@@ -162,7 +162,7 @@ def test_node_without_its_declared_gpu_measures_nothing(cluster: Cluster) -> Non
         REAL_WORKER="1",
     )
     assert job.returncode == 1
-    assert re.search(r"flash_attn .*A40.*extra", job.stdout)
+    assert re.search(r"flash_attn .*A40.*finetune-cost\[gpu\]", job.stdout)
     (only,) = observations(out)  # what the next try cannot mend is tried once
     assert only.outcome is Outcome.FAILED
     assert only.detail is not None
