@@ -7,7 +7,6 @@ import numpy as np
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
 from trials.recipes.parallel import Parallel
-from trials.simulation.ranks.compiled_lanes import lanes_seconds
 from trials.simulation.ranks.rank_links import Group, collective_speed, measured_speed
 from trials.simulation.recording import (
     Collective,
@@ -46,6 +45,8 @@ def rank_seconds(
         streams: (events,) ``StreamEvent.number`` of each event, 0 for none.
         waits: indices of the events at which the host waits for the stream that runs then.
     """
+    from trials.simulation.ranks.compiled_lanes import lanes_seconds  # noqa: PLC0415 - a second
+
     host_waits = np.zeros(len(host), np.bool_)
     host_waits[waits] = True
     return float(lanes_seconds(host, device, links, streams, host_waits))
