@@ -25,8 +25,9 @@ from orchestrator.ray_backend.trial_worker import NODE_LEAVES
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.spec.spec_file import parse_spec
 from trials.child_process.forked_child import ProbeEnd
+from trials.records.cell import by_cell
 from trials.records.messages import ProbeRequest, Setup
-from trials.records.observation import Observation, Outcome, without_superseded
+from trials.records.observation import Observation, Outcome, largest_batch, without_superseded
 from trials.run_trial import run_trial
 
 # Whoever runs this without the rights is told so: a silent pass would say that it holds.
@@ -81,13 +82,13 @@ class Law:
         )
 
 
-def undisturbed(text: str) -> set[str]:
-    """The keys of all observations of an undisturbed sweep."""
+def of_trials_alone(text: str) -> list[Observation]:
+    """The observations of undisturbed trials, none of which starts from what others found."""
     spec, recorded = parse_spec(text, "network.yaml"), list[Observation]()
     for cell in spec.all_cells():
         task = trial_task(spec, spec.merged_catalog(), cell, [])
         run_trial(task, Law(task.setup), recorded.append)
-    return {o.key for o in recorded}
+    return recorded
 
 
 def faulty_node(cluster: NetworkCluster, device: str, fault: str) -> NetworkNode:
@@ -97,10 +98,14 @@ def faulty_node(cluster: NetworkCluster, device: str, fault: str) -> NetworkNode
     return cluster.start_network_node(device, LAW_WORKER_FAULTS=str(file))
 
 
-def assert_every_verdict(observed: Sequence[Observation], text: str) -> None:
-    """Check that every verdict of an undisturbed sweep exists, at whichever attempt."""
-    verdicts = {o.key.rpartition("/t")[0] for o in observed if o.outcome.is_verdict}
-    assert verdicts == {key.rpartition("/t")[0] for key in undisturbed(text)}
+def found(observed: Sequence[Observation]) -> dict[str, tuple[int, set[int]]]:
+    """The largest batch size of each cell, and the sizes that were timed."""
+    sizes = {}
+    for cell, of_cell in by_cell(observed).items():
+        largest = largest_batch(of_cell)
+        assert largest is not None, cell.key
+        sizes[cell.key] = largest[0], {o.batch_size for o in of_cell if o.is_timing}
+    return sizes
 
 
 class Sweep(ClusterSweep):
@@ -145,7 +150,7 @@ def test_killed_and_disconnected_nodes_cost_only_time(cluster: NetworkCluster, s
         time.sleep(0.02)
     assert sweep.wait() == 0, sweep.said
     observed = observations(sweep.out)
-    assert {o.key for o in observed} == undisturbed(text)
+    assert found(observed) == found(of_trials_alone(text))
     assert len({o.key for o in observed}) == len(observed)
     faults = RunFolder(sweep.out).faults().faults
     assert {fault.node for fault in faults} == {node.address for node in nodes}
@@ -171,9 +176,9 @@ def test_nothing_begins_on_a_node_that_is_to_be_preempted(cluster: NetworkCluste
     assert len(sweep.cells_on(spot) - before) <= 1
     faults = {(fault.node, fault.reason) for fault in RunFolder(sweep.out).faults().faults}
     assert faults <= {(spot.address, NODE_LEAVES)}
-    keys = [o.key for o in observations(sweep.out)]
-    assert set(keys) == undisturbed(text)
-    assert len(keys) == len(set(keys))
+    observed = observations(sweep.out)
+    assert found(observed) == found(of_trials_alone(text))
+    assert len({o.key for o in observed}) == len(observed)
     spot.kill()
 
 
@@ -186,7 +191,7 @@ def test_a_node_with_a_faulty_device_is_named_and_its_trials_complete_elsewhere(
     sweep = Sweep(cluster, "sick", text)
     assert sweep.wait() == 0, sweep.said
     observed = observations(sweep.out)
-    assert_every_verdict(observed, text)
+    assert found(observed) == found(of_trials_alone(text))
     failed = [o for o in observed if o.outcome is Outcome.FAILED]
     assert {o.environment.node_id for o in failed if o.environment} == {sick.node_id}
     faults_told = RunFolder(sweep.out).faults().faults
@@ -205,11 +210,11 @@ def test_timings_of_a_slow_node_are_repeated_before_the_ranking(
     sweep = Sweep(cluster, "slower", text)
     assert sweep.wait() == 0, sweep.said
     observed = observations(sweep.out)
-    assert {o.key for o in observed} > undisturbed(text)
+    assert found(observed) == found(of_trials_alone(text))
     there = {o.key for o in observed if o.environment and o.environment.node_id == slow.node_id}
     assert {o.key for o in observed if o.is_timing} & there
     assert not {o.key for o in without_superseded(observed) if o.is_timing} & there
-    assert "timed again" in sweep.said
+    assert "again elsewhere" in sweep.said
     slow.kill()
 
 
@@ -224,7 +229,7 @@ def test_a_probe_that_hangs_is_killed_with_its_reason_and_tried_again(
     observed = observations(sweep.out)
     (hung,) = [o for o in observed if not o.outcome.is_verdict]
     assert (hung.outcome, hung.detail[-12:]) == (Outcome.TIMED_OUT, "4 s, batch 1")
-    assert_every_verdict(observed, text)
+    assert found(observed) == found(of_trials_alone(text))
     assert "Traceback" not in sweep.said
     node.kill()
 
@@ -260,9 +265,10 @@ def test_a_sweep_resumes_under_a_new_head(
     cluster.start_head("--num-cpus=0", "--include-dashboard=false")
     cluster.start_network_node("desk")
     assert Sweep(cluster, "head", text).wait() == 0, sweep.said
-    keys = [o.key for o in observations(sweep.out)]
+    observed = observations(sweep.out)
+    keys = [o.key for o in observed]
     assert keys[: len(before)] == before
-    assert set(keys) == undisturbed(text)
+    assert found(observed) == found(of_trials_alone(text))
     assert len(keys) == len(set(keys))
     plan = json.loads((sweep.out / "plan.json").read_text(encoding="utf-8"))
     assert len(plan["complete"]) == 3

@@ -129,7 +129,8 @@ class TrialExecutor:
             text = "%s: the budget is spent: %d trials are not timed again"
             logger.info(text, nodes, len(sizes))
             return False
-        logger.info("%s: timing %d trials again elsewhere", nodes, len(sizes))
+        trials = "1 trial" if len(sizes) == 1 else f"{len(sizes)} trials"
+        logger.info("%s: timing %s again elsewhere", nodes, trials)
         wanted = {cell: MeasurementRequest(timed=tuple(timed)) for cell, timed in sizes.items()}
         self._measure(wanted, _Batch(cluster, nodes_out=reasons))
         return True
