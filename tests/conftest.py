@@ -89,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session", autouse=True)
 def _traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep traces in a cache that starts empty and that all tests share, as their processes do."""
-    from fakes.tracing_server import shared_command  # noqa: PLC0415 - tests/ is no package yet
+    from fakes.tracing_server import shared_command  # noqa: PLC0415 - pytest adds tests/ to the path later
 
     folder, run = tmp_path_factory.getbasetemp(), os.getpid()
     if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder is in that of the run

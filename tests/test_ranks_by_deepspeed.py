@@ -222,6 +222,7 @@ def test_a_traced_rank_is_the_real_one_in_all_cases(tmp_path: Path) -> None:
     """One, two and three micro-batches have passes of their own."""
     cases = [*all_cases(2, (1, 2, 3)), *RELEASED, *OFFLOADED]
     all_counted = real([*cases, *EXPERTS, *ON_ONE_GPU], tmp_path)
+    assert_loss_of_one_process((by_zero("deepspeed-zero2"), 1), all_counted)
     apart = among(EXPERTS, all_counted)
     assert apart == {key: [-16] * 2 for key in apart}
     rest = among(cases, all_counted)
@@ -265,10 +266,15 @@ def test_collectives_have_the_closed_forms_of_zero() -> None:
 @pytest.mark.parametrize("case", ALONE, ids=["deepspeed-zero1", "deepspeed-zero3"])
 def test_ranks_have_the_loss_of_one_process(case: RankCase, counted: Answers) -> None:
     """Their updates are too small to change it."""
+    assert_loss_of_one_process(case, counted)
+
+
+def assert_loss_of_one_process(case: RankCase, all_counted: Answers) -> None:
+    """Compare the loss of ranks with that of a process alone."""
     one = case[0].model_copy(update={"parallel": None})
     alone = FineTuning(one, find_model(one.model), device=torch.device("cpu"), seed=0)
     loss = alone.step(alone.tokens(BATCH))
-    assert counted[case][0]["loss"] == pytest.approx(loss, rel=1e-5)
+    assert all_counted[case][0]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_trace_gathers_weights_in_the_order_of_their_module() -> None:

@@ -145,3 +145,34 @@ def test_the_folder_is_where_ray_has_its_own(
     with folder_of_own_ray() as folder:
         assert folder.parent == Path("/tmp")  # noqa: S108 - as above
     place.rmdir()
+
+
+RAY_DRIVER = """
+import os, signal, sys
+import ray
+from orchestrator.ray_backend import orphans
+from orchestrator.ray_backend.cluster import connected_cluster, ray_logs
+from orchestrator.ray_backend.own_ray import own_ray
+with own_ray() as folder, connected_cluster(ask_for_packages=True, folder=folder):
+    logs = ray_logs(ray.nodes())
+    print(folder, logs, logs.is_relative_to(folder), (logs / "raylet.out").exists())
+    for process in orphans.marked(os.environ[orphans.MARK]):
+        print(process.pid, process.name(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.long
+def test_an_own_ray_ends_with_its_killed_driver() -> None:
+    """All of its processes do, those with titles too, and its folder is removed."""
+    words = [sys.executable, "-c", RAY_DRIVER]
+    killed = subprocess.run(words, capture_output=True, text=True, check=False)
+    first, *lines = killed.stdout.splitlines()
+    folder, _, *are_there = first.split()
+    assert are_there == ["True", "True"], killed.stderr
+    marked = dict(line.split(maxsplit=1) for line in lines)
+    assert {"raylet", "gcs_server", "ray::DashboardAgent"} <= {*marked.values()}, killed.stderr
+    pids = [int(pid) for pid in marked if psutil.pid_exists(int(pid))]
+    assert psutil.wait_procs([psutil.Process(pid) for pid in pids], timeout=60)[1] == []
+    assert psutil.wait_procs(helpers(Path(folder)), timeout=60)[1] == []
+    assert not Path(folder).exists()

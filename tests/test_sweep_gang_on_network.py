@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders.gangs import gone_within
 from fakes import network_cluster
-from fakes.gang_sweeps import OTHERS, GangSweep, place
+from fakes.gang_sweeps import GangSweep, place
 from fakes.network_cluster import NetworkCluster, NetworkNode
 
 from orchestrator.ray_backend.trial_worker import NODE_LEAVES
@@ -22,7 +22,13 @@ pytestmark = [
     pytest.mark.skipif(LACKING is not None, reason=LACKING or ""),
 ]
 ZERO = "zero: {reduce_bucket_size: 20000, allgather_bucket_size: 20000}"
-ALL = f"""{OTHERS}\
+ALL = f"""\
+  - models: [llama-tiny]
+    recipes: [{{method: lora, lora_rank: 4, precision: bf16}}]
+    seq_lens: [32]
+    parallel:
+      - {{gpus: 4, nodes: 2, strategy: hsdp, replicas: 2}}
+      - {{gpus: 2, nodes: 2, strategy: ddp}}
       - {{gpus: 2, nodes: 2, strategy: deepspeed-zero2, {ZERO}}}
       - {{gpus: 4, nodes: 2, strategy: tp}}
       - {{gpus: 4, nodes: 2, strategy: deepspeed-zero1, {ZERO}}}

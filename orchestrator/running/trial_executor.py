@@ -125,11 +125,10 @@ class TrialExecutor:
         if not sizes:
             return False
         nodes = "; ".join(reasons.values())
-        if self._meter().reaches(self._budget_usd):
-            text = "%s: the budget is spent: %d trials are not timed again"
-            logger.info(text, nodes, len(sizes))
-            return False
         trials = "1 trial" if len(sizes) == 1 else f"{len(sizes)} trials"
+        if self._meter().reaches(self._budget_usd):
+            logger.info("%s: the budget is spent before timing %s again", nodes, trials)
+            return False
         logger.info("%s: timing %s again elsewhere", nodes, trials)
         wanted = {cell: MeasurementRequest(timed=tuple(timed)) for cell, timed in sizes.items()}
         self._measure(wanted, _Batch(cluster, nodes_out=reasons))

@@ -32,15 +32,6 @@ catalog:
     - {gpu: desk, provider: rented, region: here, instance: pair, usd_per_hour: 0.30,
        gpus_per_instance: 2, source: test, recorded: 2026-11-20}
 """
-OTHERS = """\
-  - models: [llama-tiny]
-    recipes: [{method: lora, lora_rank: 4, precision: bf16}]
-    seq_lens: [32]
-    parallel:
-      - {gpus: 4, nodes: 2, strategy: hsdp, replicas: 2}
-      - {gpus: 2, nodes: 2, strategy: ddp}
-"""
-"""Cells of other strategies."""
 PATIENCE_SECONDS = 300.0  # for what takes seconds on an idle machine
 
 

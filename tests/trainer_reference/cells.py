@@ -62,7 +62,7 @@ class ReferenceCell:
         attention: ``sdpa`` or ``eager``.
         generation_share: share of vLLM, zero for generation by transformers; absent but for
             ``grpo``.
-        steps: optimizer steps that are compared, of one cell as of another.
+        steps: optimizer steps that are compared; not part of the cell's identity.
     """
 
     method: str = "full"
@@ -240,6 +240,14 @@ FURTHER = (
     ReferenceCell("full", "bf16", optimizer="adafactor"),
     ReferenceCell("full", "bf16", optimizer="adamw_8bit"),
     ReferenceCell("lora", "fp32", checkpointing=True, model="mixtral", adapters="experts"),
+    ReferenceCell("lora", "bf16-mixed", 2, "full-logits", max_grad_norm=1.0, adapters="saved"),
+    ReferenceCell("lora", "bf16-mixed", 2, adapters="head"),
+    ReferenceCell(
+        *("qlora", "bf16-mixed", 2), checkpointing=True, quantisation="int8", kbit_preparation=True
+    ),
+    ReferenceCell(
+        *("full", "bf16-mixed", 2, "chunked"), checkpointing=True, activation_offloading=True
+    ),
 )
 """Cells of the variants above that are like others of the same optimizer or adapters."""
 COMPARED_ADAPTERS = tuple(

@@ -108,7 +108,7 @@ def whole_model(held: Held, copies: int) -> Held:
 
 
 def _order(recording: Recording, copies: int) -> list[tuple[Segment, Places]]:
-    """Segments of a micro-batch in order, each with the places of its turn (from 1) or of none."""
+    """Segments of a micro-batch in order, each with the positions at which it runs."""
     segments, first = np.unique(recording.segments, return_index=True)
     begins = dict(zip(segments.tolist(), first.tolist(), strict=True))
     middle = tuple(range(2, copies + 3))

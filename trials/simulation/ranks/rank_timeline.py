@@ -45,7 +45,8 @@ def rank_seconds(
         streams: (events,) ``StreamEvent.number`` of each event, 0 for none.
         waits: indices of the events at which the host waits for the stream that runs then.
     """
-    from trials.simulation.ranks.compiled_lanes import lanes_seconds  # noqa: PLC0415 - a second
+    # numba takes a second to load, which an estimate of one GPU does without.
+    from trials.simulation.ranks.compiled_lanes import lanes_seconds  # noqa: PLC0415 - see above
 
     host_waits = np.zeros(len(host), np.bool_)
     host_waits[waits] = True
