@@ -54,20 +54,28 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(data=st.data())
+@given(
+    number=st.integers(0, 1000),
+    place=st.integers(0, 1000),
+    value=EXTREMES,
+    command=st.sampled_from(["status", "fit", "rank", "report", "plan"]),
+)
 def test_a_line_with_another_value_is_read_or_one_line(
+    *,
     lines: tuple[Path, list[dict[str, Any]]],
-    data: st.DataObject,
+    number: int,
+    place: int,
+    value: Any,
+    command: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each command ends with 0, or with 1 and a line."""
     log, whole = lines
-    number = data.draw(st.integers(0, len(whole) - 1))
-    path = data.draw(st.sampled_from(list(places(whole[number]))))
     damaged = [*whole]
-    damaged[number] = altered(whole[number], path, data.draw(EXTREMES))
+    number %= len(whole)
+    every = list(places(whole[number]))
+    damaged[number] = altered(whole[number], every[place % len(every)], value)
     log.write_text("".join(f"{json.dumps(line)}\n" for line in damaged), encoding="utf-8")
-    command = data.draw(st.sampled_from(["status", "fit", "rank", "report", "plan"]))
     ended = main([command, str(log.parent)])
     assert ended in {0, 1}
     lines_of_error = capsys.readouterr().err.splitlines()

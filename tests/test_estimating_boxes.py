@@ -87,7 +87,8 @@ def test_copies_on_all_gpus_of_an_instance_cost_less_than_one_that_works_alone()
     text = as_table([row], row.question)
     assert "(8 GPUs)" in text
     assert "Other numbers of A100-80GB-SXM: 1 in" in text
-    (alone,), _ = best_on(gpus, *job)
+    request, question, simulation = job
+    (alone,), _ = best_on([(question, gpus)], request, simulation)
     assert "(8 GPUs, 7 idle)" in as_table([alone], alone.question)
 
 
@@ -152,6 +153,6 @@ def test_an_assumed_batch_that_three_gpus_cannot_share_is_rounded_up_and_says_so
     ):
         (layout,) = layouts(gpus, strategy, 1)
         shared = on_layout(question, layout, question.batch_limit)
-        (row,), _ = best_on([CATALOG.gpu("H100-SXM")], request, shared, simulation)
+        (row,), _ = best_on([(shared, [CATALOG.gpu("H100-SXM")])], request, simulation)
         sentence = f"optimizer steps of {size} examples, which is assumed{why} (--effective-batch)."
         assert sentence in as_table([row], row.question)

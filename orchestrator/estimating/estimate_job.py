@@ -21,7 +21,6 @@ from orchestrator.estimating.choosing.layouts import (
 from orchestrator.estimating.choosing.recipe_choice import (
     best_recipes,
     fits,
-    for_comparison,
     jobs_on,
     recipes_to_try,
     sparing_recipes,
@@ -35,7 +34,7 @@ from orchestrator.estimating.choosing.remedies import (
     largest_misfits,
     with_remedies,
 )
-from orchestrator.estimating.estimate import by_objective, estimates, simulations
+from orchestrator.estimating.estimate import by_objective, estimates
 from orchestrator.estimating.estimate_records import Estimated, Estimates
 from orchestrator.estimating.estimate_request import (
     BATCH_LIMIT,
@@ -126,27 +125,23 @@ def best_boxes(
     Returns:
         The estimates, and the reason against each GPU that cannot be estimated.
     """
-
-    def best(on_layouts: Sequence[OnGpus]) -> list[Estimated]:
-        _prepare(on_layouts, request, simulation)
-        return [r for one, few in on_layouts for r in best_on(few, request, one, simulation)[0]]
-
     (on_one,) = request.layouts(1)
     alone = on_layout(question, on_one, BATCH_LIMIT)
-    rows, reasons = best_on(gpus, request, alone, simulation)
+    rows, against = best_on([(alone, gpus)], request, simulation)
+    reasons = list(against.values())
     search = BoxSearch(
         strategy=request.strategy,
         layouts=request.layouts,
         catalog=simulation.catalog,
         estimated_jobs=simulation.of(question).estimates,
-        best_on=best,
+        best_on=lambda on_layouts: best_on(on_layouts, request, simulation)[0],
     )
     try:
         rows = search.best(rows, question)
     except TraceError as error:  # an answer for one GPU of each is better than none
         reasons = [*reasons, f"several GPUs: {error}"]
     alterations = ON_GPU if any(map(fits, rows)) else ALL_CHANGES
-    return remedied(rows, request, alone, simulation, alterations), reasons
+    return remedied(rows, request, simulation, alterations), reasons
 
 
 def _of_counts(
@@ -169,20 +164,12 @@ def _of_counts(
             refused.append(str(error))
     if refused and not on_layouts:
         raise EstimateError("\n".join(dict.fromkeys(refused)))
-    if len(on_layouts) > 1:
-        _prepare(on_layouts, request, simulation)
-    estimated: list[Estimated] = []
-    against: dict[tuple[int, str], str] = {}
-    for one, gpus in on_layouts:
-        some, reasons = best_on(gpus, request, one, simulation)
-        estimated += some
-        for reason in reasons:
-            name = reason.partition(":")[0].removeprefix(f"{one.ranks}x")
-            against[one.ranks, name] = reason
-    rows = best_layouts(estimated)
+    estimated, against = best_on(on_layouts, request, simulation)
+    # What does not fit keeps this order.
+    rows = best_layouts(sorted(estimated, key=lambda row: row.estimate.gpus))
     answered = {(row.estimate.gpus, row.gpu.key) for row in rows}
     missing = [reason for key, reason in against.items() if key not in answered]
-    return _remedied_counts(rows, request, question, simulation), [*refused, *missing]
+    return _remedied_counts(rows, request, simulation), [*refused, *missing]
 
 
 def _on_layouts(
@@ -201,50 +188,21 @@ def _on_layouts(
 
 
 def _remedied_counts(
-    rows: Sequence[Estimated],
-    request: EstimateRequest,
-    question: Question,
-    simulation: "Simulation",
+    rows: Sequence[Estimated], request: EstimateRequest, simulation: "Simulation"
 ) -> list[Estimated]:
     """Estimates of several numbers of GPUs with changes that make the job fit.
 
     They are looked for on the largest number of each GPU of which none fits. On others, it is
     settings alone, where the job is fragmented.
     """
-    helped = {(row.gpu.key, row.estimate.gpus): row for row in rows}
+    helped = {row.placement: row for row in rows}
     largest = largest_misfits(rows)
-    sought = {(row.gpu.key, row.estimate.gpus) for row in largest}
-    others = [row for key, row in helped.items() if key not in sought and is_fragmented(row)]
+    sought = {row.placement for row in largest}
+    others = [row for row in rows if row.placement not in sought and is_fragmented(row)]
     for misfits, alterations in ((largest, ALL_CHANGES), (others, SETTINGS)):
-        for layout in dict.fromkeys(row.question.parallel for row in misfits):
-            alike = [row for row in misfits if row.question.parallel == layout]
-            on_gpus = on_layout(question, layout, BATCH_LIMIT)
-            for row in remedied(alike, request, on_gpus, simulation, alterations):
-                helped[row.gpu.key, row.estimate.gpus] = row
+        for row in remedied(misfits, request, simulation, alterations):
+            helped[row.placement] = row
     return list(helped.values())
-
-
-def _prepare(
-    on_layouts: Sequence[OnGpus], request: EstimateRequest, simulation: "Simulation"
-) -> None:
-    """Make the traces of all layouts at once: a process takes longer to start than to trace one."""
-    jobs = [job for one, gpus in on_layouts for job in _jobs(gpus, request, one)[0]]
-    if jobs and not jobs[0][0].finds_seq_len:
-        compared = [(for_comparison(job), gpu) for job, gpu in jobs]
-        simulations(compared, simulation.of(jobs[0][0]).traces)
-
-
-def _jobs(
-    gpus: Sequence[Gpu], request: EstimateRequest, question: Question
-) -> tuple[list[EstimatedJob], list[str]]:
-    """Jobs of each GPU by the recipes that the request leaves to choose.
-
-    Returns:
-        The jobs, and the reason against each GPU that can run none.
-    """
-    varied = partial(varied_question, request, question)
-    groups = recipes_to_try(request.recipe, varied) if request.chooses else [[question]]
-    return jobs_on(groups, gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,37 +242,48 @@ def estimates_on(
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    rows, reasons = best_on(gpus, request, question, simulation)
-    return remedied(rows, request, question, simulation), reasons
+    rows, against = best_on([(question, gpus)], request, simulation)
+    return remedied(rows, request, simulation), list(against.values())
 
 
 def best_on(
-    gpus: Sequence[Gpu], request: EstimateRequest, question: Question, simulation: Simulation
-) -> tuple[list[Estimated], list[str]]:
-    """Estimate the best recipe on each GPU, whether or not it fits.
+    on_layouts: Sequence[OnGpus], request: EstimateRequest, simulation: Simulation
+) -> tuple[list[Estimated], dict[tuple[int, str], str]]:
+    """Estimate the best recipe on each GPU under each layout, whether or not it fits.
+
+    The layouts' traces are made together: a process takes longer to start than to trace one.
 
     Returns:
-        The estimates, and the reason against each GPU that cannot be estimated.
+        The estimates, and the reason against each number of a GPU that cannot be estimated, by
+        that number and the GPU's key.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    jobs, reasons = _jobs(gpus, request, question)
+    jobs: list[EstimatedJob] = []
+    sparing: list[EstimatedJob] = []
+    against: dict[tuple[int, str], str] = {}
+    for question, gpus in on_layouts:
+        varied = partial(varied_question, request, question)
+        groups = recipes_to_try(request.recipe, varied) if request.chooses else [[question]]
+        some, reasons = jobs_on(groups, gpus)
+        jobs += some
+        against |= {(question.ranks, key): reason for key, reason in reasons.items()}
+        if request.chooses:
+            able = {gpu.key: gpu for _, gpu in some}
+            sparing += jobs_on(sparing_recipes(request.recipe, varied), list(able.values()))[0]
     if not jobs:
-        return [], reasons
-    if question.finds_seq_len:
-        simulation = simulation.at_lengths(lengths_up_to(question.seq_len))
-        return simulation.estimates(at_longest(jobs, simulation.traces)), reasons
-    varied = partial(varied_question, request, question)
-    sparing = sparing_recipes(request.recipe, varied) if request.chooses else []
-    can_run, _ = jobs_on(sparing, list({gpu.key: gpu for _, gpu in jobs}.values()))
-    return best_recipes(jobs, simulation.of(question).estimates, can_run), reasons
+        return [], against
+    first, _ = jobs[0]
+    if first.finds_seq_len:
+        simulation = simulation.at_lengths(lengths_up_to(first.seq_len))
+        return simulation.estimates(at_longest(jobs, simulation.traces)), against
+    return best_recipes(jobs, simulation.of(first).estimates, sparing), against
 
 
 def remedied(
     rows: Sequence[Estimated],
     request: EstimateRequest,
-    question: Question,
     simulation: Simulation,
     alterations: Sequence[Alteration] = ALL_CHANGES,
 ) -> list[Estimated]:
@@ -323,21 +292,20 @@ def remedied(
     Args:
         rows: estimates.
         request: the request.
-        question: the question of the rows.
         simulation: prices, constants and traces.
         alterations: kinds of changes to try.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    if question.finds_seq_len:
+    if not rows or rows[0].question.finds_seq_len:
         return list(rows)
-    varied = partial(varied_question, request, question)
+    question = rows[0].question
     estimated_jobs = simulation.of(question).estimates
     shorter_jobs = simulation.at_lengths(lengths_up_to(question.seq_len // 2)).estimates
     return with_remedies(
         rows,
-        varied,
+        partial(varied_question, request),
         estimated_jobs,
         shorter_jobs,
         alterations=alterations,

@@ -11,7 +11,7 @@ from fitting.laws.fit_result import Interval
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from orchestrator.estimating.memory_error import MemoryError90
-from orchestrator.estimating.question import Question
+from orchestrator.estimating.question import Placement, Question, placement
 from orchestrator.pricing.host_memory import TooLittleHostMemory
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.spec.job import Overheads
@@ -281,6 +281,11 @@ class Estimated:
     hours: Mapping[int, float]
     missed: MissedConstraints | None
     prices: tuple[Price, ...] = ()
+
+    @property
+    def placement(self) -> Placement:
+        """GPU and layout."""
+        return placement(self.question, self.gpu)
 
     @property
     def weights_gib(self) -> float:

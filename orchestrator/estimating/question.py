@@ -172,6 +172,13 @@ class Question:
 
 EstimatedJob = tuple[Question, Gpu]
 """A question, and a GPU that it is asked of."""
+Placement = tuple[str, Parallel | None]
+"""Key of a GPU, and the layout of a question that is asked of it."""
+
+
+def placement(question: Question, gpu: Gpu) -> Placement:
+    """What recipes that are compared have in common."""
+    return gpu.key, question.parallel
 
 
 def obstacle(question: Question, gpu: Gpu) -> str | None:

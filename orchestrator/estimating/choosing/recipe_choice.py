@@ -10,7 +10,13 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.choosing.memory_bound import cannot_fit
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Alternative, Estimated
-from orchestrator.estimating.question import EstimatedJob, Question, obstacle
+from orchestrator.estimating.question import (
+    EstimatedJob,
+    Placement,
+    Question,
+    obstacle,
+    placement,
+)
 from orchestrator.spec.job_tokens import drawn_lengths
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_text
 from trials.recipes.recipe import Recipe
@@ -96,14 +102,14 @@ def choice_text(options: RecipeOptions, recipe: Recipe) -> str:
 
 def jobs_on(
     groups: Iterable[Sequence[Question]], gpus: Sequence[Gpu]
-) -> tuple[list[EstimatedJob], list[str]]:
+) -> tuple[list[EstimatedJob], dict[str, str]]:
     """Jobs of each GPU: the first of each group that it can run.
 
     Returns:
-        The jobs, and the reason against each GPU that can run none.
+        The jobs, and the reason against each GPU that can run none, by its key.
     """
     jobs: list[EstimatedJob] = []
-    reasons = []
+    reasons: dict[str, str] = {}
     for gpu in gpus:
         first_reason, count = None, len(jobs)
         for group in groups:
@@ -114,7 +120,7 @@ def jobs_on(
                     break
                 first_reason = first_reason or reason
         if len(jobs) == count and first_reason is not None:
-            reasons.append(first_reason)
+            reasons[gpu.key] = first_reason
     return jobs, reasons
 
 
@@ -123,7 +129,7 @@ def best_recipes(
     estimated_jobs: Estimating,
     sparing: Sequence[EstimatedJob] = (),
 ) -> list[Estimated]:
-    """Estimate of the best recipe of each GPU, with the others that fit as its alternatives.
+    """Estimate of the best recipe of each placement, with the others that fit as alternatives.
 
     ``sparing`` are alternatives that matter only where the best recipe is checkpointed for want of
     memory: those that are at least ``WORTHWHILE`` cheaper.
@@ -136,33 +142,39 @@ def best_recipes(
         TraceError: the model cannot be traced under a recipe.
     """
     ranked = compared_recipes(jobs, estimated_jobs)
-    spare = [(question, gpu) for question, gpu in sparing if _may_fit(question, ranked[gpu.key])]
+    spare = [
+        (question, gpu)
+        for question, gpu in sparing
+        if _may_fit(question, ranked[placement(question, gpu)])
+    ]
     spared = {
-        gpu: [row for row in rows if _is_cheaper(row, ranked[gpu][0])]
-        for gpu, rows in compared_recipes(spare, estimated_jobs).items()
+        place: [row for row in rows if _is_cheaper(row, ranked[place][0])]
+        for place, rows in compared_recipes(spare, estimated_jobs).items()
     }
     if all(for_comparison(question) is question for question, _ in jobs):
         return [
-            _with_runners_up([best, *sorted([*others, *spared.get(gpu, ())], key=_order)])
-            for gpu, (best, *others) in ranked.items()
+            _with_runners_up([best, *sorted([*others, *spared.get(place, ())], key=_order)])
+            for place, (best, *others) in ranked.items()
         ]
-    whole = {(gpu.key, question.options_text()): (question, gpu) for question, gpu in jobs}
-    drawn: dict[str, list[Estimated]] = {gpu: [] for gpu in ranked}
+    whole = {(placement(*job), job[0].options_text()): job for job in jobs}
+    drawn: dict[Placement, list[Estimated]] = {place: [] for place in ranked}
     undecided = list(ranked)
     while undecided:
-        tried = [_taken(ranked[gpu], drawn[gpu]) for gpu in undecided]
-        for row in estimated_jobs([whole[r.gpu.key, r.question.options_text()] for r in tried]):
-            drawn[row.gpu.key] = sorted([*drawn[row.gpu.key], row], key=_order)
+        tried = [_taken(ranked[place], drawn[place]) for place in undecided]
+        for row in estimated_jobs([whole[r.placement, r.question.options_text()] for r in tried]):
+            drawn[row.placement] = sorted([*drawn[row.placement], row], key=_order)
         undecided = [
-            gpu
-            for gpu in undecided
-            if ranked[gpu]
-            and len(drawn[gpu]) < MOST_DRAWN
-            and _order(drawn[gpu][0]) > _order(ranked[gpu][0])
+            place
+            for place in undecided
+            if ranked[place]
+            and len(drawn[place]) < MOST_DRAWN
+            and _order(drawn[place][0]) > _order(ranked[place][0])
         ]
     return [
-        _with_runners_up([best, *sorted([*others, *ranked[gpu], *spared.get(gpu, ())], key=_order)])
-        for gpu, (best, *others) in drawn.items()
+        _with_runners_up(
+            [best, *sorted([*others, *ranked[place], *spared.get(place, ())], key=_order)]
+        )
+        for place, (best, *others) in drawn.items()
     ]
 
 
@@ -206,18 +218,18 @@ def _taken(rows: list[Estimated], drawn: Sequence[Estimated]) -> Estimated:
 
 def compared_recipes(
     jobs: Sequence[EstimatedJob], estimated_jobs: Estimating
-) -> dict[str, list[Estimated]]:
-    """Estimates of each GPU by its key, the best first, without runs of drawn lengths.
+) -> dict[Placement, list[Estimated]]:
+    """Estimates by their placement, the best first, without runs of drawn lengths.
 
     Those take many replays. Memory is that of the longest examples alone, a lower bound.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    on: defaultdict[str, list[Estimated]] = defaultdict(list)
+    on: defaultdict[Placement, list[Estimated]] = defaultdict(list)
     compared = [(for_comparison(question), gpu) for question, gpu in jobs]
     for row in sorted(estimated_jobs(compared) if jobs else [], key=_order):
-        on[row.gpu.key].append(row)
+        on[row.placement].append(row)
     return on
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from orchestrator.estimating.choosing.memory_bound import cannot_fit
 from orchestrator.estimating.choosing.recipe_choice import (
     Estimating,
-    Varied,
     best_recipes,
     compared_recipes,
     fits,
@@ -31,6 +30,8 @@ SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
 WIDE = ("fp32", "fp32-mixed-load")
 """Precisions that hold frozen weights in fp32."""
 Changes = dict[str, Any]
+Varied = Callable[[Question, Changes], Question | None]
+"""A question with other options, by name; None where they contradict the given ones."""
 Alteration = Callable[[Question], Iterable[Changes]]
 """Changes of one kind, each of which the settings go with."""
 SPARING_LOSS: Mapping[str, Changes] = {
@@ -56,7 +57,7 @@ def with_remedies(  # noqa: PLR0913 - settings by name
 
     Args:
         rows: estimates.
-        varied: the question with other options.
+        varied: a row's question with other options.
         estimated_jobs: estimates questions with examples as long as they are.
         shorter_jobs: estimates questions with shorter examples.
         alterations: kinds of changes to try, in this order.
@@ -65,29 +66,29 @@ def with_remedies(  # noqa: PLR0913 - settings by name
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
-    remedied = {row.gpu.key: row for row in rows}
-    weights = {row.gpu.key: row.weights_gib for row in rows}  # the least that was tried
+    remedied = {row.placement: row for row in rows}
+    weights = {row.placement: row.weights_gib for row in rows}  # the least that was tried
     for altered in alterations:
         estimating = shorter_jobs if altered is _shorter else estimated_jobs
         misfits = [r for r in remedied.values() if not fits(r) and not r.estimate.alternatives]
         if altered not in {_altered, _altered_twice}:  # the others keep the weights
-            misfits = [r for r in misfits if weights[r.gpu.key] < r.estimate.usable_gib]
+            misfits = [r for r in misfits if weights[r.placement] < r.estimate.usable_gib]
         jobs: list[EstimatedJob] = []
         most = _jobs(misfits, altered, partial(_all_settings, trainer=trainer), varied)
-        for key, others in compared_recipes(most, estimating).items():
-            weights[key] = min(weights[key], *(row.weights_gib for row in others))
+        for place, others in compared_recipes(most, estimating).items():
+            weights[place] = min(weights[place], *(row.weights_gib for row in others))
             # What does not fit with all settings does not fit with some of them.
             if fits(others[0]):
                 tokens = others[0].estimate.seq_len
                 selections = partial(some_settings, trainer=trainer)
-                some = _jobs([remedied[key]], altered, selections, varied)
+                some = _jobs([remedied[place]], altered, selections, varied)
                 jobs += [
                     (question, gpu)
                     for question, gpu in some
-                    if question.seq_len == tokens and not cannot_fit(question, remedied[key])
+                    if question.seq_len == tokens and not cannot_fit(question, remedied[place])
                 ]
         for other in filter(fits, best_recipes(jobs, estimating)):
-            remedied[other.gpu.key] = with_alternatives(remedied[other.gpu.key], [other])
+            remedied[other.placement] = with_alternatives(remedied[other.placement], [other])
     return list(remedied.values())
 
 
@@ -125,7 +126,7 @@ def _possible(row: Estimated, changes: Changes, varied: Varied) -> Question | No
     """The question after changes, with its own attention if the GPU lacks the other."""
     without = {name: value for name, value in changes.items() if name != "attention"}
     for some in (changes, without):
-        question = varied(dict(row.question.changes) | some) if some else None
+        question = varied(row.question, dict(row.question.changes) | some) if some else None
         if question is not None and obstacle(question, row.gpu) is None:
             return question
     return None
