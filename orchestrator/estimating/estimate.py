@@ -1,7 +1,12 @@
 """Estimate of a job on a GPU that is not at hand: memory, largest batch, time, dollars."""
 
 import contextlib
+import os
+from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -63,19 +68,29 @@ def estimates(
 ) -> list[Estimated]:
     """Estimate each job on its GPU, in their order.
 
+    Each core has simulations of its own: most of their time passes in numpy and compiled replays.
+
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
     shared = simulations(jobs, traces)
-    candidates = [
-        batch_candidates(question, gpu, shared[_simulation(question, gpu)])
-        for question, gpu in jobs
-    ]
-    timed = at_lengths(candidates, traces)
-    return [
-        _estimated(row, catalog, constants, choose_batch(row, timed, constants))
-        for row in candidates
-    ]
+    numbers: defaultdict[Simulation, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        numbers[_simulation(*job)].append(number)
+
+    def candidates(simulation: Simulation) -> list[BatchCandidates]:
+        return [batch_candidates(*jobs[n], shared[simulation]) for n in numbers[simulation]]
+
+    def estimated(rows: Sequence[BatchCandidates]) -> list[Estimated]:
+        chosen = ((row, choose_batch(row, timed, constants)) for row in rows)
+        return [_estimated(row, catalog, constants, batch) for row, batch in chosen]
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
+        to_price = list(cores.map(candidates, numbers))
+        timed = at_lengths(list(chain.from_iterable(to_price)), traces)
+        priced = chain.from_iterable(cores.map(estimated, to_price))
+    order = chain.from_iterable(numbers.values())
+    return [row for _, row in sorted(zip(order, priced, strict=True), key=itemgetter(0))]
 
 
 def simulations(

@@ -177,7 +177,7 @@ Placement = tuple[str, Parallel | None]
 
 
 def placement(question: Question, gpu: Gpu) -> Placement:
-    """What recipes that are compared have in common."""
+    """Key of the GPU and layout of the question, which compared recipes share."""
     return gpu.key, question.parallel
 
 

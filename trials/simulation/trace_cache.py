@@ -194,6 +194,7 @@ class Traces:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self.folder: Path = cache_folder() if folder is None else folder
+        self._earlier = self.folder  # of traces whose updates others may share
         self._workers = workers or min(4, len(os.sched_getaffinity(0)))
         self._children = children
         self._report = report
@@ -255,6 +256,7 @@ class Traces:
                 report=self._report_once,
                 limit_seconds=self._limit_seconds,
             )
+            apart._earlier = self.folder
             apart._take_in(together, apart._traced(together, apart=len(together) > 1))
             for request in requests:
                 try:
@@ -288,7 +290,7 @@ class Traces:
             apart: whether to trace them at the same time, each in a process of its own.
         """
         lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
-        settings = (str(self.folder), apart, self._limit_seconds)
+        settings = (str(self.folder), str(self._earlier), apart, self._limit_seconds)
         longest = STARTING_SECONDS + BUSY * self._limit_seconds * (1 + len(requests))
         try:
             with self._children.one() as child:

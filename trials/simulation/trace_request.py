@@ -113,9 +113,21 @@ class TraceRequest(Record):
             _version("torchao") if self.cell.recipe.optimizer.startswith("torchao") else None,
             _version("deepspeed") if self.is_by_engine else None,
         )
-        text = repr((content, versions(), _code()))
-        digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-        return f"{key_start(self.model.name, self.cell.seq_len)}{digest}"
+        start = key_start(self.model.name, self.cell.seq_len)
+        return "-".join((start, *self.digests_of_updates, _digest(content)[:24]))
+
+    @property
+    def digests_of_updates(self) -> tuple[str, str]:
+        """Parts of the key that traces with the same updates share.
+
+        Returns:
+            Those of the same parameters and optimizer, and of the same passes before them, too: a
+            batch of one example, or a padded one, runs other operators.
+        """
+        if not self.with_updates:
+            return "none", "none"
+        alike = (self.updates, self.batch_sizes[0] < SMALLEST, self.padded)
+        return _digest(self.shared_updates)[:12], _digest(alike)[:12]
 
     @property
     def updates(self) -> str:
@@ -155,6 +167,11 @@ class TraceRequest(Record):
     def process_choice(self) -> str:
         """Choice of Mamba kernels that a process can make only once, before its first trace."""
         return self.cell.recipe.mamba or ""
+
+
+def _digest(content: object) -> str:
+    """Digest of content, the versions of the libraries and the code that traces."""
+    return hashlib.sha256(repr((content, versions(), _code())).encode()).hexdigest()
 
 
 class Fidelity(StrEnum):

@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 def key_start(model_name: str, seq_len: int) -> str:
     """Common prefix of the keys of a model's traces at a sequence length."""
     plain = re.sub(r"[^\w.-]", "_", model_name)
-    return f"{plain}-{seq_len}-"
+    return f"{plain}-{seq_len}"
 
 
 class TracingChild:
@@ -84,7 +84,7 @@ class TracingChild:
     def answer(
         self,
         requests: Iterable[str],
-        settings: tuple[str, bool, float],
+        settings: tuple[str, str, bool, float],
         timeout_seconds: float,
         report: Callable[[str], None],
     ) -> tuple[str, str]:
@@ -92,7 +92,8 @@ class TracingChild:
 
         Args:
             requests: a line for each trace.
-            settings: folder for the traces, whether to make all at once, seconds for each.
+            settings: folder for the traces, the one of earlier ones, whether to make all at once,
+                seconds for each.
             timeout_seconds: longest time for all.
             report: called with a line on each trace that takes long, while it does.
 
@@ -184,7 +185,7 @@ def start_ahead(model_name: str, seq_len: int) -> None:
 
     None is started where it would take the only core.
     """
-    is_traced = any(cache_folder().glob(f"{key_start(model_name, seq_len)}*"))
+    is_traced = any(cache_folder().glob(f"{key_start(model_name, seq_len)}-*"))
     if not is_traced and len(os.sched_getaffinity(0)) > 1:
         CHILDREN.start_ahead()
 

@@ -4,9 +4,10 @@ It forks a child for each group of requests, so that all share the imports and n
 those before. A message on the socket brings three files: one with the requests, one for the
 replies, and a pipe for lines on progress; it is sent back when they are answered.
 
-The first line of the requests is ``[folder, apart, limit_seconds]``: the folder for traces, whether
-to make them at the same time, and the longest time of each. Every further line is a key and a
-request. The reply ``[key, null]`` confirms a trace under its key; ``[key, "reason"]`` is a refusal.
+The first line of the requests is ``[folder, earlier, apart, limit_seconds]``: the folder for
+traces, that of earlier ones, whether to make them at the same time, and the longest time of each.
+Every further line is a key and a request. The reply ``[key, null]`` confirms a trace under its key;
+``[key, "reason"]`` is a refusal.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ from trials.models.weight_placement import LayersError, QuantisationError, decod
 from trials.records.model import Model
 from trials.simulation.layer_expansion import check_repeats
 from trials.simulation.recording import Recording, RepeatError, StructureError
-from trials.simulation.trace_cache import StepTrace, write_failure, write_trace
-from trials.simulation.trace_request import SMALLEST, Routing, TraceRequest
+from trials.simulation.trace_cache import StepTrace, read_trace, write_failure, write_trace
+from trials.simulation.trace_request import Routing, TraceRequest
 from trials.simulation.tracing.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracing.tracer import UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module, watchdog
@@ -84,16 +85,23 @@ def routed_shares(routing: Routing, experts: int | None) -> Shares:
 
 
 class Tracing:
-    """Traces requests one after another, with what they share made once."""
+    """Traces requests one after another, with what they share made once.
 
-    def __init__(self, report: Callable[[str], None] = lambda _: None) -> None:
+    Args:
+        report: called with a line on each trace that takes long.
+        earlier: folder of traces whose updates are shared, too.
+    """
+
+    def __init__(
+        self, report: Callable[[str], None] = lambda _: None, earlier: Path | None = None
+    ) -> None:
         self.report = report
+        self._earlier = earlier
         self._whole: set[str] = set()  # keys of updates whose models must be traced whole
         # An update is the same at every batch size and length, so each model and recipe needs one.
-        # A batch of one example, or a padded one, runs other operators, after which the names of
-        # the storages differ, as with another loss or with checkpointing.
-        self._updates: dict[tuple[str, bool, bool], Recording] = {}
-        self._shared: dict[str, Recording] = {}
+        # After other passes, as with another loss, the names of its storages differ. By the parts
+        # of the key that traces with the same updates share.
+        self._updates: dict[str, Recording] = {}
         self._built: dict[tuple[str, str, int | None, int | None], TraceableCell] = {}
 
     def trace(self, request: TraceRequest) -> StepTrace:
@@ -168,23 +176,36 @@ class Tracing:
             alone = cell.trace(batch_size, shares(), with_updates=False)
             check_repeats(alone.recording)
             return alone
-        key = (request.updates, batch_size < SMALLEST, request.padded)
-        shared = None if request.is_by_engine else self._shared.get(request.shared_updates)
-        alike = self._updates.get(key)
+        of_parameters, of_passes = request.digests_of_updates
+        alike = self._known_updates(of_passes, cell)
         traced = None
         if alike is not None:
             with contextlib.suppress(StructureError):
                 traced = cell.trace(batch_size, shares(), alike)
         if traced is None:
+            shared = None
+            if not request.is_by_engine:
+                shared = self._known_updates(of_parameters, cell)
             if shared is not None:
                 with contextlib.suppress(StructureError):
                     traced = cell.trace(batch_size, shares(), shared=shared)
             if traced is None:
                 traced = cell.trace(batch_size, shares())
-                self._shared[request.shared_updates] = traced.recording
-            self._updates[key] = traced.recording
+                self._updates[of_parameters] = traced.recording
+            self._updates[of_passes] = traced.recording
         check_repeats(traced.recording)
         return traced
+
+    def _known_updates(self, digest: str, cell: TraceableCell) -> Recording | None:
+        """Recording with the updates of this digest, of this process or an earlier one."""
+        if digest not in self._updates and self._earlier is not None:
+            for path in sorted(self._earlier.glob(f"*-{digest}-*.npz")):
+                with contextlib.suppress(OSError):
+                    trace = read_trace(path)
+                    if trace.copies == cell.repeated_layers.copies:
+                        self._updates[digest] = trace.recordings[0]
+                        break
+        return self._updates.get(digest)
 
 
 def import_without_compiler() -> None:
@@ -282,13 +303,13 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
     """Answer the requests of a file, and end the process."""
     with os.fdopen(requests_file) as file:
         first, *lines = file
-    folder_name, apart, limit_seconds = json.loads(first)
+    folder_name, earlier, apart, limit_seconds = json.loads(first)
 
     def report(text: str) -> None:
         with contextlib.suppress(OSError):  # the parent has closed its end
             os.write(progress, f"{text}\n".encode())
 
-    tracing = Tracing(report)
+    tracing = Tracing(report, Path(earlier))
 
     def answer(line: str) -> None:
         refusal_text = _answer(line, tracing, Path(folder_name), limit_seconds)
