@@ -192,7 +192,7 @@ def test_the_replay_is_loaded_once_while_processes_trace(
     loaded: list[str] = []
     traces = Traces(tmp_path, workers=1, meanwhile=lambda: loaded.append("replay"))
 
-    def traced(_: Any, requests: Sequence[Any]) -> dict[str, str | None]:
+    def traced(_: Any, requests: Sequence[Any], **__: Any) -> dict[str, str | None]:
         return {request.key: "refused here" for request in requests}
 
     monkeypatch.setattr(Traces, "_traced", traced)

@@ -1,5 +1,7 @@
 """Updates of one step, put into another with the same parameters, are those that it would have."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from builders.observations import recipe
@@ -10,7 +12,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.simulation.layer_expansion import whole_steps
 from trials.simulation.recording import Recording, StructureError
-from trials.simulation.trace_cache import StepTrace
+from trials.simulation.trace_cache import StepTrace, write_trace
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.tracing_worker import Tracing
 from trials.simulation.tracing.updates.shared_updates import with_shared_updates
@@ -62,11 +64,12 @@ def assert_alike(ours: StepTrace, theirs: StepTrace, layout: Parallel | None) ->
     ids=lambda each: getattr(each, "key", getattr(each, "name", "one-gpu")),
 )
 def test_shared_updates_are_those_of_the_step_itself(
-    model: Model, settings: Recipe, layout: Parallel | None
+    model: Model, settings: Recipe, layout: Parallel | None, tmp_path: Path
 ) -> None:
-    """With checkpointing, of one example, by another loss or attention."""
-    tracing = Tracing()
-    first = tracing.trace(request(model, settings, 4, layout))
+    """With checkpointing, of one example, by another loss or attention; also of a trace on disk."""
+    tracing, asked = Tracing(), request(model, settings, 4, layout)
+    first = tracing.trace(asked)
+    write_trace(tmp_path / f"{asked.key}.npz", first)
     others = [
         (settings.model_copy(update={"gradient_checkpointing": True}), 4),
         (settings, 1),
@@ -76,7 +79,11 @@ def test_shared_updates_are_those_of_the_step_itself(
     for other, batch in others:
         asked = request(model, other, batch, layout)
         assert_alike(tracing.trace(asked), Tracing().trace(asked), layout)
-    assert [*tracing._shared.values()] == [first.recordings[0]]
+        assert tracing._updates[asked.digests_of_updates[0]] is first.recordings[0]
+    later = Tracing(earlier=tmp_path)
+    assert_alike(later.trace(asked), tracing.trace(asked), layout)
+    (stored,) = {*later._updates} - {asked.digests_of_updates[1]}
+    assert np.array_equal(later._updates[stored].numbers, first.recordings[0].numbers)
 
 
 def test_updates_of_other_parameters_are_not_shared() -> None:

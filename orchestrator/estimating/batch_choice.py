@@ -1,22 +1,26 @@
-"""Batch size that an estimate prices: the requested one, the largest, or the fastest."""
+"""Simulations of estimates, and the batch size that each prices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_catalog.gpu import Gpu
-from orchestrator.estimating.question import Question
+from orchestrator.estimating.question import EstimatedJob, Question
+from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.ranking.priced_job import job_hours
 from orchestrator.spec.job_tokens import padded_tokens, rows
 from trials.drawn_lengths import sizes_to_try
+from trials.records.cell import Cell
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.simulated_cell import SimulatedCell, like
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError
-from trials.simulation.trace_request import TraceRequest
+from trials.simulation.trace_request import Routing, TraceRequest
 from trials.simulation.varying_lengths import VaryingLengths
 
 SMALLER = 8  # powers of two to try below the largest; smaller batches underuse a GPU
+DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by published runs
 AtLengths = Mapping[tuple[SimulatedCell, int], SimulatedCell]
+Simulation = tuple[Cell, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,40 @@ class ChosenBatch:
     tokens: float
     timed: SimulatedCell
     hours: Mapping[int, float]
+
+
+def simulations(
+    jobs: Sequence[EstimatedJob], traces: TraceSource
+) -> dict[Simulation, SimulatedCells]:
+    """Simulations that estimates of jobs need, with their traces made at once."""
+    shared: dict[Simulation, SimulatedCells] = {}  # a trace does not depend on the GPU
+    for question, gpu in jobs:
+        key = simulation_of(question, gpu)
+        if key not in shared:
+            shared[key] = _simulated(question, question.cell(gpu), traces)
+    # What may be needed is traced at once, for a tracing process takes longer to start.
+    # Of several GPUs some hold a batch of one at most, whose trace is another.
+    alone = len({gpu.key for _, gpu in jobs}) > 1 or any(
+        question.changes or question.batch in {1, "fastest"} for question, _ in jobs
+    )
+    traces.prepare([r for cells in shared.values() for r in cells.requests(alone=alone)])
+    return shared
+
+
+def simulation_of(question: Question, gpu: Gpu) -> Simulation:
+    """Everything that a simulation depends on, beside the job and the GPU."""
+    cell = question.cell(gpu).model_copy(update={"gpu": "any"})
+    return cell, question.expandable_segments, question.draws_lengths
+
+
+def _simulated(question: Question, cell: Cell, traces: TraceSource) -> SimulatedCells:
+    own = SimulatedCell(
+        cell, question.model, traces, expandable_segments=question.expandable_segments
+    )
+    routings = (Routing(sigma=DRAWN_SIGMA, seed=n + 1) for n in range(question.routing_draws))
+    routed = [SimulatedCell(cell, question.model, traces, routing) for routing in routings]
+    varying = varying_lengths(question.workload, own) if question.draws_lengths else None
+    return SimulatedCells(own, routed, varying)
 
 
 def batch_candidates(question: Question, gpu: Gpu, cells: SimulatedCells) -> BatchCandidates:

@@ -19,16 +19,17 @@ from gpu_catalog.offer import TERMS, Offer
 from orchestrator.estimating.batch_choice import (
     BatchCandidates,
     ChosenBatch,
-    SimulatedCells,
+    Simulation,
     at_lengths,
     batch_candidates,
     choose_batch,
+    simulation_of,
+    simulations,
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import most_tokens
 from orchestrator.estimating.memory_error import not_compared, published_errors
 from orchestrator.estimating.question import EstimatedJob, Question
-from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.pricing.host_memory import (
     OffersByHost,
     allowed_instances,
@@ -50,14 +51,11 @@ from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, Si
 from trials.simulation.trace_request import (
     SMALLEST,
     Fidelity,
-    Routing,
     approximations,
 )
 from trials.simulation.varying_lengths import RunsMemory
 
-Simulation = tuple[Cell, bool, bool]
 CELL_FIELDS = {"model", "experts", "active_experts", "seq_len", "image_tokens"}
-DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by published runs
 
 
 def estimates(
@@ -76,7 +74,7 @@ def estimates(
     shared = simulations(jobs, traces)
     numbers: defaultdict[Simulation, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
-        numbers[_simulation(*job)].append(number)
+        numbers[simulation_of(*job)].append(number)
 
     def candidates(simulation: Simulation) -> list[BatchCandidates]:
         return [batch_candidates(*jobs[n], shared[simulation]) for n in numbers[simulation]]
@@ -93,24 +91,6 @@ def estimates(
     return [row for _, row in sorted(zip(order, priced, strict=True), key=itemgetter(0))]
 
 
-def simulations(
-    jobs: Sequence[EstimatedJob], traces: TraceSource
-) -> dict[Simulation, SimulatedCells]:
-    """Simulations that estimates of jobs need, with their traces made at once."""
-    shared: dict[Simulation, SimulatedCells] = {}  # a trace does not depend on the GPU
-    for question, gpu in jobs:
-        key = _simulation(question, gpu)
-        if key not in shared:
-            shared[key] = _simulated(question, question.cell(gpu), traces)
-    # What may be needed is traced at once, for a tracing process takes longer to start.
-    # Of several GPUs some hold a batch of one at most, whose trace is another.
-    alone = len({gpu.key for _, gpu in jobs}) > 1 or any(
-        question.changes or question.batch in {1, "fastest"} for question, _ in jobs
-    )
-    traces.prepare([r for cells in shared.values() for r in cells.requests(alone=alone)])
-    return shared
-
-
 def by_objective(estimated: Estimated) -> tuple[int, bool, float, float]:
     """Order of estimates: by length, the best offer first, then those without a price by speed."""
     estimate = estimated.estimate
@@ -119,22 +99,6 @@ def by_objective(estimated: Estimated) -> tuple[int, bool, float, float]:
         return (-estimate.seq_len, True, -speed, 0.0)
     wanted = estimated.question.constraints
     return (-estimate.seq_len, False, *wanted.preference(price.hours, price.usd))
-
-
-def _simulation(question: Question, gpu: Gpu) -> Simulation:
-    """Everything that a simulation depends on, beside the job and the GPU."""
-    cell = question.cell(gpu).model_copy(update={"gpu": "any"})
-    return cell, question.expandable_segments, question.draws_lengths
-
-
-def _simulated(question: Question, cell: Cell, traces: TraceSource) -> SimulatedCells:
-    own = SimulatedCell(
-        cell, question.model, traces, expandable_segments=question.expandable_segments
-    )
-    routings = (Routing(sigma=DRAWN_SIGMA, seed=n + 1) for n in range(question.routing_draws))
-    routed = [SimulatedCell(cell, question.model, traces, routing) for routing in routings]
-    varying = varying_lengths(question.workload, own) if question.draws_lengths else None
-    return SimulatedCells(own, routed, varying)
 
 
 def _approximations(

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
 from typing import IO
@@ -42,7 +43,7 @@ class TraceError(UserError):
     """A cell cannot be traced; one line on why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepTrace:
     """Trace of a cell's step at one batch size, or at two that determine all others.
 
@@ -61,7 +62,7 @@ class StepTrace:
     copies: int
     host_bytes: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of all content: equal traces have equal digests, made or read or interpolated."""
         first = self.recordings[0]
@@ -257,7 +258,7 @@ class Traces:
                 limit_seconds=self._limit_seconds,
             )
             apart._earlier = self.folder
-            apart._take_in(together, apart._traced(together, apart=len(together) > 1))
+            apart._take_in(together, apart._traced(together, processes=None))
             for request in requests:
                 try:
                     whole = joined([apart.get(part) for part in parts[request.key]])
@@ -270,27 +271,29 @@ class Traces:
                     self._keep(request, whole)
 
     def _make(self, requests: Sequence[TraceRequest]) -> None:
-        groups = defaultdict(list)
+        parts = defaultdict(list)
         for request in requests:
-            groups[_group(request)].append(request)
-        parts = _parted(list(groups.values()), self._workers)
+            parts[request.process_choice].append(request)
         if not parts:
             return
+        processes = -(-self._workers // len(parts))
         with ThreadPoolExecutor(len(parts)) as threads:
-            for part, refusals in zip(parts, threads.map(self._traced, parts), strict=True):
+            traced = threads.map(partial(self._traced, processes=processes), parts.values())
+            for part, refusals in zip(parts.values(), traced, strict=True):
                 self._take_in(part, refusals)
 
     def _traced(
-        self, requests: Sequence[TraceRequest], *, apart: bool = False
+        self, requests: Sequence[TraceRequest], *, processes: int | None
     ) -> dict[str, str | None]:
         """Trace requests in a child process; return refusals by key, None for those traced.
 
         Args:
             requests: requests to trace.
-            apart: whether to trace them at the same time, each in a process of its own.
+            processes: number of processes that it forks for them; None for one for each, where all
+                are for one model and recipe.
         """
         lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
-        settings = (str(self.folder), str(self._earlier), apart, self._limit_seconds)
+        settings = (str(self.folder), str(self._earlier), processes, self._limit_seconds)
         longest = STARTING_SECONDS + BUSY * self._limit_seconds * (1 + len(requests))
         try:
             with self._children.one() as child:
@@ -343,21 +346,6 @@ def _one_size_each(request: TraceRequest) -> list[TraceRequest]:
         request.model_copy(update={"batch_size": size, "with_updates": number == 0})
         for number, size in enumerate(request.batch_sizes)
     ]
-
-
-def _parted(groups: list[list[TraceRequest]], workers: int) -> list[list[TraceRequest]]:
-    """Divide requests among processes: one process choice for each, the largest groups apart."""
-    parts: list[list[TraceRequest]] = []
-    for group in sorted(groups, key=len, reverse=True):
-        fitting = [part for part in parts if part[0].process_choice == group[0].process_choice]
-        if fitting and len(parts) >= workers:
-            min(fitting, key=len).extend(group)
-        else:
-            parts.append(list(group))
-    if len(parts) == 1 and workers > 1 and len(parts[0]) > workers:
-        half = len(parts[0]) // 2
-        parts = [parts[0][:half], parts[0][half:]]
-    return parts
 
 
 def _last_line(text: str) -> str:

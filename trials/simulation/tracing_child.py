@@ -84,7 +84,7 @@ class TracingChild:
     def answer(
         self,
         requests: Iterable[str],
-        settings: tuple[str, str, bool, float],
+        settings: tuple[str, str, int | None, float],
         timeout_seconds: float,
         report: Callable[[str], None],
     ) -> tuple[str, str]:
@@ -92,8 +92,8 @@ class TracingChild:
 
         Args:
             requests: a line for each trace.
-            settings: folder for the traces, the one of earlier ones, whether to make all at once,
-                seconds for each.
+            settings: folder for the traces, the one of earlier ones, number of processes (None: one
+                for each), seconds for each.
             timeout_seconds: longest time for all.
             report: called with a line on each trace that takes long, while it does.
 

@@ -4,10 +4,10 @@ It forks a child for each group of requests, so that all share the imports and n
 those before. A message on the socket brings three files: one with the requests, one for the
 replies, and a pipe for lines on progress; it is sent back when they are answered.
 
-The first line of the requests is ``[folder, earlier, apart, limit_seconds]``: the folder for
-traces, that of earlier ones, whether to make them at the same time, and the longest time of each.
-Every further line is a key and a request. The reply ``[key, null]`` confirms a trace under its key;
-``[key, "reason"]`` is a refusal.
+The first line of the requests is ``[folder, earlier, processes, limit_seconds]``: the folder for
+traces, that of earlier ones, the number of processes (null: one for each), and the longest time of
+each trace. Every further line is a key and a request. The reply ``[key, null]`` confirms a trace
+under its key; ``[key, "reason"]`` is a refusal.
 """
 
 import contextlib
@@ -17,8 +17,10 @@ import os
 import select
 import socket
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -49,6 +51,8 @@ REFUSALS = (
 )
 LONGEST = 300
 """Most characters of a library's message in a refusal."""
+NUMBER = np.dtype(np.uint32)
+"""Type of a unit's number in the queue of those not started."""
 IDLE_SECONDS = 60.0
 """Time after which a process without requests ends; it takes hundreds of MiB."""
 FEW_LAYERS = 8
@@ -303,7 +307,7 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
     """Answer the requests of a file, and end the process."""
     with os.fdopen(requests_file) as file:
         first, *lines = file
-    folder_name, earlier, apart, limit_seconds = json.loads(first)
+    folder_name, earlier, processes, limit_seconds = json.loads(first)
 
     def report(text: str) -> None:
         with contextlib.suppress(OSError):  # the parent has closed its end
@@ -316,24 +320,46 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
         reply = json.dumps([line.partition(" ")[0], refusal_text]) + "\n"
         os.write(replies_file, reply.encode())
 
-    if apart:
-        request = TraceRequest.model_validate_json(lines[0].partition(" ")[2])
+    requests = [TraceRequest.model_validate_json(line.partition(" ")[2]) for line in lines]
+    if processes is None:
+        units = [[line] for line in lines]
         with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
-            tracing.cell(request)  # its trace reports errors
-        # Forked children share the model. No thread runs yet that a fork would lose.
-        tracer = os.getpid()
-        child_line = next((line for line in lines[1:] if os.fork() == 0), None)
-        if child_line is not None:
-            die_with_parent(tracer)
-        answer(child_line or lines[0])
-        if child_line is None:
-            for _ in lines[1:]:
-                os.wait()
+            tracing.cell(requests[0])  # forked processes share the model; its trace reports errors
     else:
-        for line in lines:
-            answer(line)
-    sys.stderr.flush()
-    os._exit(0)  # freeing a fake model object by object takes long and serves nothing
+        units = _units(lines, requests)
+    with tempfile.TemporaryFile() as queue:  # whose position all share
+        queue.write(np.arange(len(units), dtype=NUMBER).tobytes())
+        queue.seek(0)
+        waiting = os.getpid()
+        # No thread runs yet that a fork would lose.
+        if any(os.fork() == 0 for _ in range(min(processes or len(units), len(units)))):
+            die_with_parent(waiting)
+            while number := os.read(queue.fileno(), NUMBER.itemsize):
+                for line in units[int.from_bytes(number, sys.byteorder)]:
+                    answer(line)
+            sys.stderr.flush()
+            os._exit(0)  # freeing a fake model object by object takes long and serves nothing
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)
+
+
+def _units(lines: Sequence[str], requests: Sequence[TraceRequest]) -> list[list[str]]:
+    """Lines that one process traces one after another, in the order of their start.
+
+    Those of one model, recipe and length share what is built. Units with the same updates start as
+    late as possible, so that later ones find the updates of the first.
+    """
+    units: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
+    started: defaultdict[str, dict[tuple[object, ...], int]] = defaultdict(dict)
+    for line, request in zip(lines, requests, strict=True):
+        unit = (request.model.name, request.updates, request.cell.seq_len, request.routing)
+        units[unit].append(line)
+        alike = started[request.shared_updates]
+        alike.setdefault(unit, len(alike))
+    order = {unit: number for alike in started.values() for unit, number in alike.items()}
+    return [units[unit] for unit in sorted(order, key=order.__getitem__)]
 
 
 def _why_whole(request: TraceRequest) -> str:
