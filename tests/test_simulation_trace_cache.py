@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -128,20 +129,20 @@ def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) 
 
 
 def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
-    """A trace of a large model takes many seconds, and nobody waits for it any more."""
+    """Nobody waits for its traces any more: neither do the processes that make them."""
     words = ("--model", "llama-3.1-70b", "--method", "full", "--gpu", "8xB300")
     words += ("--strategy", "deepspeed-zero3")
     with subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "estimate", *words, "--seq-len", "64"],
         env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        stderr=subprocess.DEVNULL,
     ) as estimate:
-        assert estimate.stderr is not None
-        while "traced for" not in estimate.stderr.readline():
+        tracing: list[psutil.Process] = []
+        while len(tracing) < 3:  # one that imports, one that waits, and one that traces
             assert estimate.poll() is None
-        tracing = psutil.Process(estimate.pid).children(recursive=True)
+            time.sleep(0.1)
+            tracing = psutil.Process(estimate.pid).children(recursive=True)
         assert any("tracing.bootstrap" in " ".join(process.cmdline()) for process in tracing)
         estimate.kill()
         _, alive = psutil.wait_procs(tracing, timeout=5)

@@ -1,6 +1,8 @@
 """Updates of one step, put into another with the same parameters, are those that it would have."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,34 +52,49 @@ def assert_alike(ours: StepTrace, theirs: StepTrace, layout: Parallel | None) ->
         assert np.array_equal(*seconds)
 
 
+FULL = recipe("full", precision="bf16-mixed", max_grad_norm=1.0)
+LORA = recipe("lora", precision="bf16-mixed", max_grad_norm=1.0)
+STEPS = [
+    (LLAMA, FULL, None),
+    (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit"), None),
+    (LLAMA, recipe("full", precision="bf16", optimizer="adafactor"), None),
+    (LLAMA, LORA, None),
+    (MIXTRAL, recipe("qlora", precision="bf16", max_grad_norm=1.0), None),
+    (LLAMA, FULL, SHARDS),
+    (LLAMA, LORA, SHARDS),
+]
+OTHER_PASSES: list[tuple[dict[str, Any], int]] = [
+    ({"gradient_checkpointing": True}, 4),
+    ({"loss": "chunked"}, 2),
+    ({}, 1),
+    ({"attention": "eager"}, 2),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "settings", "layout"),
+    ("model", "settings", "layout", "others"),
     [
-        (LLAMA, recipe("full", precision="bf16-mixed", max_grad_norm=1.0), None),
-        (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit"), None),
-        (LLAMA, recipe("full", precision="bf16", optimizer="adafactor"), None),
-        (LLAMA, recipe("lora", precision="bf16-mixed", max_grad_norm=1.0), None),
-        (MIXTRAL, recipe("qlora", precision="bf16", max_grad_norm=1.0), None),
-        (LLAMA, recipe("full", precision="bf16-mixed", max_grad_norm=1.0), SHARDS),
-        (LLAMA, recipe("lora", precision="bf16-mixed", max_grad_norm=1.0), SHARDS),
+        *((*step, OTHER_PASSES[n % 2 :: 2]) for n, step in enumerate(STEPS)),
+        *(
+            pytest.param(*step, OTHER_PASSES[1 - n % 2 :: 2], marks=pytest.mark.long)
+            for n, step in enumerate(STEPS)
+        ),
     ],
-    ids=lambda each: getattr(each, "key", getattr(each, "name", "one-gpu")),
+    ids=lambda each: getattr(each, "key", getattr(each, "name", "")),
 )
 def test_shared_updates_are_those_of_the_step_itself(
-    model: Model, settings: Recipe, layout: Parallel | None, tmp_path: Path
+    model: Model,
+    settings: Recipe,
+    layout: Parallel | None,
+    others: Sequence[tuple[dict[str, Any], int]],
+    tmp_path: Path,
 ) -> None:
     """With checkpointing, of one example, by another loss or attention; also of a trace on disk."""
     tracing, asked = Tracing(), request(model, settings, 4, layout)
     first = tracing.trace(asked)
     write_trace(tmp_path / f"{asked.key}.npz", first)
-    others = [
-        (settings.model_copy(update={"gradient_checkpointing": True}), 4),
-        (settings, 1),
-        (settings.model_copy(update={"loss": "chunked"}), 2),
-        (settings.model_copy(update={"attention": "eager"}), 2),
-    ]
-    for other, batch in others:
-        asked = request(model, other, batch, layout)
+    for change, batch in others:
+        asked = request(model, settings.model_copy(update=change), batch, layout)
         assert_alike(tracing.trace(asked), Tracing().trace(asked), layout)
         assert tracing._updates[asked.digests_of_updates[0]] is first.recordings[0]
     later = Tracing(earlier=tmp_path)

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -122,6 +123,7 @@ def offloaded_stepper(
         ImportError: DeepSpeed is not installed.
     """
     library = deepspeed_library(device.type)
+    _remember_cpu()
     _group_of_one(library)
     config = offload_config(recipe, sum(p.numel() for p in trainable))
     stepper = DeepSpeedStepper(model, library, config, trainable=trainable)
@@ -157,6 +159,7 @@ def zero_stepper(
 
 def _on_host(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """DeepSpeed's AdamW on the CPU, which accelerate puts in the place of PyTorch's."""
+    _remember_cpu()
     adam: Any = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
     same = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
     return adam(optimizer.param_groups, adamw_mode=True, **same)  # type: ignore[no-any-return]
@@ -181,6 +184,13 @@ def deepspeed_library(device_type: str) -> Any:
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
+
+
+def _remember_cpu() -> None:
+    """Ask what CPU this is once: DeepSpeed does three times for each AdamW, 1.2 CPU s each."""
+    cpuinfo: Any = importlib.import_module("cpuinfo")
+    if not hasattr(cpuinfo.get_cpu_info, "cache_clear"):
+        cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
 
 def _without_mlflow() -> Any:

@@ -217,6 +217,7 @@ class ZeroRank:
             (model, "bfloat16", lambda: model),
             *((module, name, lambda *_: None) for module, name in _comparisons()),
             (importlib.import_module(CPU_ADAM), "CPUAdamBuilder", NoCompiledAdam),
+            (importlib.import_module("cpuinfo"), "get_cpu_info", dict),  # which takes a second
             *((importlib.import_module(f"{ZERO}.{name}"), "set", _InOrder) for name in GATHERING),
         ]
         if self._accelerator is not None:
