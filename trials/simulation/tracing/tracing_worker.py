@@ -348,8 +348,8 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
 def _units(lines: Sequence[str], requests: Sequence[TraceRequest]) -> list[list[str]]:
     """Lines that one process traces one after another, in the order of their start.
 
-    Those of one model, recipe and length share what is built. Units with the same updates start as
-    late as possible, so that later ones find the updates of the first.
+    Those of one model, recipe and length share what is built. Of units with the same updates the
+    first starts early and the others late, so that these find its updates.
     """
     units: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     started: defaultdict[str, dict[tuple[object, ...], int]] = defaultdict(dict)
