@@ -2,22 +2,27 @@
 
 import datetime as dt
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import orchestrator
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.links.between_nodes import NodeNetwork
+from orchestrator.estimating.batch_choice import simulations
 from orchestrator.estimating.choosing.layouts import (
+    best_layouts,
     layouts,
     names_by_count,
     on_layout,
     placed_layouts,
 )
-from orchestrator.estimating.estimate import simulations
 from orchestrator.estimating.estimate_request import EstimateRequest, question_of
 from orchestrator.estimating.question import EstimateError
 from orchestrator.request import request_of
+from trials.records.observation import Outcome
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 
@@ -52,6 +57,21 @@ def test_all_layouts_are_traced_at_once_and_ddp_has_the_trace_of_one_gpu() -> No
     simulations([(on_layout(question, layout, 64), gpu) for layout in on_layouts], source)
     assert len(on_layouts) == 5
     assert [len(call) for call in source.calls] == [3]
+
+
+def test_of_strategies_that_do_not_fit_the_one_with_the_least_memory_is_shown() -> None:
+    """Changes that make it fit are looked for there, too."""
+    job: dict[str, Any] = {"method": "full", "seq_len": 16, "gpu": "A40", "strategy": "ddp"}
+    (row,) = orchestrator.estimate("llama-tiny", **job, gpus=2, batch_size=2)
+    misfits = [
+        replace(row, estimate=row.estimate.model_copy(update=update | {"price": None}))
+        for update in (
+            {"strategy": "fsdp2", "reserved_gib": 2.0, "outcome": Outcome.OUT_OF_MEMORY},
+            {"strategy": "ddp", "reserved_gib": 1.0, "outcome": Outcome.OUT_OF_MEMORY},
+        )
+    ]
+    assert [best.estimate.strategy for best in best_layouts(misfits)] == ["ddp"]
+    assert best_layouts([*misfits, row]) == [row]
 
 
 def test_a_count_in_the_name_of_a_gpu_replaces_those_of_the_option() -> None:

@@ -19,7 +19,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import Model, find_model
-from trials.simulation import tracing_child
+from trials.simulation import trace_request, tracing_child
 from trials.simulation.recording import Column, Kind
 from trials.simulation.trace_cache import StepTrace, TraceError, Traces, read_trace
 from trials.simulation.trace_request import TraceRequest, approximations, not_simulated
@@ -278,6 +278,14 @@ def test_a_trace_depends_on_everything_but_the_gpu() -> None:
         LLAMA.model_copy(update={"batch_size": 1}),
     ]
     assert len({LLAMA.key, *(other.key for other in others)}) == 5
+
+
+def test_updates_depend_on_the_package_of_their_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an update of torchao, neither a trace nor its updates are those of before."""
+    torchao = request_for(find_model("llama-tiny"), recipe("full", optimizer="torchao_adamw_8bit"))
+    before = {torchao.key, *torchao.digests_of_updates}
+    monkeypatch.setattr(trace_request, "_version", lambda package: f"{package} of tomorrow")
+    assert not before & {torchao.key, *torchao.digests_of_updates}
 
 
 def test_batch_sizes_give_each_expert_whole_tokens() -> None:

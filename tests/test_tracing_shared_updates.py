@@ -13,8 +13,8 @@ from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 from trials.simulation.layer_expansion import whole_steps
-from trials.simulation.recording import Recording, StructureError
-from trials.simulation.trace_cache import StepTrace, write_trace
+from trials.simulation.recording import UPDATES, Column, Recording, StructureError
+from trials.simulation.trace_cache import StepTrace, Traces, write_trace
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing.tracing_worker import Tracing
 from trials.simulation.tracing.updates.shared_updates import with_shared_updates
@@ -25,11 +25,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 LLAMA, MIXTRAL = deep("llama-tiny", 6), deep("mixtral-tiny", 6)
+MARK = 2.0**40
 SHARDS = Parallel(gpus=4, strategy="fsdp2")
 
 
-def request(model: Model, settings: Recipe, batch: int, layout: Parallel | None) -> TraceRequest:
-    """Trace of a step of this batch size, with few layers for all."""
+def request(
+    model: Model, settings: Recipe, batch: int | None, layout: Parallel | None
+) -> TraceRequest:
+    """Trace of steps of this batch size, or of all, with few layers for all."""
     return TraceRequest(
         cell=simulated_cell(model, settings, parallel=layout), model=model, batch_size=batch
     )
@@ -101,6 +104,28 @@ def test_shared_updates_are_those_of_the_step_itself(
     assert_alike(later.trace(asked), tracing.trace(asked), layout)
     (stored,) = {*later._updates} - {asked.digests_of_updates[1]}
     assert np.array_equal(later._updates[stored].numbers, first.recordings[0].numbers)
+
+
+def test_a_trace_takes_the_updates_of_one_that_another_process_made(tmp_path: Path) -> None:
+    """Each of several processes; they are marked here by their bytes."""
+    checkpointed = LORA.model_copy(update={"gradient_checkpointing": True})
+    pairs = [(settings, size) for settings in (LORA, checkpointed) for size in (None, 1)]
+    few = [request(LLAMA, settings, size, None) for settings, size in pairs]
+    traces = Traces(tmp_path, workers=2)
+    traces.prepare(few)
+    assert {path.stem for path in tmp_path.iterdir()} == {asked.key for asked in few}
+    for asked in few:
+        marked = traces.get(asked).recordings[0]
+        marked.numbers[np.isin(marked.segments, [*UPDATES]), Column.BYTES] += MARK
+        write_trace(tmp_path / f"{asked.key}.npz", traces.get(asked))
+    chunked = LORA.model_copy(update={"loss": "chunked"})
+    longer = few[0].cell.model_copy(update={"seq_len": 2 * few[0].cell.seq_len})
+    others = [few[0].model_copy(update={"cell": longer, "batch_size": size}) for size in (None, 1)]
+    later = Traces(tmp_path, workers=2)
+    later.prepare([*others, request(LLAMA, chunked, None, None)])
+    others += [request(LLAMA, chunked, size, None) for size in (None, 1)]  # the last one alone
+    for asked in others:
+        assert later.get(asked).recordings[0].numbers[:, Column.BYTES].max() > MARK
 
 
 def test_updates_of_other_parameters_are_not_shared() -> None:

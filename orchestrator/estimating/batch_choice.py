@@ -20,7 +20,7 @@ from trials.simulation.varying_lengths import VaryingLengths
 SMALLER = 8  # powers of two to try below the largest; smaller batches underuse a GPU
 DRAWN_SIGMA = 0.2  # standard deviation of the logarithm of experts' shares, by published runs
 AtLengths = Mapping[tuple[SimulatedCell, int], SimulatedCell]
-Simulation = tuple[Cell, bool, bool]
+SimulationKey = tuple[Cell, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ class ChosenBatch:
 
 def simulations(
     jobs: Sequence[EstimatedJob], traces: TraceSource
-) -> dict[Simulation, SimulatedCells]:
+) -> dict[SimulationKey, SimulatedCells]:
     """Simulations that estimates of jobs need, with their traces made at once."""
-    shared: dict[Simulation, SimulatedCells] = {}  # a trace does not depend on the GPU
+    shared: dict[SimulationKey, SimulatedCells] = {}  # a trace does not depend on the GPU
     for question, gpu in jobs:
-        key = simulation_of(question, gpu)
+        key = simulation_key(question, gpu)
         if key not in shared:
             shared[key] = _simulated(question, question.cell(gpu), traces)
     # What may be needed is traced at once, for a tracing process takes longer to start.
@@ -101,7 +101,7 @@ def simulations(
     return shared
 
 
-def simulation_of(question: Question, gpu: Gpu) -> Simulation:
+def simulation_key(question: Question, gpu: Gpu) -> SimulationKey:
     """Everything that a simulation depends on, beside the job and the GPU."""
     cell = question.cell(gpu).model_copy(update={"gpu": "any"})
     return cell, question.expandable_segments, question.draws_lengths

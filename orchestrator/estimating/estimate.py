@@ -19,11 +19,11 @@ from gpu_catalog.offer import TERMS, Offer
 from orchestrator.estimating.batch_choice import (
     BatchCandidates,
     ChosenBatch,
-    Simulation,
+    SimulationKey,
     at_lengths,
     batch_candidates,
     choose_batch,
-    simulation_of,
+    simulation_key,
     simulations,
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
@@ -66,18 +66,19 @@ def estimates(
 ) -> list[Estimated]:
     """Estimate each job on its GPU, in their order.
 
-    Each core has simulations of its own: most of their time passes in numpy and compiled replays.
+    Simulations are priced side by side, each by one thread: most of their time passes in numpy and
+    compiled replays.
 
     Raises:
         TraceError: the model cannot be traced under a recipe.
     """
     shared = simulations(jobs, traces)
-    numbers: defaultdict[Simulation, list[int]] = defaultdict(list)
+    numbers: defaultdict[SimulationKey, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
-        numbers[simulation_of(*job)].append(number)
+        numbers[simulation_key(*job)].append(number)
 
-    def candidates(simulation: Simulation) -> list[BatchCandidates]:
-        return [batch_candidates(*jobs[n], shared[simulation]) for n in numbers[simulation]]
+    def candidates(key: SimulationKey) -> list[BatchCandidates]:
+        return [batch_candidates(*jobs[n], shared[key]) for n in numbers[key]]
 
     def estimated(rows: Sequence[BatchCandidates]) -> list[Estimated]:
         chosen = ((row, choose_batch(row, timed, constants)) for row in rows)
@@ -86,7 +87,7 @@ def estimates(
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
         to_price = list(cores.map(candidates, numbers))
         timed = at_lengths(list(chain.from_iterable(to_price)), traces)
-        priced = chain.from_iterable(cores.map(estimated, to_price))
+        priced = list(chain.from_iterable(cores.map(estimated, to_price)))
     order = chain.from_iterable(numbers.values())
     return [row for _, row in sorted(zip(order, priced, strict=True), key=itemgetter(0))]
 

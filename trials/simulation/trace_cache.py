@@ -7,12 +7,12 @@ import os
 import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Thread
+from threading import RLock, Thread
 from typing import IO
 from zipfile import BadZipFile
 
@@ -29,6 +29,10 @@ BUSY = 5
 """Seconds that a trace may last for each of its CPU seconds: other programs may run beside it."""
 MANY_EVENTS = 1_000_000
 """Events of a step from which on a replay takes minutes."""
+GIVEN_UP = "tracing took more than"
+"""Start of the line that a process leaves as it gives up a trace."""
+MAKING = RLock()
+"""Held by the thread that reads or makes traces."""
 FEW = 2
 """Most requests for one model whose batch sizes are all traced at the same time."""
 STARTING_SECONDS = 120.0
@@ -174,7 +178,7 @@ class Traces:
 
     Args:
         folder: folder of the traces; absent for the user's cache.
-        workers: most tracing processes at a time.
+        workers: most processes that trace at a time, for one choice of Mamba kernels.
         ahead: tracing processes already started; those used are removed from it.
         report: called with a line on each trace that takes long, from other threads.
         limit_seconds: most CPU seconds of a trace; one that takes more is refused.
@@ -225,13 +229,21 @@ class Traces:
 
     def prepare(self, requests: Sequence[TraceRequest]) -> None:
         """Make the missing traces, several at a time; ``get`` raises for those that failed."""
+        unknown = {r.key: r for r in requests}
+        for key in unknown.keys() & (self._traces.keys() | self._refused.keys()):
+            del unknown[key]
+        if unknown:
+            with MAKING:  # else threads that want the same would make it more than once
+                self._prepare(unknown)
+
+    def _prepare(self, unknown: Mapping[str, TraceRequest]) -> None:
         missing = {}
-        for request in requests:
-            if request.key not in self._traces and request.key not in self._refused:
+        for key, request in unknown.items():
+            if key not in self._traces and key not in self._refused:
                 with contextlib.suppress(OSError):
                     self._keep(request, read_trace(self._path(request)))
                     continue
-                missing[request.key] = request
+                missing[key] = request
         if missing and self._meanwhile is not None:
             Thread(target=self._meanwhile).start()
             self._meanwhile = None
@@ -276,7 +288,7 @@ class Traces:
             parts[request.process_choice].append(request)
         if not parts:
             return
-        processes = -(-self._workers // len(parts))
+        processes = max(self._workers // len(parts), 1)
         with ThreadPoolExecutor(len(parts)) as threads:
             traced = threads.map(partial(self._traced, processes=processes), parts.values())
             for part, refusals in zip(parts.values(), traced, strict=True):
@@ -290,7 +302,7 @@ class Traces:
         Args:
             requests: requests to trace.
             processes: number of processes that it forks for them; None for one for each, where all
-                are for one model and recipe.
+                are for one model.
         """
         lines = (f"{r.key} {r.model_dump_json()}\n" for r in requests)
         settings = (str(self.folder), str(self._earlier), processes, self._limit_seconds)
@@ -354,4 +366,6 @@ def _last_line(text: str) -> str:
     lines = [
         line for line in printed if line and not line.startswith(("terminate called", "what():"))
     ]
+    # Beside what other processes printed since, the reason of one that C++ ended.
+    lines += [line for line in lines if line.startswith(GIVEN_UP)]
     return f"the trace ended early: {lines[-1] if lines else 'it printed nothing'}"

@@ -109,12 +109,9 @@ class TraceRequest(Record):
             self.whole,
             self.with_updates,
             self.target,
-            _version("trl") if self.cell.recipe.activation_offloading else None,
-            _version("torchao") if self.cell.recipe.optimizer.startswith("torchao") else None,
-            _version("deepspeed") if self.is_by_engine else None,
         )
         start = key_start(self.model.name, self.cell.seq_len)
-        return "-".join((start, *self.digests_of_updates, _digest(content)[:24]))
+        return "-".join((start, *self.digests_of_updates, self._digest(content)[:24]))
 
     @property
     def digests_of_updates(self) -> tuple[str, str]:
@@ -127,7 +124,17 @@ class TraceRequest(Record):
         if not self.with_updates:
             return "none", "none"
         alike = (self.updates, self.batch_sizes[0] < SMALLEST, self.padded)
-        return _digest(self.shared_updates)[:12], _digest(alike)[:12]
+        return self._digest(self.shared_updates)[:12], self._digest(alike)[:12]
+
+    def _digest(self, content: object) -> str:
+        """Digest of content, the versions of the libraries and the code that traces."""
+        recipe = self.cell.recipe
+        optional = (
+            _version("trl") if recipe.activation_offloading else None,
+            _version("torchao") if recipe.optimizer.startswith("torchao") else None,
+            _version("deepspeed") if self.is_by_engine else None,
+        )
+        return hashlib.sha256(repr((content, optional, versions(), _code())).encode()).hexdigest()
 
     @property
     def updates(self) -> str:
@@ -167,11 +174,6 @@ class TraceRequest(Record):
     def process_choice(self) -> str:
         """Choice of Mamba kernels that a process can make only once, before its first trace."""
         return self.cell.recipe.mamba or ""
-
-
-def _digest(content: object) -> str:
-    """Digest of content, the versions of the libraries and the code that traces."""
-    return hashlib.sha256(repr((content, versions(), _code())).encode()).hexdigest()
 
 
 class Fidelity(StrEnum):

@@ -1,9 +1,11 @@
 """Memory on real data: whether runs of steps on examples of varying length survive."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import Semaphore
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from trials.simulation.simulated_cell import SimulatedCell, library_bytes, like
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 
+AT_ONCE = Semaphore(os.cpu_count() or 1)
+"""Replays of all threads: the events of one take tens of MB."""
 RUNS = 20
 """Runs of a batch size; it survives an epoch if at least 95 % of them do."""
 MOST_FAILED = RUNS // 20
@@ -169,8 +173,11 @@ class VaryingLengths:
             held = np.r_[library // 2, library // 2, run.held.sizes]
 
             def peaks(batches: Sequence[DrawnBatch]) -> AllocatorPeaks:
-                moves = run.moves(batch_size, batches)
-                return peaks_on_streams(moves, held, limit_bytes, expandable_segments=expandable)
+                with AT_ONCE:
+                    moves = run.moves(batch_size, batches)
+                    return peaks_on_streams(
+                        moves, held, limit_bytes, expandable_segments=expandable
+                    )
 
             with ThreadPoolExecutor() as threads:  # the replay releases the interpreter's lock
                 return tuple(threads.map(peaks, drawn))

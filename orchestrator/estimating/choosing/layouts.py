@@ -206,10 +206,17 @@ def _with_batch(recipe: Recipe, effective_batch: int) -> Recipe:
 
 
 def best_layouts(rows: Iterable[Estimated]) -> list[Estimated]:
-    """The best strategy of each GPU and number: of those that fit, the best by the objective."""
+    """The best strategy of each GPU and number.
+
+    Of those that fit, it is the best by the objective; where none fits, that of the least memory.
+    """
     groups: dict[tuple[str, int], list[Estimated]] = defaultdict(list)
     for row in rows:
         groups[row.gpu.key, row.estimate.gpus].append(row)
     return [
-        min(group, key=lambda row: (not fits(row), *by_objective(row))) for group in groups.values()
+        min(
+            group,
+            key=lambda row: (not fits(row), *by_objective(row), row.estimate.reserved_gib),
+        )
+        for group in groups.values()
     ]

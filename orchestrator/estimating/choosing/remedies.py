@@ -30,7 +30,7 @@ SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
 WIDE = ("fp32", "fp32-mixed-load")
 """Precisions that hold frozen weights in fp32."""
 Changes = dict[str, Any]
-Varied = Callable[[Question, Changes], Question | None]
+WithOptions = Callable[[Question, Changes], Question | None]
 """A question with other options, by name; None where they contradict the given ones."""
 Alteration = Callable[[Question], Iterable[Changes]]
 """Changes of one kind, each of which the settings go with."""
@@ -44,7 +44,7 @@ SPARING_LOSS: Mapping[str, Changes] = {
 
 def with_remedies(  # noqa: PLR0913 - settings by name
     rows: Sequence[Estimated],
-    varied: Varied,
+    varied: WithOptions,
     estimated_jobs: Estimating,
     shorter_jobs: Estimating,
     *,
@@ -110,7 +110,7 @@ def _jobs(
     rows: Iterable[Estimated],
     altered: Alteration,
     settings: Callable[[Question], Iterable[Changes]],
-    varied: Varied,
+    varied: WithOptions,
 ) -> list[EstimatedJob]:
     """Jobs with each alteration and each of the settings that go with it."""
     return [
@@ -122,7 +122,7 @@ def _jobs(
     ]
 
 
-def _possible(row: Estimated, changes: Changes, varied: Varied) -> Question | None:
+def _possible(row: Estimated, changes: Changes, varied: WithOptions) -> Question | None:
     """The question after changes, with its own attention if the GPU lacks the other."""
     without = {name: value for name, value in changes.items() if name != "attention"}
     for some in (changes, without):

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from trials.simulation.trace_cache import BUSY
+from trials.simulation.trace_cache import BUSY, GIVEN_UP
 from trials.simulation.tracing.tracer import UntraceableError
 
 FIRST_REPORT_SECONDS = 10.0  # then after twice as long, each time
@@ -48,11 +48,11 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
         taken, taken_cpu = time.monotonic() - began, time.process_time() - began_cpu
         # Every later tick raises again: Python drops an exception in a weak reference's callback.
         if taken_cpu >= limit_seconds:
-            abort(f"tracing took more than {limit_seconds:g} CPU seconds")
+            abort(f"{GIVEN_UP} {limit_seconds:g} CPU seconds")
         if taken >= BUSY * limit_seconds:
-            abort(f"tracing took more than {BUSY * limit_seconds:g} s")
+            abort(f"{GIVEN_UP} {BUSY * limit_seconds:g} s")
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_GIB * 2**20:  # in KiB
-            abort(f"tracing took more than {MOST_GIB:g} GiB of memory")
+            abort(f"{GIVEN_UP} {MOST_GIB:g} GiB of memory")
         if taken >= next_report:
             next_report *= 2
             where = module_of(caller for caller, _ in traceback.walk_stack(frame))
