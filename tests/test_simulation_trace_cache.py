@@ -129,7 +129,7 @@ def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) 
 
 
 def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
-    """Nobody waits for its traces any more: neither do the processes that make them."""
+    """Its traces are of no use any more, so the processes that make them end."""
     words = ("--model", "llama-3.1-70b", "--method", "full", "--gpu", "8xB300")
     words += ("--strategy", "deepspeed-zero3")
     with subprocess.Popen(

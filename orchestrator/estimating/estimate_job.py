@@ -165,7 +165,7 @@ def _of_counts(
     if refused and not on_layouts:
         raise EstimateError("\n".join(dict.fromkeys(refused)))
     estimated, against = best_on(on_layouts, request, simulation)
-    # The answer keeps this order of what does not fit.
+    # What does not fit is equal by the objective, and so stays in this order.
     rows = best_layouts(sorted(estimated, key=lambda row: row.estimate.gpus))
     answered = {(row.estimate.gpus, row.gpu.key) for row in rows}
     missing = [reason for key, reason in against.items() if key not in answered]

@@ -179,7 +179,7 @@ class Traces:
     Args:
         folder: folder of the traces; absent for the user's cache.
         workers: most processes that trace at a time, for one choice of Mamba kernels.
-        ahead: tracing processes already started; those used are removed from it.
+        children: tracing processes that wait for requests.
         report: called with a line on each trace that takes long, from other threads.
         limit_seconds: most CPU seconds of a trace; one that takes more is refused.
         meanwhile: called once in a thread while processes make traces.

@@ -119,11 +119,13 @@ class TraceRequest(Record):
 
         Returns:
             Those of the same parameters and optimizer, and of the same passes before them, too: a
-            batch of one example, or a padded one, runs other operators.
+            batch of one example, or a padded one, runs other operators, and the reference scan
+            loops over the tokens.
         """
         if not self.with_updates:
             return "none", "none"
-        alike = (self.updates, self.batch_sizes[0] < SMALLEST, self.padded)
+        tokens = self.cell.seq_len if self.cell.recipe.mamba == "reference" else None
+        alike = (self.updates, self.batch_sizes[0] < SMALLEST, self.padded, tokens)
         return self._digest(self.shared_updates)[:12], self._digest(alike)[:12]
 
     def _digest(self, content: object) -> str:

@@ -21,7 +21,7 @@ from trials.simulation.simulated_cell import SimulatedCell, library_bytes, like
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 
-AT_ONCE = Semaphore(os.cpu_count() or 1)
+AT_ONCE = Semaphore(len(os.sched_getaffinity(0)))
 """Replays of all threads: the events of one take tens of MB."""
 RUNS = 20
 """Runs of a batch size; it survives an epoch if at least 95 % of them do."""

@@ -181,7 +181,7 @@ class Tracing:
             check_repeats(alone.recording)
             return alone
         of_parameters, of_passes = request.digests_of_updates
-        alike = self._known_updates(of_passes, cell, request)
+        alike = self._known_updates(of_passes, cell)
         traced = None
         if alike is not None:
             with contextlib.suppress(StructureError):
@@ -189,7 +189,7 @@ class Tracing:
         if traced is None:
             shared = None
             if not request.is_by_engine:
-                shared = self._known_updates(of_parameters, cell, request)
+                shared = self._known_updates(of_parameters, cell)
             if shared is not None:
                 with contextlib.suppress(StructureError):
                     traced = cell.trace(batch_size, shares(), shared=shared)
@@ -200,13 +200,9 @@ class Tracing:
         check_repeats(traced.recording)
         return traced
 
-    def _known_updates(
-        self, digest: str, cell: TraceableCell, request: TraceRequest
-    ) -> Recording | None:
+    def _known_updates(self, digest: str, cell: TraceableCell) -> Recording | None:
         """Recording with the updates of this digest, of this process or an earlier one."""
-        # The reference scan loops over the tokens, so that a step of another length never matches.
-        is_alike = request.cell.recipe.mamba != "reference"
-        if digest not in self._updates and self._earlier is not None and is_alike:
+        if digest not in self._updates and self._earlier is not None:
             for path in sorted(self._earlier.glob(f"*-{digest}-*.npz")):
                 with contextlib.suppress(OSError):
                     trace = read_trace(path)

@@ -187,7 +187,7 @@ def deepspeed_library(device_type: str) -> Any:
 
 
 def _remember_cpu() -> None:
-    """Ask what CPU this is once: DeepSpeed does three times for each AdamW, 1.2 CPU s each."""
+    """Ask what CPU this is once, 1.2 CPU s: DeepSpeed does three times, and for each AdamW."""
     cpuinfo: Any = importlib.import_module("cpuinfo")
     if not hasattr(cpuinfo.get_cpu_info, "cache_clear"):
         cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
