@@ -4,6 +4,7 @@ import copy
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,29 @@ def altered(line: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str
     return whole
 
 
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run to damage.
+
+    Attributes:
+        log: its log.
+        lines: the log's lines, undamaged; an example that fails is printed without them.
+    """
+
+    log: Path
+    lines: list[dict[str, Any]] = field(repr=False)
+
+    def write(self, lines: list[dict[str, Any]]) -> None:
+        """Replace the log's lines."""
+        self.log.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A finished run's log, and its lines."""
-    run = made_run(tmp_path_factory.mktemp("damaged") / "run")
-    log = run.path / "observations.jsonl"
-    return log, [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A finished run."""
+    log = made_run(tmp_path_factory.mktemp("damaged") / "run").path / "observations.jsonl"
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return FinishedRun(log, lines)
 
 
 @settings(
@@ -62,7 +80,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 )
 def test_a_line_with_another_value_is_read_or_one_line(
     *,
-    lines: tuple[Path, list[dict[str, Any]]],
+    run: FinishedRun,
     number: int,
     place: int,
     value: Any,
@@ -70,41 +88,47 @@ def test_a_line_with_another_value_is_read_or_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each command ends with 0, or with 1 and a line."""
-    log, whole = lines
-    damaged = [*whole]
-    number %= len(whole)
-    every = list(places(whole[number]))
-    damaged[number] = altered(whole[number], every[place % len(every)], value)
-    log.write_text("".join(f"{json.dumps(line)}\n" for line in damaged), encoding="utf-8")
-    ended = main([command, str(log.parent)])
+    damaged = [*run.lines]
+    number %= len(damaged)
+    every = list(places(damaged[number]))
+    damaged[number] = altered(damaged[number], every[place % len(every)], value)
+    run.write(damaged)
+    ended = main([command, str(run.log.parent)])
     assert ended in {0, 1}
     lines_of_error = capsys.readouterr().err.splitlines()
     assert not ended or len(lines_of_error) == 1
 
 
-@pytest.mark.parametrize("command", ["fit", "report"])
-def test_a_peak_of_zero_bytes_enters_no_law(
-    lines: tuple[Path, list[dict[str, Any]]], command: str
+@pytest.mark.parametrize("command", ["fit", "rank"])
+def test_a_batch_of_no_examples_is_refused(
+    run: FinishedRun, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """No probe has one; a law through it would divide by zero."""
+    run.write([run.lines[0] | {"batch_size": 0}, *run.lines[1:]])
+    assert main([command, str(run.log.parent)]) == 1
+    assert "observations.jsonl:1: not an observation (batch_size: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["fit", "report"])
+def test_a_peak_of_zero_bytes_enters_no_law(run: FinishedRun, command: str) -> None:
     """Laws weigh peaks by their inverse; the other probes suffice."""
-    log, whole = lines
     path = ("measurement", "memory", "peak_allocated_bytes")
-    largest = max(line["batch_size"] for line in whole if line["outcome"] == "FITS")
-    damaged = [altered(line, path, 0) if line["batch_size"] == largest else line for line in whole]
-    log.write_text("".join(f"{json.dumps(line)}\n" for line in damaged), encoding="utf-8")
-    assert main([command, str(log.parent)]) == 0
+    largest = max(line["batch_size"] for line in run.lines if line["outcome"] == "FITS")
+    run.write(
+        [altered(line, path, 0) if line["batch_size"] == largest else line for line in run.lines]
+    )
+    assert main([command, str(run.log.parent)]) == 0
 
 
 @pytest.mark.parametrize("addition", [{"log_version": 2, "new": 1}, {"new": 1}])
 def test_a_line_of_a_newer_version_is_not_to_be_deleted(
-    lines: tuple[Path, list[dict[str, Any]]],
+    run: FinishedRun,
     addition: dict[str, int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The error asks for an update."""
-    log, whole = lines
-    log.write_text(f"{json.dumps(whole[0] | addition)}\n", encoding="utf-8")
-    assert main(["status", str(log.parent)]) == 1
+    run.write([run.lines[0] | addition])
+    assert main(["status", str(run.log.parent)]) == 1
     error = capsys.readouterr().err
     assert "newer" in error
     assert "delete" not in error

@@ -85,7 +85,7 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     cell: Raw = NULL
     purpose: Purpose
-    batch_size: Annotated[int, Meta(ge=0, le=10**9)]
+    batch_size: Annotated[int, Meta(ge=1, le=10**9)]
     lengths: tuple[_Count, ...] = ()
     repeat: _Whole = 0
     attempt: _Whole = 1

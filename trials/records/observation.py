@@ -261,7 +261,7 @@ class Observation(Record):
 
     cell: Cell
     purpose: Purpose
-    batch_size: Annotated[int, Field(ge=0, le=10**9)]
+    batch_size: Annotated[int, Field(ge=1, le=10**9)]
     lengths: tuple[PositiveInt, ...] = ()
     repeat: Whole = 0
     attempt: Whole = 1
