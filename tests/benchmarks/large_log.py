@@ -133,7 +133,7 @@ class Lines:
         for size in tried:
             yield size, "search", 0
         for repeat in range(3):
-            yield largest + repeat % 2, "boundary", repeat
+            yield max(largest + repeat % 2, 1), "boundary", repeat
         sizes = np.unique(np.geomspace(1, max(largest, 1), 8).round().astype(int)).tolist()
         for visit in range(VISITS if largest else 0):
             yield sizes[visit % len(sizes)], "ladder", visit // len(sizes)
