@@ -1,5 +1,7 @@
 """Durations of fused attention, worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,40 +36,81 @@ def rates(gpu: Gpu, **kernel: bool) -> AttentionRates:
 
 
 HALF = AttentionRates(
-    launch_us=3.0, per_byte=100.0, scores_per_clock=10.0, last_block=0.5, reached=0.5
+    launch_us=3.0, query_clocks=100.0, scores_per_clock=10.0, last_block=0.5, reached=0.5
+)
+PEAKS = AttentionPeaks(
+    flops=1e12,
+    clocks=1e9,
+    multiprocessors=None,
+    bandwidth=1e9,
+    cached=4e9,
+    cache_bytes=1e9,
+    knee=2.0,
 )
 
 
 def seconds_of(peaks: AttentionPeaks, **changed: float) -> float:
-    """Seconds of 5e11 FLOPs and 1 GB: 100 heads of width 50, 2.5e9 scores, 1,000 keys a query."""
-    columns = {"flops": 5e11, "moved": 1e9, "keys": 1000.0, "width": 50.0, "heads": 100.0}
+    """Seconds of causal attention: 100 heads of width 50, 50,000 queries, 1,000 keys, few bytes.
+
+    Of 5e9 scores, the mask leaves 2.5e9, and half of each block on the diagonal: 3.2e8.
+    """
+    columns = {"flops": 5e11, "moved": 0.0, "queries": 5e4, "keys": 1e3, "width": 50.0}
+    columns |= {"heads": 100.0}
     shapes = AttentionShapes(**{k: np.array([v]) for k, v in (columns | changed).items()})
     return float(fused_seconds(shapes, FORWARD_PRODUCTS, peaks, HALF)[0])
 
 
-def test_products_scores_bytes_and_launch_add_up() -> None:
-    """At 1 TFLOP/s, half of it reached: 1 s of FLOPs, 0.2 s of bytes, 3 us.
+SCORES = 2.82e9
+COMPUTING = 4 * 50 * SCORES / 5e11 + SCORES / 10 / 1e9 + 5e6 * 100 / 1e9
 
-    2.5e9 scores at 10 for each of 1e9 clocks are 0.25 s. Of both, 128 of 2.5e6 queries are the last
-    block; half of what it takes on one of 100 multiprocessors is beside the mean.
+
+def test_products_scores_queries_and_launch_add_up() -> None:
+    """At 1 TFLOP/s, half of it reached, 10 scores and a hundredth of a query a clock.
+
+    128 queries are the last block; half of what it takes on one of 100 multiprocessors is beside
+    the mean.
     """
-    peaks = AttentionPeaks(1e12, clocks=1e9, multiprocessors=100)
-    last = 0.5 * 100 * 128 * 1000 / 2.5e9
-    assert seconds_of(peaks) == pytest.approx(1.25 * (1 + last) + 0.2 + 3e-6)
-    # One short sequence is one block for each head.
-    assert seconds_of(peaks, keys=1e9) == pytest.approx(1.25 * (1 + 0.5 * 100 / 100) + 0.2 + 3e-6)
+    assert seconds_of(PEAKS) == pytest.approx(COMPUTING + 3e-6)
+    peaks = replace(PEAKS, multiprocessors=100)
+    last = 0.5 * 100 * 128 * 1000 / SCORES
+    assert seconds_of(peaks) == pytest.approx(COMPUTING * (1 + last) + 3e-6)
+
+
+def test_a_short_sequence_is_one_block_of_each_head() -> None:
+    """Its diagonal is all of it, so no score is skipped, and no block is longer than others."""
+    flops = 4 * 50 * 100 * 64 * 64 / 2
+    short = seconds_of(replace(PEAKS, multiprocessors=100), flops=flops, queries=64.0, keys=64.0)
+    computing = 2 * flops / 5e11 + 100 * 64 * 64 / 10 / 1e9 + 6400 * 100 / 1e9
+    assert short == pytest.approx(computing * 1.5 + 3e-6)
+
+
+def test_without_a_mask_no_score_is_added() -> None:
+    """All of them are seen."""
+    computing = 4 * 50 * 5e9 / 5e11 + 5e9 / 10 / 1e9 + 5e6 * 100 / 1e9
+    assert seconds_of(PEAKS, flops=1e12) == pytest.approx(computing + 3e-6)
+
+
+def test_tensors_that_do_not_fit_the_cache_delay_it() -> None:
+    """They move at 1 GB/s, in the cache at 4 GB/s, beside the products."""
+    for moved, seconds in ((8e9, 8.0), (1e9, 0.25)):
+        both = np.hypot(COMPUTING, seconds)
+        assert seconds_of(PEAKS, moved=moved) == pytest.approx(both + 3e-6)
 
 
 def test_narrow_heads_take_longer_for_the_same_flops() -> None:
     """Half the width has twice the scores."""
-    peaks = AttentionPeaks(1e12, clocks=1e9, multiprocessors=None)
-    assert seconds_of(peaks, width=25.0) - seconds_of(peaks) == pytest.approx(0.25)
+    whole = {"flops": 1e12, "keys": 1e3}
+    narrow = seconds_of(PEAKS, **whole, width=25.0, queries=1e5)
+    wide = seconds_of(PEAKS, **whole)
+    assert narrow - wide == pytest.approx(0.5 + 0.5)  # as many queries more
 
 
 def test_an_unknown_clock_leaves_the_products_and_bytes() -> None:
     """A catalog of one's own may lack the fp32 rate, which gives the clock."""
-    peaks = AttentionPeaks(1e12, clocks=float("nan"), multiprocessors=None)
-    assert seconds_of(peaks) == pytest.approx(1.2 + 3e-6)
+    peaks = replace(PEAKS, clocks=float("nan"))
+    products = 4 * 50 * SCORES / 5e11
+    assert seconds_of(peaks) == pytest.approx(products + 3e-6)
+    assert seconds_of(peaks, moved=8e9) == pytest.approx(np.hypot(products, 8) + 3e-6)
 
 
 def flops_per_second(length: float, rate: Rate = Rate.BF16, speed: float = 1.0) -> float:
@@ -109,8 +152,8 @@ def test_a_faster_stack_takes_less_time_in_every_precision() -> None:
 def test_each_generation_has_its_kernels() -> None:
     """Hopper and the B200 have other numbers than Ampere, Ada and the RTX form of Blackwell."""
     own = {key: rates(CATALOG.gpu(key)) for key in ("H100-PCIe", "B200", "A40", "L40S")}
-    assert own["H100-PCIe"].per_byte == own["B200"].per_byte > own["A40"].per_byte
-    assert own["A40"].per_byte == own["L40S"].per_byte
+    clocks = {key: one.query_clocks for key, one in own.items()}
+    assert clocks["H100-PCIe"] == clocks["B200"] < clocks["A40"] == clocks["L40S"]
     # The PCIe form was not measured, and takes the mean of both measured Hopper GPUs.
     hopper = [rates(CATALOG.gpu(key)).reached for key in ("H100-SXM", "H200-SXM")]
     assert own["H100-PCIe"].reached == pytest.approx(np.sqrt(np.prod(hopper)))
@@ -120,7 +163,8 @@ def step_of(work: OperatorClass) -> Operators:
     """One attention operator, of 1 TFLOP and 1 GB: width 128, 4,096 keys, 1,000 heads."""
     numbers = np.zeros((1, len(Column)))
     numbers[0, [Column.FLOPS, Column.BYTES, Column.LAUNCHES]] = 1e12, 1e9, 1
-    numbers[0, [Column.COLUMNS, Column.INNER, Column.PRODUCTS]] = 4096, 128, 1000
+    shape = 4096, 128, 4096, 1000
+    numbers[0, [Column.ROWS, Column.INNER, Column.COLUMNS, Column.PRODUCTS]] = shape
     return Operators(np.array([Kind.RUN]), np.array([4 * work + Rate.BF16]), numbers)
 
 

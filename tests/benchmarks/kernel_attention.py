@@ -20,7 +20,8 @@ from trials.simulation.clock.attention import (
 from trials.simulation.recording import FloatArray, Rate
 
 START_RUN_US = 100.0
-START_ATTENTION = AttentionRates(10.0, 300.0, 16.0, 0.3, 0.8)
+MOST_START_US = 170.0  # that autograd took for a call
+START_ATTENTION = AttentionRates(5.0, 70.0, 10.0, 0.3, 0.8)
 SOURCE_SWEEP = "tests/benchmarks/kernels"
 SOURCE_ATTENTION = "aiconfigurator 095f58a; tests/benchmarks/kernels"
 
@@ -34,9 +35,12 @@ def attention_errors(
     """
     shapes, count = products.shapes, BACKWARD_PRODUCTS if is_backward else FORWARD_PRODUCTS
     flops = count * shapes.rows * shapes.inner * shapes.columns * shapes.count
-    work = AttentionShapes(flops, shapes.moved, shapes.columns, shapes.inner, shapes.count)
+    work = AttentionShapes(
+        flops, shapes.moved, shapes.rows, shapes.columns, shapes.inner, shapes.count
+    )
     peaks = attention_peaks(measured_gpus()[gpu], peak_of(gpu, Rate.BF16))
-    return np.log(fused_seconds(work, count, peaks, rates) / products.seconds)
+    predicted = fused_seconds(work, count, peaks, rates) + products.beside
+    return np.log(predicted / products.seconds)
 
 
 Names = tuple[str, ...]
@@ -60,8 +64,8 @@ def attention_rows(by_names: dict[Names, Fitted]) -> tuple[KernelRate, ...]:
         shared = {row.quantity: row.value for row in rows if row.gpu == SHARED}
         own = {key: samples[key] for key in sorted(samples)}
         if names[0] in shared:
-            rates = AttentionRates(*(shared[name] for name in names[:-1]), reached=1)
-            rows += _fractions(names[-1], rates, own)
+            rates = AttentionRates(*(shared.get(name, 1.0) for name in names[:-1]), reached=1)
+            rows += _swept(names, rates, own)
         else:
             rows += _generation(names, own)
     return rows
@@ -85,17 +89,19 @@ def _generation(names: Names, samples: Fitted) -> tuple[KernelRate, ...]:
     return rates_by_label(samples, labels, values, errors, SOURCE_ATTENTION)
 
 
-def _fractions(name: str, rates: AttentionRates, samples: Fitted) -> tuple[KernelRate, ...]:
-    """Fraction of each GPU in kernels that this project's sweep alone measured.
+def _swept(names: Names, rates: AttentionRates, samples: Fitted) -> tuple[KernelRate, ...]:
+    """Numbers of kernels that this project's sweep alone measured, by those of their generation.
 
-    The calls of a run share the time in which autograd started the first one, which is fitted too,
-    and belongs to no kernel.
+    These are the fraction of each GPU, and of the backward pass the clocks of a query. The calls of
+    a run share the time in which autograd started the first one, which is fitted too, and belongs
+    to no kernel.
     """
-    is_backward = "backward" in name
+    is_backward = "backward" in names[-1]
 
     def residuals(point: FloatArray) -> FloatArray:
-        started, *reached = map(float, np.exp(point))
-        own = {key: replace(rates, reached=one) for key, one in zip(samples, reached, strict=True)}
+        started, clocks, *reached = map(float, np.exp(point))
+        all_have = replace(rates, query_clocks=clocks) if is_backward else rates
+        own = {k: replace(all_have, reached=one) for k, one in zip(samples, reached, strict=True)}
         return np.concatenate(
             [
                 swept_errors(one, key, own[key], started * is_backward, is_backward=is_backward)
@@ -104,11 +110,13 @@ def _fractions(name: str, rates: AttentionRates, samples: Fitted) -> tuple[Kerne
             ]
         )
 
-    start = [START_RUN_US] + [START_ATTENTION.reached] * len(samples)
-    limits = [(0.0, np.inf)] + [(0.0, 2.0)] * len(samples)
+    start = [START_RUN_US, START_ATTENTION.query_clocks]
+    start += [START_ATTENTION.reached] * len(samples)
+    limits = [(0.0, MOST_START_US), (0.0, np.inf)] + [(0.0, 2.0)] * len(samples)
     values, errors = least(residuals, np.array(start), np.array(limits))
-    labels = [(key, name) for key in samples]
-    return rates_by_label(samples, labels, values[1:], errors[1:], SOURCE_SWEEP)
+    labels = [(SHARED, names[1])] + [(key, names[-1]) for key in samples]
+    fitted = rates_by_label(samples, labels, values[1:], errors[1:], SOURCE_SWEEP)
+    return fitted if is_backward else fitted[1:]
 
 
 def swept_errors(

@@ -20,6 +20,7 @@ from kernel_attention import Names, attention_errors, attention_rows, has_attent
 from kernel_fitting import (
     Fitted,
     Products,
+    attention_in_fit,
     drawn,
     in_fit,
     least,
@@ -122,14 +123,15 @@ def constants_of(
 
 def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Products) -> FloatArray:
     """Absolute relative errors of the rows that no fit sees, by a table of rates."""
-    judged = products.where(~in_fit(products))
     facts = measured_gpus()[key]
     if label.startswith("attention/"):
+        judged = products.where(~attention_in_fit(products))
         names, group = names_of(label, key) or (), group_of(facts)
         rates = AttentionRates(*(nearest_rate(rows, name, key, group) for name in names))
         is_backward = label.startswith("attention/backward")
         errors = attention_errors(judged, key, rates, is_backward=is_backward)
         return np.abs(np.expm1(errors))
+    judged = products.where(~in_fit(products))
     rate = Rate.FP32 if label == "product/fp32" else Rate.BF16
     constants, reached = constants_of(rows, key, rate)
     return np.abs(np.expm1(judged.errors(key, constants, reached)))
@@ -143,12 +145,13 @@ def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate,
         if key in NEVER_FITTED:
             continue
         kind, _, name = label.partition("/")
-        seen = products.where(in_fit(products))
         if kind == "attention":
-            names = names_of(label, key)
+            names, seen = names_of(label, key), products.where(attention_in_fit(products))
             if names is not None:
                 attention[names][key].append(drawn(seen, MOST_ATTENTION))
-        elif name == "fp32":
+            continue
+        seen = products.where(in_fit(products))
+        if name == "fp32":
             fp32[key].append(drawn(seen, MOST[name]))
         elif name in MOST:
             samples[key].append(drawn(seen, MOST[name]))

@@ -3,13 +3,20 @@
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 
 import numpy as np
-from kernel_rows import Measured, measured_gpus, stacked
+from kernel_rows import Measured, measured_gpus, operators_of, stacked
 from scipy.optimize import least_squares
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate, group_for
-from trials.simulation.clock.moving import clocks_per_second, l2_bytes
+from trials.simulation.clock.moving import (
+    clocks_per_second,
+    l2_bytes,
+    moving_constants,
+    moving_rates,
+    moving_seconds,
+)
 from trials.simulation.clock.products import (
     BoolArray,
     ProductConstants,
@@ -19,16 +26,20 @@ from trials.simulation.clock.products import (
     product_seconds,
 )
 from trials.simulation.recording import FloatArray, IntArray, Rate
+from trials.simulation.timing_model import EfficiencyConstants
 
 UNITS = {"product_cached": "bytes per clock"}
 UNITS |= {f"{products}ramp": "elements" for products in ("product_", "product_fp32_")}
 UNITS |= {f"{products}launch_us": "us" for products in ("product_", "product_fp32_")}
 UNITS |= {
     f"{kernels}{name}": unit
-    for kernels in ("attention_", "attention_asynchronous_")
+    for kernels in (
+        *("attention_", "attention_flash2_backward_"),
+        *("attention_asynchronous_", "attention_asynchronous_backward_"),
+    )
     for name, unit in (
         ("launch_us", "us"),
-        ("per_byte", "FLOP/byte"),
+        ("query_clocks", "clock"),
         ("scores_per_clock", "1/clock"),
     )
 }
@@ -37,17 +48,26 @@ SCALE = 0.08  # of errors beyond which a row counts less
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Measured products of one class on one GPU; all arrays are (rows,)."""
+    """Measured products of one class on one GPU; all arrays are (rows,).
+
+    Attributes:
+        seconds: measured, of the product and of what its collector runs beside it.
+        beside: predicted seconds of what its collector runs beside it.
+    """
 
     shapes: ProductShapes
     seconds: FloatArray
     surroundings: Surroundings
+    beside: FloatArray
 
     def where(self, at: BoolArray | IntArray) -> "Products":
         """Chosen rows."""
         columns = {f.name: getattr(self.shapes, f.name)[at] for f in fields(self.shapes)}
         return Products(
-            replace(self.shapes, **columns), self.seconds[at], self.surroundings.where(at)
+            replace(self.shapes, **columns),
+            self.seconds[at],
+            self.surroundings.where(at),
+            self.beside[at],
         )
 
     def errors(self, gpu: str, constants: ProductConstants, peaks: tuple[float, ...]) -> FloatArray:
@@ -78,7 +98,22 @@ def products_of(rows: list[Measured]) -> Products:
     """Columns of measured products."""
     moved, _, height, inner, width, count, one = np.array([row.works[0][2] for row in rows]).T
     shapes = ProductShapes(height, inner, width, count, moved, one)
-    return Products(shapes, np.array([row.seconds for row in rows]), stacked(rows))
+    seconds = np.array([row.seconds for row in rows])
+    return Products(shapes, seconds, stacked(rows), _beside(rows))
+
+
+def _beside(rows: list[Measured]) -> FloatArray:
+    """(rows,) seconds of all but the first operator of each row, which only move data."""
+    gpu = measured_gpus()[rows[0].gpu]
+    operators, places = operators_of([replace(row, works=row.works[1:]) for row in rows])
+    if not len(places):
+        return np.zeros(len(rows))
+    seconds = moving_seconds(
+        operators.names // 4, operators.numbers, moving_rates(gpu), moving_constants(gpu)
+    )
+    floor = 1e-6 * EfficiencyConstants().kernel_floor_us
+    seconds = np.maximum(seconds, floor)
+    return np.bincount(places, weights=seconds, minlength=len(rows)).astype(np.float64)
 
 
 def in_fit(products: Products) -> BoolArray:
@@ -86,6 +121,13 @@ def in_fit(products: Products) -> BoolArray:
     shapes = products.shapes
     sizes = zip(shapes.rows, shapes.columns, shapes.inner, strict=True)
     return np.array([zlib.crc32(b"%d,%d,%d" % size) % 2 == 0 for size in sizes])
+
+
+def attention_in_fit(products: Products) -> BoolArray:
+    """The same for attention, whose few lengths and widths differ in the heads of all examples."""
+    shapes = products.shapes
+    sizes = zip(shapes.rows, shapes.inner, shapes.count, strict=True)
+    return np.array([sha256(b"%d,%d,%d" % size).digest()[0] % 2 == 0 for size in sizes])
 
 
 def drawn(products: Products, most: int) -> Products:

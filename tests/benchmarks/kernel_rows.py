@@ -5,6 +5,7 @@ import dataclasses
 import datetime as dt
 import gzip
 import io
+import itertools
 import json
 import tomllib
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from trials.simulation.clock.attention import (
     FLASH2,
     FORWARD_PRODUCTS,
 )
+from trials.simulation.clock.moving import l2_bytes
 from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import STEP, Surroundings
 from trials.simulation.recording import Column, FloatArray, Kind, OperatorClass, Rate
@@ -35,13 +37,24 @@ FEW_ROWS, NARROW, THIN = 256, 512, 64
 LEAST_ROWS = 16  # fewer tokens than this are inference
 # Kernel libraries whose rows hold the kernel that PyTorch's attention runs on that architecture:
 # FlashAttention-2 on Ampere and Ada; on Hopper FlashAttention-3, whose rates cuDNN's kernel shares.
+# SGLang's ``flash_attention`` is FlashAttention-3 on all of them.
 LIBRARIES = {
-    "8": ("flash_attention", "pytorch_flash", "vllm_flash_attn", "vllm_flash_attn_fa2"),
+    "8": ("pytorch_flash", "vllm_flash_attn", "vllm_flash_attn_fa2"),
     "9": ("flash_attention", "pytorch_cudnn", "vllm_flash_attn", "vllm_flash_attn_fa3", "fa3"),
     "10": ("pytorch_cudnn", "trtllm_mha", "vllm_flashinfer", "vllm_flashinfer_trtllmprefill"),
     "12": ("pytorch_flash", "vllm_flash_attn", "vllm_flash_attn_fa2"),
 }
 FLASH2_KERNEL = "pytorch_flash"  # which PyTorch runs on Hopper and B200 on request alone
+MOST_WIDTH = 256  # of a head in PyTorch's kernels
+# How collectors write keys and values into their cache beside the kernel, by their scripts and the
+# code of the versions they run: by a kernel that copies rows, element by element, or not at all
+# (vLLM's 0.18 to 0.22 moved it out of the call that was measured).
+CACHE_WRITES = {
+    "aiconfigurator/sglang-0.5.6": OperatorClass.GATHER,
+    "aiconfigurator/sglang": OperatorClass.MEMORY,
+    "aiconfigurator/vllm-0.14": OperatorClass.GATHER,
+    "aiconfigurator/vllm-0.24": OperatorClass.GATHER,
+}
 LEAST_LENGTH = 128  # shorter sequences measure the launch
 # Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, a product
 # 20 to 26 us (from 1 to 44 MB alike), attention in a context 40 to 90 us, and autograd 100 to 170.
@@ -257,7 +270,7 @@ def _attention(row: dict[str, str], gpu: Gpu) -> Read:
     is_flash2 = row["kernel"] == FLASH2_KERNEL and major in ASYNCHRONOUS
     is_pytorchs = is_flash2 or row["kernel"] in LIBRARIES.get(major, ())
     is_of_test = row["source"].startswith(SWEEP) and width < LEAST_SWEPT_WIDTH
-    if not is_pytorchs or length < LEAST_LENGTH or is_of_test:
+    if not is_pytorchs or length < LEAST_LENGTH or width > MOST_WIDTH or is_of_test:
         return None
     is_backward = "backward" in row["op"]
     # Forward: queries, keys, values and result; backward: these, and a gradient of each.
@@ -268,7 +281,23 @@ def _attention(row: dict[str, str], gpu: Gpu) -> Read:
     numbers = (moved, flops, length, width, length, batch * heads, 1.0)
     fused = OperatorClass.ATTENTION_BACKWARD if is_backward else OperatorClass.ATTENTION_FORWARD
     work = (FLASH2[fused] if is_flash2 else fused, Rate.BF16, numbers)
-    return f"attention/{'backward' if is_backward else 'forward'} {row['kernel']}", (work,)
+    copied = 2 * batch * length * shared
+    written = _cache_write(row["source"], copied, width, fits=moved <= l2_bytes(gpu))
+    return f"attention/{'backward' if is_backward else 'forward'} {row['kernel']}", (work, *written)
+
+
+def _cache_write(source: str, rows: float, width: float, *, fits: bool) -> tuple[Work, ...]:
+    """Copy of keys and values into the cache of an inference server, where it was measured.
+
+    Args:
+        source: collector and its version.
+        rows: of keys and values.
+        width: of a row.
+        fits: whether the L2 cache holds them, so that no byte reaches the memory.
+    """
+    writes = (pattern for name, pattern in CACHE_WRITES.items() if source.startswith(name))
+    numbers = (0.0 if fits else 2 * 2 * rows * width, 0.0, rows, 2 * width, width, 0.0, 1.0)
+    return tuple((pattern, Rate.BF16, numbers) for pattern in itertools.islice(writes, 1))
 
 
 def _dequantised(row: dict[str, str], _: Gpu) -> Read:

@@ -1,23 +1,32 @@
 """Durations of fused attention in 16 bits.
 
 A kernel computes its products at a fraction of the peak, and spends a fixed time on each score and
-on each byte of queries, keys, values and results:
+on each query, or it moves its tensors, whichever takes longer:
 
 - Scores (one for each query and key of a head) go through the exponential, which is not a product:
   the narrower the heads, the larger its share.
-- It fills and empties its pipeline for every block of queries. This decides at short lengths, since
-  FLOPs grow with the square of the length.
+- Queries are loaded, rescaled and written block by block. This decides at short lengths, since
+  scores grow with the square of the length.
+- The blocks on the diagonal of a causal mask are computed whole.
 - A multiprocessor works on one block of queries to its end, so the last block, which has the most
   keys, ends later than the mean: most visible with few heads.
+- Tensors move at the speed of the L2 cache if all of them fit: the operator before has just written
+  them. Otherwise they move at that of the memory.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
-from trials.simulation.clock.moving import clocks_per_second
+from trials.simulation.clock.joined import joined_seconds
+from trials.simulation.clock.moving import (
+    clocks_per_second,
+    l2_bytes,
+    moving_constants,
+    moving_rates,
+)
 from trials.simulation.clock.operators import Operators
 from trials.simulation.recording import Column, FloatArray, IntArray, Kind, OperatorClass, Rate
 
@@ -31,7 +40,10 @@ BACKWARD = 0.56
 BLOCK = 128  # queries of a block
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # for each score (2205.14135)
 # Columns of ``AttentionShapes``.
-SHAPE_COLUMNS = (Column.FLOPS, Column.BYTES, Column.COLUMNS, Column.INNER, Column.PRODUCTS)
+SHAPE_COLUMNS = (
+    *(Column.FLOPS, Column.BYTES, Column.ROWS, Column.COLUMNS, Column.INNER),
+    Column.PRODUCTS,
+)
 # Classes of FlashAttention-2's own kernels, by those of PyTorch's.
 FLASH2 = {
     OperatorClass.ATTENTION_FORWARD: OperatorClass.FLASH2_FORWARD,
@@ -45,14 +57,14 @@ class AttentionRates:
 
     Attributes:
         launch_us: fixed share of each kernel's duration, in microseconds.
-        per_byte: FLOPs that take as long as one byte of arguments and results.
+        query_clocks: clocks of a multiprocessor that each query of a head takes beside its scores.
         scores_per_clock: scores that a multiprocessor completes per clock beside the products.
         last_block: share of the longest block of queries that adds to the mean duration of all.
         reached: fraction of the peak FLOP/s.
     """
 
     launch_us: float
-    per_byte: float
+    query_clocks: float
     scores_per_clock: float
     last_block: float
     reached: float
@@ -65,6 +77,7 @@ class AttentionShapes:
     Attributes:
         flops: of all products, without masked blocks.
         moved: bytes of arguments and results.
+        queries: of a head.
         keys: that each query may see at most.
         width: of a head.
         heads: of all examples.
@@ -72,6 +85,7 @@ class AttentionShapes:
 
     flops: FloatArray
     moved: FloatArray
+    queries: FloatArray
     keys: FloatArray
     width: FloatArray
     heads: FloatArray
@@ -83,13 +97,21 @@ class AttentionPeaks:
 
     Attributes:
         flops: (operators,) FLOP/s.
-        clocks: clocks per second of all multiprocessors.
-        multiprocessors: of the GPU.
+        clocks: clocks per second of all multiprocessors; nan where unknown.
+        multiprocessors: of the GPU; None where unknown.
+        bandwidth: bytes per second that kernels reach.
+        cached: bytes per second of what is in the L2 cache.
+        cache_bytes: of that cache.
+        knee: exponent that joins computing and moving, as ``MovingConstants``.
     """
 
     flops: FloatArray | float
     clocks: float
     multiprocessors: int | None
+    bandwidth: float
+    cached: float
+    cache_bytes: float
+    knee: float
 
 
 def rate_names(
@@ -97,7 +119,8 @@ def rate_names(
 ) -> tuple[str, ...] | None:
     """Names of ``AttentionRates`` in ``gpu_catalog.kernel_rates``.
 
-    All but the last are those of the generation of kernels, forward.
+    All but the last are those of the generation of kernels; queries of the backward pass, which
+    writes sums of gradients, have a number of their own.
 
     Args:
         capability: compute capability of the GPU.
@@ -112,14 +135,25 @@ def rate_names(
         return None
     kernels = "attention_asynchronous_" if is_asynchronous and not is_flash2 else "attention_"
     of_flash2 = "flash2_" if is_asynchronous and is_flash2 else ""
-    direction = "backward_" if is_backward else ""
-    shared = tuple(f"{kernels}{field.name}" for field in fields(AttentionRates)[:-1])
-    return (*shared, f"{kernels}{of_flash2}{direction}reached")
+    own = f"{kernels}{of_flash2}backward_" if is_backward else kernels
+    return (
+        f"{kernels}launch_us",
+        f"{own}query_clocks",
+        f"{kernels}scores_per_clock",
+        f"{kernels}last_block",
+        f"{own if is_backward else kernels + of_flash2}reached",
+    )
 
 
 def attention_peaks(gpu: Gpu, flops: FloatArray | float) -> AttentionPeaks:
-    """Facts of a GPU, by the catalog and its FLOP/s."""
-    return AttentionPeaks(flops, clocks_per_second(gpu), gpu.multiprocessors)
+    """Facts of a GPU, by the catalog, the rates of other operators, and its FLOP/s."""
+    moving, clocks = moving_constants(gpu), clocks_per_second(gpu)
+    bandwidth = moving_rates(gpu).bandwidth * moving.reached
+    cached = np.fmax(rates_of(gpu)["product_cached"] * clocks, bandwidth)
+    size = l2_bytes(gpu)
+    return AttentionPeaks(
+        flops, clocks, gpu.multiprocessors, bandwidth, float(cached), size, moving.knee
+    )
 
 
 def attention_rates(gpu: Gpu, names: tuple[str, ...]) -> AttentionRates:
@@ -136,20 +170,23 @@ def fused_seconds(
     Args:
         shapes: of the operators.
         products: matrix products for each score: ``FORWARD_PRODUCTS`` or ``BACKWARD_PRODUCTS``.
-        peaks: of the GPU; without a known clock the exponential takes no time, and without
-            multiprocessors no block is the last.
+        peaks: of the GPU; without a known clock the exponential and the queries take no time, and
+            without multiprocessors no block is the last.
         rates: of the GPU.
     """
-    flops_per_second = peaks.flops * rates.reached
-    scores = shapes.flops / (2 * products * shapes.width)
-    computing = shapes.flops / flops_per_second
+    rows = shapes.heads * shapes.queries
+    seen = shapes.flops / (2 * products * shapes.width)
+    # A mask that is causal leaves half of the scores, and its diagonal half of each block.
+    scores = np.minimum(seen + rows * BLOCK / 2, np.maximum(rows * shapes.keys, seen))
+    computing = 2 * products * scores * shapes.width / (peaks.flops * rates.reached)
     if not np.isnan(peaks.clocks):
-        computing = computing + scores / (rates.scores_per_clock * peaks.clocks)
+        clocks = scores / rates.scores_per_clock + rows * rates.query_clocks
+        computing = computing + clocks / peaks.clocks
     of_longest = np.minimum(BLOCK * shapes.keys / scores, 1 / shapes.heads)
     computing *= 1 + rates.last_block * (peaks.multiprocessors or 0) * of_longest
-    moving = rates.per_byte * shapes.moved / flops_per_second
-    seconds: FloatArray = computing + moving + 1e-6 * rates.launch_us
-    return seconds
+    is_cached = shapes.moved <= peaks.cache_bytes
+    moving = shapes.moved / np.where(is_cached, peaks.cached, peaks.bandwidth)
+    return joined_seconds(moving, computing, peaks.knee) + 1e-6 * rates.launch_us
 
 
 def by_flash2(operators: Operators) -> Operators:
