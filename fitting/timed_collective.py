@@ -101,17 +101,18 @@ class TimedCollective:
         parts = places % min(most_parts, len(distinct))
         errors = np.full(len(self.sizes), np.inf)
         for part in np.unique(parts):
-            link = fit(self._only(parts != part))
+            link = fit(self.only(parts != part))
             if link is not None:
-                errors[parts == part] = self._only(parts == part).errors(link)
+                errors[parts == part] = self.only(parts == part).errors(link)
         return errors
+
+    def only(self, these: BoolArray) -> Self:
+        """The times where a mask, (times,), is true."""
+        return replace(self, sizes=self.sizes[these], seconds=self.seconds[these])
 
     @property
     def _moved(self) -> FloatArray:
         return moved_share(self.collective, self.gpus) * self.sizes
-
-    def _only(self, these: BoolArray) -> Self:
-        return replace(self, sizes=self.sizes[these], seconds=self.seconds[these])
 
     def _solution(self, terms: FloatArray, least: FloatArray) -> Solution:
         """Microseconds of the smallest message, then the values of the terms."""

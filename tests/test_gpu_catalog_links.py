@@ -77,7 +77,7 @@ def test_a_row_without_a_start_takes_that_of_the_nearest_link() -> None:
 
 
 def test_bridged_pairs_are_fast_on_two_gpus_alone() -> None:
-    """Beyond two, a ring leaves the bridge, and PCIe limits it."""
+    """Beyond two, a ring leaves the bridge."""
     for interconnect, most in (("nvlink-pair-3", 30e9), ("nvlink-pair-4", 60e9)):
         pair = link_speed(interconnect, 2, "all-reduce")
         assert pair.stands_in is None
