@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fitting.numerics.arrays import FloatArray
-from fitting.numerics.least_squares import solve_linear
+from fitting.timed_collective import TimedCollective
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
+from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink
 from gpu_catalog.record import Record
 from trials.records.observation import Basis, CollectiveTime, Observation
 
@@ -32,8 +31,8 @@ def fitted_links(
 ) -> tuple[FittedLink, ...]:
     """Fit the equation of ``within_nodes`` to the times of each collective, GPU and number of GPUs.
 
-    Least squares of the relative errors, with both terms at least 0. Times of several hosts count
-    together. A collective needs two sizes of its buffer. CPUs and several nodes are left out.
+    Times of several hosts count together. A collective needs two sizes of its buffer. CPUs and
+    several nodes are left out.
     """
     timed: dict[tuple[str, int, CollectiveName], list[CollectiveTime]] = defaultdict(list)
     for o in observations:
@@ -53,22 +52,12 @@ def _fitted(
     """The link of one collective; None where its times do not grow with the buffer."""
     sizes = np.array([time.buffer_bytes for time in times], np.float64)
     seconds = np.array([time.seconds for time in times])
-    if len(np.unique(sizes)) == 1:
-        return None
-    moved = moved_share(collective, gpus) * sizes
-    terms: FloatArray = np.c_[np.full(len(sizes), 1e-6), 1e-9 * moved]
-    values = solve_linear(terms, seconds, weights=1 / seconds, lower=np.zeros(2)).values
-    alpha_us, seconds_per_gb = values.tolist()
-    if seconds_per_gb == 0:
+    timed = TimedCollective(gpu, gpus, collective, sizes, seconds)
+    link = timed.link()
+    if link is None:
         return None
     return FittedLink(
-        link=MeasuredLink(
-            gpu=gpu,
-            gpus=gpus,
-            collective=collective,
-            alpha_us=alpha_us,
-            bus_gb_per_second=1 / seconds_per_gb,
-        ),
-        mean_error=float(np.abs(terms @ values / seconds - 1).mean()),
+        link=link,
+        mean_error=float(timed.errors(link).mean()),
         largest_mib=float(sizes.max()) / 2**20,
     )

@@ -22,9 +22,12 @@ Interconnect = Literal[
     "nvlink-switch-4",
     "nvlink-switch-5",
     "nvlink-mesh-2",
+    "nvlink-pair-3",
+    "nvlink-pair-4",
     "pcie3",
     "pcie4",
     "pcie5",
+    "none",
 ]
 Source = Annotated[str, Field(min_length=1)]
 
@@ -47,8 +50,9 @@ class Gpu(Record):
         bf16_dense_tflops: peak rate in bf16 without sparsity, in 10^12 operations per second.
         fp16_dense_tflops: the same in fp16.
         fp32_tflops: peak rate in fp32 without tensor cores, in 10^12 operations per second.
-        interconnect: link between the GPUs of a node, with the generation of NVLink or PCIe; absent
-            where a node has one GPU, or where it is unknown. Bridged pairs are those of PCIe.
+        interconnect: link between the GPUs of a node, with the generation of NVLink or PCIe;
+            ``nvlink-pair`` where bridges join two cards each, ``none`` where a node has one GPU;
+            absent where it is unknown. Cards that a bridge may join have their PCIe.
         tdp_watts: board power.
         ray_accelerator_type: Ray's name of the type; several GPUs of the catalog may share it.
         source: source of the facts.

@@ -12,8 +12,9 @@ from builders.runs import ONE_CELL, spec_of
 
 from fitting.link_calibration import fitted_links
 from gpu_catalog.catalog import load_catalog
-from gpu_catalog.links.within_nodes import CollectiveName, LinkSpeed, link_speed
+from gpu_catalog.links.within_nodes import CollectiveName, LinkSpeed, MeasuredLink, link_speed
 from orchestrator.cli.main import main
+from orchestrator.estimating.calibration_file import links_text
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from trials.recipes.parallel import Parallel
@@ -87,6 +88,20 @@ def test_times_that_do_not_grow_with_the_buffer_give_no_bandwidth() -> None:
     assert one.measurement is not None
     first = one.measurement.model_copy(update={"collectives": one.measurement.collectives[:1]})
     assert fitted_links([one.model_copy(update={"measurement": first})], GPUS) == ()
+
+
+def test_a_second_bandwidth_is_printed_and_kept_in_the_file() -> None:
+    """The first 8 MB at another bandwidth, as NCCL has on eight A100."""
+    speed = LinkSpeed(
+        alpha_seconds=40e-6, small_bytes=8e6, small_bytes_per_second=5e9, bytes_per_second=11e9
+    )
+    fitted = fitted_links([timed(lambda name, size: speed.seconds(name, 2, size))], GPUS)
+    link = next(row.link for row in fitted if row.link.collective == "all-reduce")
+    assert link.speed(link.alpha_us).seconds("all-reduce", 2, 1e9) == pytest.approx(
+        speed.seconds("all-reduce", 2, 1e9)
+    )
+    assert "| 2xL40S | all-reduce | 40       | 8 at 5 " in links_text(fitted, GPUS)
+    assert MeasuredLink.model_validate_json(link.model_dump_json()) == link
 
 
 def test_a_measured_link_comes_before_the_catalogs_and_its_note_goes() -> None:

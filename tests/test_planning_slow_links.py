@@ -23,9 +23,14 @@ GIB = 2**30
 ONE = CollectiveTime(collective="all-reduce", buffer_bytes=2**20, seconds=0.001)
 
 
-def timed(times: float, collective: CollectiveName = "all-reduce", gpus: int = 8) -> Observation:
-    """A probe of 8 H100, one of whose collectives takes a multiple of its time by NVLink."""
-    cell = gang_cell(gpus=gpus).model_copy(update={"gpu": "H100-SXM"})
+def timed(
+    times: float,
+    collective: CollectiveName = "all-reduce",
+    gpus: int = 8,
+    gpu: str = "H100-SXM",
+) -> Observation:
+    """A probe of 8 GPUs, one of whose collectives takes a multiple of its time by H100's NVLink."""
+    cell = gang_cell(gpus=gpus).model_copy(update={"gpu": gpu})
     speed = link_speed("nvlink-switch-4", gpus, collective)
     seconds = speed.seconds(collective, gpus, GIB)
     collectives = (
@@ -38,9 +43,9 @@ def timed(times: float, collective: CollectiveName = "all-reduce", gpus: int = 8
 
 
 def test_the_time_of_a_collective_is_that_of_its_buffer_over_the_links_bandwidth() -> None:
-    """2 x 7/8 x 1 GiB at the 339 GB/s of 8 H100, and the 29 us of the smallest message."""
+    """2 x 7/8 x 1 GiB on 8 H100: 27 us, 19.8 MB at 297 GB/s, the rest at 377 GB/s."""
     speed = link_speed("nvlink-switch-4", 8, "all-reduce")
-    expected = 29e-6 + 2 * 7 / 8 * GIB / 339e9
+    expected = 27e-6 + 19.8e6 / 297e9 + (2 * 7 / 8 * GIB - 19.8e6) / 377e9
     assert speed.seconds("all-reduce", 8, GIB) == pytest.approx(expected)
 
 
@@ -53,6 +58,7 @@ def test_a_link_far_below_its_kind_is_named_with_its_node() -> None:
         "- box (01234567): all-reduce on 8 H100-SXM takes 3.0 times as long as by nvlink-switch-4"
     ) in section
     assert slow_links([timed(1.9)], CATALOG) == []
+    assert slow_links([timed(100.0, gpu="GH200-96GB")], CATALOG) == []  # the catalog has no link
     assert slow_links_section(slow_links([timed(1.0)], CATALOG)) == ""
 
 

@@ -1,16 +1,18 @@
 """Speed of collectives between the GPUs of a node, by their interconnect.
 
-A collective on n GPUs with a buffer of S bytes takes ``alpha + f * S / bandwidth`` seconds, where f
-is (n - 1) / n for an all-gather and a reduce-scatter, and twice that for an all-reduce. So the
-bandwidth is nccl-tests' "busbw" (its PERFORMANCE.md).
+A collective on n GPUs with a buffer of S bytes moves ``m = f * S`` bytes, where f is (n - 1) / n
+for an all-gather and a reduce-scatter, and twice that for an all-reduce. It takes
+``alpha + m / bandwidth`` seconds, so the bandwidth is nccl-tests' "busbw" (its PERFORMANCE.md).
+The first megabytes may have a bandwidth of their own, because NCCL changes its protocol with the
+size: ``alpha + min(m, small) / small_bandwidth + max(m - small, 0) / bandwidth``.
 """
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gpu_catalog.catalog import shipped_rows
 from gpu_catalog.gpu import Gpu, Interconnect, Positive, Source
@@ -20,65 +22,96 @@ CollectiveName = Literal["all-gather", "reduce-scatter", "all-reduce"]
 FILE = "links.csv"
 
 
-class Link(Record):
-    """Measured speed of one collective.
-
-    Attributes:
-        interconnect: link between the GPUs.
-        gpus: GPUs that took part.
-        collective: the collective.
-        alpha_us: time of the smallest message, in microseconds; absent where only large messages
-            were measured.
-        bus_gb_per_second: bus bandwidth of large messages, in 10^9 bytes per second.
-        source: source of the figures.
-        recorded: date of this record.
-    """
-
-    interconnect: Interconnect
-    gpus: Annotated[int, Field(ge=2)]
-    collective: CollectiveName
-    alpha_us: Positive | None = None
-    bus_gb_per_second: Positive
-    source: Source
-    recorded: dt.date
-
-
-class MeasuredLink(Record):
-    """Speed of one collective among GPUs of one node, as a user measured it.
-
-    Attributes:
-        gpu: key of the GPUs.
-        gpus: GPUs that took part.
-        collective: the collective.
-        alpha_us: time of the smallest message, in microseconds.
-        bus_gb_per_second: bus bandwidth of large messages, in 10^9 bytes per second.
-    """
-
-    gpu: str
-    gpus: Annotated[int, Field(ge=2)]
-    collective: CollectiveName
-    alpha_us: Annotated[float, Field(ge=0)]
-    bus_gb_per_second: Positive
-
-
 class LinkSpeed(Record):
     """Speed that a simulation takes for one collective.
 
     Attributes:
         alpha_seconds: time of the smallest message.
+        small_bytes: moved bytes with a bandwidth of their own.
+        small_bytes_per_second: bus bandwidth of these; absent where it is that of all.
         bytes_per_second: bus bandwidth.
         stands_in: measured link whose bandwidth this is, where the one in question was not
             measured; absent where it was.
     """
 
     alpha_seconds: float
+    small_bytes: float = 0.0
+    small_bytes_per_second: float | None = None
     bytes_per_second: float
     stands_in: str | None = None
 
     def seconds(self, collective: CollectiveName, gpus: int, buffer_bytes: float) -> float:
         """Seconds of a collective, by the equation above."""
         moved = moved_share(collective, gpus) * buffer_bytes
-        return self.alpha_seconds + moved / self.bytes_per_second
+        small = min(moved, self.small_bytes)
+        of_small = small / (self.small_bytes_per_second or self.bytes_per_second)
+        return self.alpha_seconds + of_small + (moved - small) / self.bytes_per_second
+
+
+class _Bandwidths(Record):
+    """Measured bandwidths of one collective.
+
+    Attributes:
+        gpus: GPUs that took part.
+        collective: the collective.
+        small_mb: moved bytes with a bandwidth of their own, in 10^6 bytes; absent where one
+            bandwidth holds for all.
+        small_gb_per_second: bus bandwidth of these, in 10^9 bytes per second; thousands where they
+            take hardly longer than the smallest message.
+        bus_gb_per_second: bus bandwidth of large messages, in 10^9 bytes per second.
+    """
+
+    gpus: Annotated[int, Field(ge=2)]
+    collective: CollectiveName
+    small_mb: Positive | None = None
+    small_gb_per_second: Positive | None = None
+    bus_gb_per_second: Positive
+
+    @model_validator(mode="after")
+    def _small_is_whole(self) -> Self:
+        if (self.small_mb is None) != (self.small_gb_per_second is None):
+            raise ValueError("small_mb and small_gb_per_second are given together or not at all")
+        return self
+
+    def speed(self, alpha_us: float, stands_in: str | None = None) -> LinkSpeed:
+        """Speed by the equation above, with this time of the smallest message."""
+        small = self.small_gb_per_second
+        return LinkSpeed(
+            alpha_seconds=1e-6 * alpha_us,
+            small_bytes=1e6 * (self.small_mb or 0.0),
+            small_bytes_per_second=None if small is None else 1e9 * small,
+            bytes_per_second=1e9 * self.bus_gb_per_second,
+            stands_in=stands_in,
+        )
+
+
+class Link(_Bandwidths):
+    """Measured speed of one collective.
+
+    Attributes:
+        interconnect: link between the GPUs.
+        alpha_us: time of the smallest message, in microseconds; absent where only large messages
+            were measured.
+        source: source of the figures.
+        recorded: date of this record.
+    """
+
+    interconnect: Interconnect
+    alpha_us: Positive | None = None
+    source: Source
+    recorded: dt.date
+
+
+class MeasuredLink(_Bandwidths):
+    """Speed of one collective among GPUs of one node, as a user measured it.
+
+    Attributes:
+        gpu: key of the GPUs.
+        alpha_us: time of the smallest message, in microseconds.
+    """
+
+    gpu: str
+    alpha_us: Annotated[float, Field(ge=0)]
 
 
 def moved_share(collective: CollectiveName, gpus: int) -> float:
@@ -91,28 +124,35 @@ def moved_share(collective: CollectiveName, gpus: int) -> float:
 def link_speed(
     interconnect: Interconnect | None, gpus: int, collective: CollectiveName
 ) -> LinkSpeed:
-    """Speed of a collective: as measured, or else the slowest of the nearest links measured.
-
-    The nearest are those of the same interconnect and collective, then of the same interconnect,
-    then of its class (``nvlink-switch``), then all.
-    """
+    """Speed of a collective: as measured, or else the slowest of the nearest links measured."""
     links = shipped_rows(Link, FILE)
-    same = [link for link in links if link.interconnect == interconnect]
-    of_class = [link for link in links if _class_of(link.interconnect) == _class_of(interconnect)]
-    like = [link for link in same if link.collective == collective]
-    exact = [link for link in like if link.gpus == gpus]
-    nearest: Sequence[Link] = exact or like or same or of_class or links
-    slowest = min(nearest, key=lambda link: link.bus_gb_per_second)
-    text = f"{slowest.collective} on {slowest.gpus} GPUs by {slowest.interconnect}"
-    return LinkSpeed(
-        alpha_seconds=1e-6 * max(link.alpha_us or 0.0 for link in _with_alpha(nearest, links)),
-        bytes_per_second=1e9 * slowest.bus_gb_per_second,
-        stands_in=None if exact else text,
+    slowest = min(
+        _nearest(links, interconnect, gpus, collective), key=lambda link: link.bus_gb_per_second
     )
+    with_alpha = [link for link in links if link.alpha_us]
+    alphas = [link.alpha_us or 0.0 for link in _nearest(with_alpha, interconnect, gpus, collective)]
+    name = (slowest.interconnect, slowest.gpus, slowest.collective)
+    text = f"{slowest.collective} on {slowest.gpus} GPUs by {slowest.interconnect}"
+    is_measured = name == (interconnect, gpus, collective)
+    return slowest.speed(max(alphas), stands_in=None if is_measured else text)
 
 
-def _with_alpha(nearest: Sequence[Link], links: Sequence[Link]) -> Sequence[Link]:
-    return [link for link in nearest if link.alpha_us] or links
+def _nearest(
+    links: Sequence[Link],
+    interconnect: Interconnect | None,
+    gpus: int,
+    collective: CollectiveName,
+) -> Sequence[Link]:
+    """Nearest of the links measured: the very one, or all that are equally near.
+
+    Those of the same interconnect come first, before them those of the same collective or number of
+    GPUs, after them those of its class (``nvlink-switch``), then all.
+    """
+    same = [link for link in links if link.interconnect == interconnect]
+    alike = [link for link in same if link.collective == collective or link.gpus == gpus]
+    exact = [link for link in alike if (link.collective, link.gpus) == (collective, gpus)]
+    of_class = [link for link in links if _class_of(link.interconnect) == _class_of(interconnect)]
+    return exact or alike or same or of_class or links
 
 
 def _class_of(interconnect: Interconnect | None) -> str:
@@ -121,9 +161,11 @@ def _class_of(interconnect: Interconnect | None) -> str:
 
 def link_notes(gpu: Gpu, gpus: int, collectives: Sequence[CollectiveName]) -> list[str]:
     """Collectives whose speed on a GPU was not measured, and what stands in for it."""
-    link = gpu.interconnect or "a link that the catalog does not have"
+    where = f"by {gpu.interconnect or 'a link that the catalog does not have'}"
+    if gpu.interconnect == "none":
+        where = f"between {gpu.key}, of which a node has one,"
     speeds = {name: link_speed(gpu.interconnect, gpus, name) for name in collectives}
-    return stand_in_notes(speeds, f"by {link}", "GB/s")
+    return stand_in_notes(speeds, where, "GB/s")
 
 
 def stand_in_notes(speeds: Mapping[CollectiveName, LinkSpeed], where: str, unit: str) -> list[str]:

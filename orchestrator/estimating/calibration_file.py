@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from fitting.clock_calibration import LARGEST_HOST_FACTOR, Calibration, CalibrationError
 from fitting.link_calibration import FittedLink
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links.within_nodes import link_speed
+from gpu_catalog.links.within_nodes import MeasuredLink, link_speed
 from gpu_catalog.number_text import ends, short
 from gpu_catalog.user_file import text_of
 from orchestrator.markdown_table import table
@@ -90,6 +90,7 @@ def links_text(links: Sequence[FittedLink], gpus: Mapping[str, Gpu]) -> str:
             f"{row.link.gpus}x{row.link.gpu}",
             row.link.collective,
             short(row.link.alpha_us),
+            _small_text(row.link),
             short(row.link.bus_gb_per_second),
             short(_catalog_gb_per_second(row, gpus)),
             f"{row.mean_error:.1%}",
@@ -97,8 +98,15 @@ def links_text(links: Sequence[FittedLink], gpus: Mapping[str, Gpu]) -> str:
         )
         for row in links
     ]
-    header = ("GPUs", "collective", "start us", "GB/s", "catalog GB/s", "mean error", "up to MiB")
+    speeds = ("start us", "first MB at GB/s", "GB/s", "catalog GB/s")
+    header = ("GPUs", "collective", *speeds, "mean error", "up to MiB")
     return f"Links, by the collectives that ran before the first steps:\n\n{table(header, rows)}"
+
+
+def _small_text(link: MeasuredLink) -> str:
+    if link.small_mb is None or link.small_gb_per_second is None:
+        return ""
+    return f"{short(link.small_mb)} at {short(link.small_gb_per_second)}"
 
 
 def _catalog_gb_per_second(row: FittedLink, gpus: Mapping[str, Gpu]) -> float:

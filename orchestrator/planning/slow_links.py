@@ -49,7 +49,7 @@ def slow_links(observations: Sequence[Observation], catalog: Catalog) -> list[Sl
         if not times or o.environment is None or o.cell.parallel is None or o.cell.nodes > 1:
             continue
         gpu, gpus = catalog.gpu(o.cell.gpu), o.cell.parallel.gpus
-        if gpu.interconnect is None:
+        if gpu.interconnect in (None, "none"):
             continue
         largest = {one.collective: one for one in sorted(times, key=lambda t: t.buffer_bytes)}
         ratios = {

@@ -84,12 +84,13 @@ def checkpoint(model: nn.Module, _: Recipe) -> None:
     given.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
 
 
-def shard(model: nn.Module, _: Parallel, __: Recipe, mesh: DeviceMesh) -> None:
+def shard(model: nn.Module, _: Parallel, __: Recipe, mesh: DeviceMesh, *, is_pinned: bool) -> None:
     """Shard every layer, and embedding, last norm and head together; reduce gradients in fp32.
 
     The last layer stays gathered between its passes, and so do the others outside of layers, as
-    PyTorch kept the root's weights then.
+    PyTorch kept the root's weights then. No shard is on the host, pinned or not.
     """
+    del is_pinned
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     *layers, last = decoder_layers(model)

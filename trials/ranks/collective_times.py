@@ -14,7 +14,7 @@ from trials.records.observation import CollectiveTime
 LEAST_BYTES, MOST_BYTES = 2**20, 2**30
 SECONDS = {"cuda": 10.0, "cpu": 0.3}
 """Time for all collectives, by the type of the ranks' device."""
-GROWTH = 4  # of a buffer, from one size to the next
+GROWTH = 2  # of a buffer, from one size to the next
 MOST_REPEATS = 200
 
 

@@ -69,9 +69,7 @@ def measured_speed(
     wanted = (gpu.key, group.ranks, collective)
     for link in links if group.nodes == 1 else ():
         if (link.gpu, link.gpus, link.collective) == wanted:
-            return LinkSpeed(
-                alpha_seconds=1e-6 * link.alpha_us, bytes_per_second=1e9 * link.bus_gb_per_second
-            )
+            return link.speed(link.alpha_us)
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
+from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink
 from trials.recipes.parallel import Parallel
 from trials.simulation.ranks.rank_links import Group, collective_speed, measured_speed
 from trials.simulation.recording import (
@@ -75,8 +75,9 @@ def collective_seconds(
         name = NAMES[Collective(kind)]
         speed = measured_speed(group, name, gpu, measured)
         speed = speed or collective_speed(group, name, gpu.interconnect, network)
-        moved = moved_share(name, group.ranks) * numbers[which, Column.BYTES]
-        seconds[which] = speed.alpha_seconds + moved / speed.bytes_per_second
+        sizes, places = np.unique(numbers[which, Column.BYTES], return_inverse=True)
+        by_size = [speed.seconds(name, group.ranks, size) for size in sizes.tolist()]
+        seconds[which] = np.array(by_size)[places]
     return seconds
 
 
