@@ -2,17 +2,18 @@
 
     .venv/bin/python tests/benchmarks/torchtitan_runs.py [--json | --all]
 
-torchtitan/recipes.csv has the runs, as torchtitan's documents and its files for them (train_configs)
-describe them. Recipes lack its checkpointing, its units of shards and its step without autocast, so
-these are traced by the rules of its source (torchtitan/parallelisms/parallelize_llama.py), in place
-of those of recipes. Nothing is fitted.
+torchtitan/recipes.csv has the runs, as torchtitan's documents and its files (train_configs) say.
+Recipes lack its checkpointing, its units of shards and its step without autocast, so these are
+traced by the rules of its source (torchtitan/parallelisms/parallelize_llama.py), in place of those
+of recipes. Nothing is fitted.
 
 Without an option the two runs on H100 are compared with the published figures; ``--json`` prints
 their predictions alone. ``--all`` writes those of all runs to torchtitan/predicted.csv.
 
 Hosts have 8 GPUs. Those of H100 have 400 Gb/s of RDMA for each. Of those of A100 the documents say
 nothing; they are taken for Amazon's p4de.24xlarge, with 400 Gb/s of EFA for all eight, since the
-script for several nodes (multinode_trainer.slurm) is for A100 on AWS with EFA.
+script for several nodes (multinode_trainer.slurm) is for A100 on AWS with EFA. Speeds with 200 Gb/s
+for each were added after the comparison.
 
 Attention is timed as FlashAttention-2: PyTorch of December 2024 took cuDNN's kernel on Hopper only
 on request (pytorch/pytorch#138522, and #142132 for a nightly build of the same week).
@@ -49,7 +50,7 @@ from trials.records.model import Model, find_model
 from trials.simulation.clock.attention import by_flash2
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.simulated_cell import GIB, library_bytes
-from trials.simulation.timing_model import EfficiencyConstants, step_time
+from trials.simulation.timing_model import EfficiencyConstants, SimulatedStepTime, step_time
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.kernels.liger_layers import LigerRMSNorm
 from trials.simulation.tracing.trace import TraceableCell
@@ -57,6 +58,7 @@ from trials.simulation.whole_step import Steps
 
 FOLDER = Path(__file__).parent / "torchtitan"
 NODE = 8
+FASTER = NodeNetwork(1600.0, rdma=True)
 PUBLISHED = {8: (82.4, 5762), 128: (67.0, 5605)}
 """GiB reserved and tokens per second of an H100, by the number of GPUs."""
 PRODUCT = torch.ops.aten.mm.default
@@ -125,6 +127,8 @@ class Predicted:
     tokens: float
     exposed: float
     """Share of a step in which a GPU only waits for the others."""
+    tokens_on_faster: float | None
+    """Tokens per second where the network of a node is ``FASTER``; None where it is."""
 
 
 def runs() -> Iterator[Run]:
@@ -228,14 +232,22 @@ def predicted(run: Run) -> Predicted:
     held = np.r_[library // 2, library // 2, steps.held.sizes]
     peaks = peaks_on_streams(steps.moves(run.batch), held, None, expandable_segments=False)
     operators = by_flash2(steps.operators(run.batch))
-    time = step_time(operators, run.gpu, EfficiencyConstants(), cell.parallel)
+    assert cell.parallel is not None
+
+    def on(layout: Parallel) -> SimulatedStepTime:
+        return step_time(operators, run.gpu, EfficiencyConstants(), layout)
+
+    time, tokens, faster = on(cell.parallel), run.batch * run.seq_len, None
+    if run.network.gbps < FASTER.gbps:
+        faster = tokens / on(cell.parallel.on_network(FASTER)).seconds
     return Predicted(
         run=run.name,
         gpus=run.gpus,
         allocated_gib=peaks.peak_allocated_bytes / GIB,
         reserved_gib=peaks.peak_reserved_bytes / GIB,
-        tokens=run.batch * run.seq_len / time.seconds,
+        tokens=tokens / time.seconds,
         exposed=time.exposed_seconds / time.seconds,
+        tokens_on_faster=faster,
     )
 
 
@@ -245,13 +257,15 @@ def _none(_: torch.Tensor) -> int:
 
 def write_predictions() -> None:
     """Write predicted.csv."""
-    headers = ("run", "allocated_gib", "reserved_gib", "tokens_per_second", "exposed")
+    speeds = ("tokens_per_second", "exposed", "tokens_per_second_at_1600")
+    headers = ("run", "allocated_gib", "reserved_gib", *speeds)
     with (FOLDER / "predicted.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(headers)
         for one in map(predicted, runs()):
             gib = (f"{one.allocated_gib:.1f}", f"{one.reserved_gib:.1f}")
-            rows.writerow((one.run, *gib, f"{one.tokens:.0f}", f"{one.exposed:.3f}"))
+            faster = "" if one.tokens_on_faster is None else f"{one.tokens_on_faster:.0f}"
+            rows.writerow((one.run, *gib, f"{one.tokens:.0f}", f"{one.exposed:.3f}", faster))
 
 
 def _row(one: Predicted) -> tuple[object, ...]:
