@@ -1,4 +1,4 @@
-"""Several simulated GPUs, compared with published runs."""
+"""Several simulated GPUs, compared with published runs, and the page on these."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS / "benchmarks"))
+from torchtitan_page import PAGE, SOURCES, page, rows_of  # noqa: E402 - its folder is no package
 
 
 @pytest.mark.long
@@ -30,3 +32,14 @@ def test_errors_against_llama_8b_by_torchtitan() -> None:
     errors = [5762 / few["tokens"] - 1, 5605 / many["tokens"] - 1]
     assert errors == pytest.approx([-0.132, -0.167], abs=0.01)
     assert max(map(abs, errors)) < 0.20
+
+
+def test_the_page_on_torchtitan_has_the_rows_of_its_files() -> None:
+    """Each row is there, and has a prediction or the reason why it has none."""
+    published, predicted = rows_of("published.csv"), rows_of("predicted.csv")
+    assert len(published) == 51
+    assert [row["run"] for row in rows_of("recipes.csv")] == [row["run"] for row in predicted]
+    simulated = [row["run"] for row in published if not row["not_simulated"]]
+    assert sorted(simulated) == sorted(row["run"] for row in predicted)
+    assert {row["source"] for row in published} == SOURCES.keys()
+    assert PAGE.read_text("utf-8") == page(), "run tests/benchmarks/torchtitan_page.py"

@@ -5,22 +5,16 @@ A law replaces the model.
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.law_prober import LawProber
-from fakes.ray_sweeps import LAW_PATH, SPEC, environment
-from fakes.s3_server import BUCKET, CREDENTIALS, KEY, SECRET, TOKEN, S3Server, s3_server
+from fakes.ray_sweeps import LAW_PATH, SPEC
+from fakes.s3_server import BUCKET, KEY, SECRET, TOKEN, S3Server, s3_server
+from fakes.s3_sweeps import sent, start_sweep, undisturbed
 
-from orchestrator.planning.plan import trial_task
-from orchestrator.spec.spec_file import parse_spec
-from trials.records.observation import Observation, largest_batch
-from trials.records.profile import Logged, logged
-from trials.run_trial import run_trial
+from trials.records.observation import largest_batch
 
 # At batch sizes that always fit, the probes of every device are the same.
 ONE_CELL = SPEC.replace("[24, 32, 40]", "[24]").replace("batch_size: 32", "batch_size: 2")
@@ -34,38 +28,6 @@ def server() -> Iterator[S3Server]:
         yield server
 
 
-def start_sweep(server: S3Server, home: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a sweep on a machine whose home is also its working directory and has its log."""
-    home.mkdir(exist_ok=True)
-    more = {"AWS_ENDPOINT_URL": server.url, "PYTHONPATH": LAW_PATH}
-    settings = environment(home, **CREDENTIALS, **more)
-    settings.pop("XDG_STATE_HOME", None)
-    with (home / "log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator", "sweep", *arguments],
-            env=settings,
-            cwd=home,
-            stdout=log,
-            stderr=log,
-        )
-
-
-def sent(server: S3Server, run: str) -> list[Logged]:
-    """The observations in the bucket by now."""
-    segments = server.objects(f"{run}/observations/")
-    lines = [line for content in segments.values() for line in content.splitlines()]
-    return [logged(line) for line in lines]
-
-
-def undisturbed() -> list[Observation]:
-    """The expected observations: the trial alone, without a bucket or Ray."""
-    spec, observed = parse_spec(ONE_CELL, "small.yaml"), list[Observation]()
-    (cell,) = spec.all_cells()
-    task = trial_task(spec, spec.merged_catalog(), cell, [])
-    run_trial(task, LawProber(example_bytes=1), observed.append)
-    return observed
-
-
 def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     server: S3Server, tmp_path: Path
 ) -> None:
@@ -75,8 +37,8 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     """
     (tmp_path / "small.yaml").write_text(ONE_CELL, encoding="utf-8")
     first, second = tmp_path / "first", tmp_path / "second"
-    out = ("--out", f"s3://{BUCKET}/small")
-    sweep = start_sweep(server, first, str(tmp_path / "small.yaml"), *out)
+    out, law = ("--out", f"s3://{BUCKET}/small"), {"PYTHONPATH": LAW_PATH}
+    sweep = start_sweep(server, first, str(tmp_path / "small.yaml"), *out, **law)
     end = time.monotonic() + 600
     while not sent(server, "small") and time.monotonic() < end:
         time.sleep(0.05)
@@ -85,12 +47,12 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     before = server.objects("small/observations/")
     assert before, (first / "log").read_text()
     server.fails_every = 3
-    resumed = start_sweep(server, second, "--resume", *out)
+    resumed = start_sweep(server, second, "--resume", *out, **law)
     assert resumed.wait(timeout=600) == 0, (second / "log").read_text()
     assert server.objects("small/observations/").items() > before.items()
     server.fails_every = 0
     keys = [o.key for o in sent(server, "small")]
-    observed = undisturbed()
+    observed = undisturbed(ONE_CELL)
     limit = largest_batch(observed)
     assert limit is not None
     profiles = [f"{observed[0].cell.key}/profile/b{size}/t1" for size in (1, limit[0])]

@@ -69,11 +69,11 @@ def two_devices(name: str, small_usd: float, large_usd: float) -> str:
     return f"{start}{SMALL_CELL}catalog:\n  gpus:\n{rows}  offers:\n{offers}"
 
 
-def ended(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def ended(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Result of a command that ran in its home folder."""
     return subprocess.run(
         [sys.executable, "-m", "orchestrator", *arguments],
-        env=environment(home),
+        env=environment(home, **variables),
         cwd=home,
         capture_output=True,
         text=True,
