@@ -189,9 +189,8 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard every layer, and embedding, last norm and head together; reduce gradients in fp32.
 
     The last layer stays gathered between its passes, and so do the others outside of layers, as
-    PyTorch kept the root's weights then. No shard is on the host, pinned or not.
+    PyTorch kept the root's weights then.
     """
-    del is_pinned
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     *layers, last = decoder_layers(model)
