@@ -244,11 +244,13 @@ def test_a_gpu_costs_between_cents_and_a_score_of_dollars_an_hour() -> None:
 def test_bigger_instances_of_a_provider_cost_about_the_same_for_each_gpu() -> None:
     """The price is of the whole instance: one GPU's price on an 8-GPU row would be 8 times off.
 
-    AWS and Azure sell cheap GPUs with hosts of several sizes, which cost up to as much again.
+    AWS and Azure sell cheap GPUs with hosts of several sizes, which cost up to as much again. Spot
+    prices of one instance differ by more than that between regions.
     """
 
-    def of_provider(offer: Offer) -> tuple[str, str, str]:
-        return offer.gpu, offer.provider, offer.market
+    def of_provider(offer: Offer) -> tuple[str, str, str, str]:
+        region = offer.region if offer.market == "spot" else ""
+        return offer.gpu, offer.provider, offer.market, region
 
     for key, group in groupby(sorted(OFFERS, key=of_provider), key=of_provider):
         prices = [offer.usd_per_gpu_hour for offer in group]
