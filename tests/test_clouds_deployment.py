@@ -45,7 +45,8 @@ def test_the_bill_is_an_upper_bound() -> None:
 
 def test_a_bill_with_a_price_missing_is_no_upper_bound() -> None:
     """It names the missing prices and the command that fetches them."""
-    bill = deployment_on("A100-40GB-SXM", "H100-SXM", request=DeploymentRequest("gcp")).bill
+    request = DeploymentRequest("gcp", region="europe-west4")
+    bill = deployment_on("A100-40GB-SXM", "H100-SXM", request=request).bill
     total = next(line for line in bill if line.startswith("at least $1.69 "))
     assert "A100-40GB-SXM, H100-SXM" in total
     assert "'catalog refresh'" in total

@@ -131,7 +131,10 @@ def test_a_layout_of_several_nodes_is_estimated_on_each_network_of_the_instances
     (layout,) = layouts(16, "fsdp2", 2)
     placed = placed_layouts(layout, gpus, CATALOG, question.constraints)
     assert {one and one.network: [gpu.key for gpu in some] for one, some in placed} == {
+        NodeNetwork(25, rdma=False): ["H100-SXM"],
+        NodeNetwork(100, rdma=False): ["A100-80GB-SXM"],
         NodeNetwork(400, rdma=True): ["A100-80GB-SXM"],
+        NodeNetwork(800, rdma=True): ["H100-SXM"],
         NodeNetwork(1600, rdma=True): ["A100-80GB-SXM"],
         NodeNetwork(3200, rdma=True): ["H100-SXM"],
         None: ["A100-80GB-SXM", "H100-SXM"],

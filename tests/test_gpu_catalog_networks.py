@@ -46,7 +46,7 @@ def test_an_offer_has_the_network_of_its_instance() -> None:
     by_name = {offer.instance: network_of(offer) for offer in offers}
     assert by_name["p4de.24xlarge"] == EFA
     assert by_name["4A100.88V"] is None
-    assert set(networks_of(offers, 8)) == {EFA, NodeNetwork(1600, rdma=True), None}
+    assert set(networks_of(offers, 8)) == {EFA, TCP, NodeNetwork(1600, rdma=True), None}
     assert None in networks_of(offers, 4)
     assert networks_of(offers, 16) == []
 

@@ -209,6 +209,7 @@ def test_a_simulated_layout_of_several_nodes_has_a_cell_for_each_network_of_inst
     cells = spec_of(ON_NODES).all_cells()
     layouts = [cell.parallel for cell in cells]
     assert {layout.key for layout in layouts if layout is not None} == {
+        "16xhsdp-2replicas-2nodes-100gbps",
         "16xhsdp-2replicas-2nodes-400gbps-rdma",
         "16xhsdp-2replicas-2nodes-1600gbps-rdma",
         "16xhsdp-2replicas-2nodes",

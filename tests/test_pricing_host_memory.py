@@ -30,8 +30,8 @@ def test_the_table_has_each_instance_of_the_catalog_once() -> None:
     assert len(set(names)) == len(names)
     assert set(names) <= set(offered)
     several = {name for name, gpus in offered.items() if gpus > 1}
-    assert len(several & set(names)) >= 75
-    assert len(several) == 85
+    assert len(several & set(names)) >= 122
+    assert len(several) == 132
 
 
 def test_an_offer_has_the_memory_of_its_own_row_before_the_tables() -> None:
