@@ -175,9 +175,9 @@ def fused_seconds(
         rates: of the GPU.
     """
     rows = shapes.heads * shapes.queries
-    seen = shapes.flops / (2 * products * shapes.width)
+    unmasked = shapes.flops / (2 * products * shapes.width)
     # A mask that is causal leaves half of the scores, and its diagonal half of each block.
-    scores = np.minimum(seen + rows * BLOCK / 2, np.maximum(rows * shapes.keys, seen))
+    scores = np.minimum(unmasked + rows * BLOCK / 2, np.maximum(rows * shapes.keys, unmasked))
     computing = 2 * products * scores * shapes.width / (peaks.flops * rates.reached)
     if not np.isnan(peaks.clocks):
         clocks = scores / rates.scores_per_clock + rows * rates.query_clocks
