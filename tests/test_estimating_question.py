@@ -152,3 +152,30 @@ def test_an_option_that_fp16_excludes_serves_gpus_with_bf16(
     shown = capsys.readouterr()
     assert [estimate["gpu"] for estimate in json.loads(shown.out)] == ["A40"]
     assert "T4: precision" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "is_assumed"),
+    [
+        ({}, 1024, True),
+        ({"packing": True}, 1024, True),
+        ({"seq_len": 64}, 64, False),
+        ({"length_histogram": "lengths.csv"}, 40, False),
+        ({"length_histogram": "lengths.csv", "packing": True, "seq_len": 64}, 64, False),
+    ],
+)
+def test_without_lengths_examples_have_trls_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    tokens: int,
+    *,
+    is_assumed: bool,
+) -> None:
+    """The estimate says so, and asks for nothing."""
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.csv").write_text("tokens,examples\n16,10\n40,5\n")
+    estimated = orchestrator.estimate(model="llama-tiny", method="full", gpu="A40", **options)
+    (row,) = estimated.estimated
+    assert row.estimate.seq_len == tokens
+    assert ("--seq-len" in row.question.by_default) is is_assumed

@@ -16,7 +16,12 @@ from orchestrator.estimating.choosing.layouts import (
     names_by_count,
 )
 from orchestrator.estimating.choosing.recipe_choice import choice_text
-from orchestrator.estimating.longest_sequence import check_longest, most_tokens, row_tokens
+from orchestrator.estimating.longest_sequence import (
+    assumes_tokens,
+    check_longest,
+    most_tokens,
+    row_tokens,
+)
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     ALL,
@@ -233,6 +238,7 @@ def question_on(
     assert not isinstance(request.seq_len, tuple)  # estimate_job asks for one length at a time
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
     seq_len = row_tokens(tokens, of_task(job, recipe), recipe)
+    is_assumed = assumes_tokens(tokens, of_task(job, recipe), recipe)
     job = job_of(job, recipe, seq_len, request.steps)
     filled = _fields_of_model(request, recipe, model)
     if recipe.packing and request.recipe.examples_per_row is None:
@@ -240,6 +246,7 @@ def question_on(
     recipe = recipe.model_copy(update=filled)
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
+        "--seq-len": not is_assumed,
         "--examples": has_data or request.job.examples or request.steps,
         "--epochs": request.job.epochs,
     }

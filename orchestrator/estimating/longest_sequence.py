@@ -19,6 +19,7 @@ from trials.simulation.simulated_prober import usable_bytes
 # Kernels pad rows to 128, so that only at its multiples traces follow exactly from others.
 MULTIPLE = 128
 COARSE = 8 * MULTIPLE
+ASSUMED_TOKENS = 1024  # that TRL cuts examples to (trl/trainer/sft_config.py)
 MOST_TOKENS = 2**20  # tried for a model that states no longest sequence
 
 
@@ -116,18 +117,16 @@ def longest_that_fits(misses: Callable[[int], bool], most: int) -> int:
 
 
 def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
-    """Tokens of the longest row: as given, or as the data has them.
+    """Tokens of the longest row: as given, as the data has them, or else as TRL cuts them.
 
     Raises:
-        EstimateError: they are missing, or fewer than an example has.
+        EstimateError: they are fewer than an example has.
     """
     if recipe is not None and recipe.packing:
         return _row_length(seq_len, job)
     longest = longest_example(job)
     if longest is None:
-        if seq_len is None:
-            raise EstimateError("--seq-len is missing: give it, or --dataset")
-        return seq_len
+        return seq_len or ASSUMED_TOKENS
     if seq_len is not None and seq_len < longest:
         raise EstimateError(
             f"--seq-len {seq_len}: examples have up to {longest} tokens: add "
@@ -139,7 +138,10 @@ def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
 def _row_length(seq_len: int | None, job: Job) -> int:
     if job.padding == "grouped":
         raise EstimateError("--packing and --group-by-length exclude each other: give one")
-    row = seq_len or job.cutoff
-    if row is None:
-        raise EstimateError("--packing needs the tokens of a row: add --seq-len")
-    return row
+    return seq_len or job.cutoff or ASSUMED_TOKENS
+
+
+def assumes_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> bool:
+    """Whether ``row_tokens`` assumes the tokens."""
+    is_packed = recipe is not None and recipe.packing
+    return not (seq_len or (job.cutoff if is_packed else longest_example(job)))

@@ -130,9 +130,11 @@ def _by_length(estimates: Sequence[Estimated]) -> list[list[Estimated]]:
 def _job(question: Question) -> str:
     workload = question.workload
     by_default = ", ".join(question.by_default)
+    is_assumed = "--seq-len" in question.by_default and not question.recipe.packing
+    tokens = f" of {question.seq_len:,} tokens" if is_assumed else ""
     left_out = f" Left out: {text}." if (text := question.recipe.left_out) else ""
     return (
-        f"The job: {workload.examples:,} examples{_packed(question)} x {workload.epochs} "
+        f"The job: {workload.examples:,} examples{tokens}{_packed(question)} x {workload.epochs} "
         f"epoch{'s' * (workload.epochs != 1)}"
         f"{f' (assumed: {by_default})' if by_default else ''}"
         f"{overheads_text(workload.overheads)}.{left_out}"

@@ -67,7 +67,8 @@ lengths and batches:
                          experts per token (default: the model's own)
 --seq-len N[,N...]|max   tokens per example; several: an estimate for each; max: the longest that
                          fits each GPU at --batch-size (default: 1), a multiple of 128 or the
-                         model's own longest (default: the longest of --dataset)
+                         model's own longest (default: the longest of --dataset; without data
+                         1024, TRL's own)
 --batch-size N|max|fastest
                          examples per step; max: the largest batch that fits; fastest: the fastest
                          of the largest and the powers of two below it (default: max; fastest for
