@@ -10,7 +10,8 @@ from fitting.numerics.least_squares import solve_linear
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
 from gpu_catalog.record import Record
-from trials.records.observation import Basis, CollectiveTime, Observation
+from trials.records.collectives import CollectiveTime
+from trials.records.observation import Basis, Observation
 
 
 class FittedLink(Record):

@@ -12,6 +12,7 @@ from builders.ranks import (
     LENGTH,
     Answers,
     RankCase,
+    collectives,
     compared,
     moved,
     on_layout,
@@ -20,14 +21,20 @@ from builders.ranks import (
     traceable,
     traced,
 )
+from fakes.in_process_traces import InProcess
 
+from gpu_catalog.catalog import load_catalog
 from trials.child_process.child_prober import ChildProber
 from trials.recipes.fields import Method
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.messages import ProbeRequest, Setup
 from trials.records.model import find_model
-from trials.records.observation import Outcome
+from trials.records.observation import Measurement, Outcome
+from trials.records.timing_rule import TimingRule
+from trials.simulation.simulated_cell import SimulatedCell
+from trials.simulation.simulated_prober import SimulatedProber
+from trials.simulation.timing_model import EfficiencyConstants
 from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
 
@@ -35,6 +42,7 @@ pytestmark = [
     pytest.mark.usefixtures("made_for_small_steps"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
+FEW_STEPS = TimingRule(warmup_steps=0, warmup_seconds=0.0, max_steps=6)
 RECIPES = {"full": recipe("full", max_grad_norm=1.0), "lora": recipe("lora")}
 
 
@@ -137,15 +145,53 @@ def test_a_traced_rank_is_the_real_one_in_all_cases(ranks: int, tmp_path: Path) 
     ids=lambda value: value.key if isinstance(value, Parallel) else value,
 )
 def test_a_trial_measures_the_peak_that_is_traced(layout: Parallel, method: Method) -> None:
-    """It runs the same step, so that both ranks take the bytes of the trace."""
+    """It runs the same step, so that both ranks take the bytes of the trace.
+
+    Before it times steps, it counts the collectives of one. A simulated step has as many, of as
+    many bytes, and says for how long they keep a GPU waiting: not at all in so small a model.
+    """
     cell = on_layout(tiny_cell("llama-tiny", RECIPES[method], seq_len=LENGTH), layout)
     setup = Setup(cell=cell, model=find_model(cell.model), gpu=cpu(), seed=0, threads=1)
     with ChildProber(setup, build_timeout_seconds=300, probe_timeout_seconds=120) as prober:
-        end = prober.probe(ProbeRequest(batch_size=BATCH, timing=None))
+        end = prober.probe(ProbeRequest(batch_size=BATCH, timing=FEW_STEPS))
     assert (end.outcome, end.detail) == (Outcome.FITS, None)
     assert end.measurement is not None
     peaks = [rank.peak_allocated_bytes for rank in end.measurement.ranks]
     assert peaks == [peak(traced(cell, 1))] * 2
+    assert end.measurement.exposed_seconds is None
+    simulated = simulated_step(cell)
+    assert simulated.step_collectives == end.measurement.step_collectives
+    assert simulated.step_collectives == collectives(traced(cell, 1)) != ()
+    assert simulated.exposed_seconds == 0.0
+
+
+def simulated_step(cell: Cell) -> Measurement:
+    """Measurement of a step of these ranks on simulated GPUs."""
+    gpu = load_catalog().gpu("A100-80GB-SXM")
+    on_gpus = cell.model_copy(update={"gpu": gpu.key, "simulated": True})
+    simulated = SimulatedCell(on_gpus, find_model(cell.model), InProcess())
+    prober = SimulatedProber(simulated, gpu, EfficiencyConstants())
+    end = prober.probe(ProbeRequest(batch_size=BATCH, timing=FEW_STEPS))
+    assert (end.outcome, end.detail) == (Outcome.FITS, None)
+    assert end.measurement is not None
+    return end.measurement
+
+
+def test_a_simulated_step_of_one_gpu_has_no_collectives() -> None:
+    """Its record is as it was before there were several."""
+    cell = tiny_cell("llama-tiny", RECIPES["lora"], seq_len=LENGTH)
+    written = simulated_step(cell).model_dump_json()
+    assert "collectives" not in written
+    assert "exposed" not in written
+
+
+def test_collectives_of_many_micro_batches_are_those_of_a_few() -> None:
+    """A step that accumulates gradients of seven gathers shards for each; none is counted twice."""
+    cell = on_layout(
+        tiny_cell("llama-tiny", recipe("lora", effective_batch=7 * 2 * BATCH), seq_len=LENGTH),
+        Parallel(gpus=2, strategy="fsdp2"),
+    )
+    assert simulated_step(cell).step_collectives == collectives(traced(cell, 7), 7)
 
 
 def test_collectives_have_the_closed_forms_of_zero_3_hsdp_and_ddp() -> None:
