@@ -9,7 +9,8 @@ from fitting.timed_collective import TimedCollective
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink
 from gpu_catalog.record import Record
-from trials.records.observation import Basis, CollectiveTime, Observation
+from trials.records.collectives import CollectiveTime
+from trials.records.observation import Basis, Observation
 
 
 class FittedLink(Record):

@@ -140,6 +140,24 @@ def test_the_command_line_replaces_the_file_of_a_trainer(tmp_path: Path) -> None
     assert (asked.strategy, asked.zero) == ("fsdp2", None)
 
 
+def test_the_command_line_may_offload_nothing(tmp_path: Path) -> None:
+    """Whatever the file of a trainer states; without a file it is the default."""
+    values = {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": HOST}}}
+    offloading, plain = (
+        request(tmp_path, values, offload=offload).layouts(8)[0] for offload in (None, "none")
+    )
+    assert offloading is not None
+    assert plain is not None
+    assert (offloading.offload, plain.offload) == ("optimizer", None)
+    sharded = {"fsdp_config": {"fsdp_version": 2, "offload_params": True}}
+    (shards,) = request(tmp_path, sharded, offload="none").layouts(8)
+    assert shards == Parallel(gpus=8, strategy="fsdp2")
+    for strategy in ("ddp", "fsdp2", "deepspeed-zero3"):
+        (layout,) = request(tmp_path, {}, strategy=strategy, offload="none").layouts(8)
+        assert layout == Parallel(gpus=8, strategy=strategy)
+    assert request(tmp_path, {}, ranks=1, offload="none").layouts(1) == (None,)
+
+
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     """The line says where it was looked for."""
     with pytest.raises(ConfigurationError, match=r"run\.yml: deepspeed: missing\.json: no such"):
@@ -293,6 +311,7 @@ def test_what_the_host_cannot_hold_is_refused(strategy: str, offload: str, line:
             "--offload optimizer: fsdp2 offloads weights, gradients and optimizer together: use",
         ),
         (["--offload", "all", "--strategy", "fsdp2"], "--offload all on one GPU is DeepSpeed's"),
+        (["--offload", "none", "--strategy", "deepspeed-zero2"], "on one GPU shares nothing"),
     ],
 )
 def test_a_command_with_a_mistake_is_one_line(

@@ -18,7 +18,8 @@ from orchestrator.estimating.calibration_file import links_text
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from trials.recipes.parallel import Parallel
-from trials.records.observation import CollectiveTime, Observation
+from trials.records.collectives import CollectiveTime
+from trials.records.observation import Observation
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.ranks.rank_timeline import collective_seconds
 from trials.simulation.recording import Collective, Column

@@ -245,8 +245,9 @@ def measured(*, peak: int, seconds: tuple[float, ...], joules: float) -> Measure
 
 
 def test_records_of_one_gpu_stay_as_they_were() -> None:
-    """Neither ranks nor a backend are written where there is one GPU."""
-    assert "ranks" not in measurement().model_dump_json()
+    """Neither ranks, collectives nor a backend are written where there is one GPU."""
+    written = measurement().model_dump_json()
+    assert not any(name in written for name in ("ranks", "collectives", "exposed"))
     assert "backend" not in environment().model_dump_json()
 
 

@@ -11,9 +11,10 @@ from gpu_catalog.links.within_nodes import CollectiveName, link_speed
 from orchestrator.planning.slow_links import slow_links
 from orchestrator.reporting.sections.trouble_section import slow_links_section
 from trials.child_process.forked_child import ProbeEnd
+from trials.records.collectives import CollectiveTime
 from trials.records.messages import ProbeRequest
 from trials.records.model import find_model
-from trials.records.observation import CollectiveTime, Observation, Outcome
+from trials.records.observation import Observation, Outcome
 from trials.records.timing_rule import TimingRule
 from trials.run_trial import run_trial
 from trials.trial import TrialTask

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from gpu_catalog.catalog import load_catalog
 from trials.recipes.fields import Task
 from trials.recipes.named_recipes import NAMED_RECIPES
+from trials.recipes.optional_packages import EXTRAS
 from trials.recipes.recipe import Recipe
 from trials.records.compatibility import impossible_on_model, incompatibility, with_defaults
 from trials.records.model import Model, find_model, presets
-from trials.records.optional_packages import EXTRAS
 
 EVERYTHING = frozenset(EXTRAS)
 LORA = {"method": "lora", "lora_rank": 8}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trials.records.collectives import CollectiveCount, CollectiveTime
 from trials.records.log_reader import LineReader
 from trials.records.observation import (
-    CollectiveTime,
     DeviceReading,
     Measurement,
     MemoryReading,
@@ -29,6 +29,10 @@ OF_RANKS = TIMED.model_copy(
         "ranks": (RankReading(rank=0, peak_allocated_bytes=MIB, step_seconds=STEPS),),
         "collectives": (CollectiveTime(collective="all-reduce", buffer_bytes=MIB, seconds=0.1),),
         "host_bytes": 7 * MIB,
+        "step_collectives": (
+            CollectiveCount(collective="all-gather", count=3, buffer_bytes=5 * MIB),
+        ),
+        "exposed_seconds": 0.02,
     }
 )
 KINDS = (

@@ -19,9 +19,9 @@ from orchestrator.scheduling.node_queue import Task
 from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.local_runner import run_trials_here
+from trials.recipes.optional_packages import EXTRAS
 from trials.records.cell import Cell
 from trials.records.observation import Observation, Outcome
-from trials.records.optional_packages import EXTRAS
 
 CATALOG = load_catalog()
 

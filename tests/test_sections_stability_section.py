@@ -1,9 +1,15 @@
-"""The sections of unstable step times, with their reasons, and of energy."""
+"""The sections of unstable step times, with their reasons, and of energy and collectives."""
 
 import pytest
-from builders.observations import measurement, observation
+from builders.gangs import gang_cell
+from builders.observations import MIB, measurement, observation
 
-from orchestrator.reporting.sections.stability_section import instability_reasons, stability_section
+from orchestrator.reporting.sections.stability_section import (
+    communication_section,
+    instability_reasons,
+    stability_section,
+)
+from trials.records.collectives import CollectiveCount
 from trials.records.observation import DeviceReading, MemoryReading
 from trials.records.timing_rule import TimingRule
 
@@ -77,3 +83,22 @@ def test_energy_is_per_example() -> None:
         "1980",
         "61",
     ]
+
+
+def test_communication_is_that_of_the_largest_timed_batch() -> None:
+    """A kind that a step lacks is empty, as the waiting of measured steps is; one GPU has none."""
+    counts = (CollectiveCount(collective="all-gather", count=9, buffer_bytes=3 * MIB),)
+    moved = STEADY.model_copy(update={"step_collectives": counts})
+    waiting = moved.model_copy(update={"exposed_seconds": 0.25 * STEADY.step_seconds[0]})
+    probes = [
+        observation(4, cell=gang_cell(), measurement=moved),
+        observation(2, cell=gang_cell(), measurement=STEADY),
+        observation(8, cell=gang_cell(gpus=4), measurement=waiting),
+        observation(16, measurement=STEADY),
+    ]
+    text = communication_section(probes)
+    rows = [line.split("|")[2:-1] for line in text.splitlines() if "fsdp2" in line]
+    measured, simulated = ([text.strip() for text in row] for row in rows)
+    assert measured == ["4", "9 of 3.00 MiB", "", "", ""]
+    assert simulated == ["8", "9 of 3.00 MiB", "", "", "25%"]
+    assert communication_section(probes[-1:]) == ""

@@ -16,10 +16,11 @@ NOT_IN_TRACES = {
     *("__init__.py", "child_process/bootstrap.py", "child_process/environment.py"),
     "child_process/parent_death.py",
     *("records/built.py", "records/cell.py", "records/compatibility.py", "records/observation.py"),
+    *("records/collectives.py", "recipes/unsimulated_strategies.py"),
     *("recipes/fields.py", "recipes/mistakes.py", "recipes/named_recipes.py", "recipes/recipe.py"),
     *("recipes/parallel.py", "simulation/ranks/rank_links.py"),
     "simulation/ranks/layout_approximations.py",  # notes of an answer
-    "records/optional_packages.py",
+    "recipes/optional_packages.py",
     *("simulation/tracing_child.py", "training/recipe_check.py"),
 }
 

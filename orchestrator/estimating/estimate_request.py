@@ -61,7 +61,7 @@ from orchestrator.spec.trainer_defaults import fields_of_model, strategy_default
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
 from trials.recipes.recipe import Recipe
-from trials.recipes.zero_settings import Offload, ZeroSettings
+from trials.recipes.zero_settings import OffloadOption, ZeroSettings
 from trials.records.compatibility import has_square_mask
 from trials.records.model import Model
 
@@ -83,7 +83,7 @@ class EstimateRequest:
     strategy: StrategyOption = "auto"
     degree: PositiveInt | None = None
     zero: ZeroSettings | None = None
-    offload: Offload | None = None
+    offload: OffloadOption | None = None
     memory_gib: float | None = None
     usd_per_kwh: Above | None = None
     active_experts: PositiveInt | None = None
@@ -128,7 +128,7 @@ class EstimateRequest:
             raise EstimateError(
                 f"{self.strategy} on one GPU shares nothing: give --gpus, 8xH100-SXM or --offload"
             )
-        if self.offload is not None:
+        if self.offload not in {None, "none"}:
             raise EstimateError(
                 f"--offload {self.offload} on one GPU is DeepSpeed's: give --gpus, 8xH100-SXM or "
                 "--strategy deepspeed-zero3"

@@ -19,6 +19,7 @@ from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
 from orchestrator.spec.recipe_options import plain
 from trials.recipes.layout_support import unsupported
+from trials.recipes.optional_packages import EXTRAS
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -29,7 +30,6 @@ from trials.records.compatibility import (
     with_defaults,
 )
 from trials.records.model import Model
-from trials.records.optional_packages import EXTRAS
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.trace_request import not_simulated

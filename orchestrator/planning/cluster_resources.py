@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpu_catalog.gpu import Gpu
+from trials.recipes.optional_packages import importable_extras
 from trials.records.cell import devices_name
-from trials.records.optional_packages import importable_extras
 
 
 @dataclass(frozen=True, slots=True)

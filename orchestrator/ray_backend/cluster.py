@@ -16,7 +16,7 @@ from orchestrator.planning.cluster_resources import ClusterResources, Node, this
 from orchestrator.ray_backend.errors import ClusterError
 from orchestrator.ray_backend.head import check_answers, watched_head
 from orchestrator.ray_backend.own_ray import end_interrupted_start, watched
-from trials.records.optional_packages import importable_extras
+from trials.recipes.optional_packages import importable_extras
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,10 @@ from orchestrator.reporting.sections.recommendation import (
     rows_word,
     steps_per_epoch,
 )
-from orchestrator.reporting.sections.stability_section import stability_section
+from orchestrator.reporting.sections.stability_section import (
+    communication_section,
+    stability_section,
+)
 from orchestrator.reporting.sections.trouble_section import (
     faults_section,
     slow_links_section,
@@ -97,6 +100,7 @@ def detail_sections(results: RunResults) -> list[str]:
         recipes_section(observed),
         limits_section([*plan.complete, *plan.pending], observed),
         stability_section(observed, results.spec.timing),
+        communication_section(observed),
         profiles_section(results.profiled),
         laws_section(results.fits.families),
         _fits_section(results.fits.fits),

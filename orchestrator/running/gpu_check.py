@@ -11,9 +11,9 @@ from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan
 from orchestrator.spec.sweep_spec import SweepSpec, can_stand_in
 from trials.devices.nvml import visible_device
+from trials.recipes.optional_packages import importable_extras
 from trials.records.cell import Cell
 from trials.records.observation import Observation
-from trials.records.optional_packages import importable_extras
 
 SMALLER_GPUS = ("A40", "A100-40GB-SXM")
 # A larger batch takes longer than the ones before: a probe begins only if this many times the

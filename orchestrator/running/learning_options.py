@@ -18,11 +18,11 @@ from orchestrator.spec.job_options import JobOptions, job_request
 from orchestrator.spec.job_request import JobRequest, own_tokenizer, requested_rendering
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from trials.child_process.token_counter import TokenizerError, mention_own_tokenizer, tokenizer_path
+from trials.recipes.optional_packages import importable_extras
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import has_bf16, incompatibility, with_defaults
 from trials.records.learning import Schedule, Training
 from trials.records.model import Model, UnknownModelError, find_model
-from trials.records.optional_packages import importable_extras
 
 CUTOFF = 2048  # by default, as in common trainers
 logger = logging.getLogger(__name__)

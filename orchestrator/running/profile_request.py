@@ -15,12 +15,12 @@ from orchestrator.request import OptionError, PathText, validation_lines
 from orchestrator.running.gpu_check import device_of, machine_with
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
 from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
+from trials.recipes.optional_packages import importable_extras
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import has_bf16, incompatibility, with_defaults
 from trials.records.model import Model, UnknownModelError, find_model
 from trials.records.observation import Observation, largest_batch
-from trials.records.optional_packages import importable_extras
 from trials.records.profile import Profiled, ProfileRule
 from trials.records.timing_rule import TimingRule
 from trials.run_trial import child_prober, run_trial

@@ -14,7 +14,9 @@ import numpy as np
 
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
+from trials.records.collectives import CollectiveCount
 from trials.records.model import find_model
+from trials.simulation.ranks.rank_timeline import collective_counts
 from trials.simulation.recording import Collective, Column, Kind, OperatorClass
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.tracing.trace import TraceableCell, Traced
@@ -105,12 +107,13 @@ def host_bytes(steps: Steps, work: OperatorClass) -> float:
 
 def moved(steps: Steps, micro_batches: int | None = None) -> dict[str, int]:
     """Bytes of a step's collectives by kind."""
-    operators = steps.operators(BATCH, micro_batches).in_full
-    runs = (operators.kinds == Kind.RUN) & (operators.names // 4 == OperatorClass.COLLECTIVE)
-    sizes = operators.numbers[:, Column.BYTES]
-    return {
-        kind.name: int(sizes[runs & (operators.names % 4 == kind)].sum()) for kind in Collective
-    }
+    sums = steps.operators(BATCH, micro_batches).collective_sums
+    return {kind.name: int(sums[kind, 1]) for kind in Collective}
+
+
+def collectives(steps: Steps, micro_batches: int | None = None) -> tuple[CollectiveCount, ...]:
+    """Collectives of a step by kind, as a log has them."""
+    return collective_counts(steps.operators(BATCH, micro_batches).collective_sums)
 
 
 def compared(counted: Answers, more: Callable[[int], int]) -> dict[str, list[int]]:
@@ -126,6 +129,6 @@ def compared(counted: Answers, more: Callable[[int], int]) -> dict[str, list[int
         assert cell.parallel is not None
         key = f"{cell.model} {cell.recipe.method} {cell.parallel.key} x {count}"
         apart[key] = [rank["peak"] - more(count) - peak(steps) for rank in of_ranks]
-        if cell.parallel.gpus > 1:  # one rank moves nothing by those that the engine begins
-            assert all(rank["moved"] == moved(steps, count) for rank in of_ranks), key
+        expected = [one.model_dump() for one in collectives(steps, count)]
+        assert [rank["collectives"] for rank in of_ranks] == [expected] * len(of_ranks), key
     return apart

@@ -27,12 +27,11 @@ from torch.distributed.tensor import DTensor
 from trials.child_process.bootstrap import freeze_garbage_collector
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.devices.storages import is_distributed
+from trials.ranks.collective_counts import CollectiveSums, collective_call
 from trials.ranks.rank import Rank
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
 from trials.records.cell import Cell
 from trials.records.model import find_model
-from trials.simulation.tracing.operator_costs import tensors_in
-from trials.simulation.tracing.ranks.rank_tracer import COLLECTIVES
 from trials.simulation.tracing.ranks.zero_rank import CPU_ADAM
 from trials.training.finetune import FineTuning
 from trials.training.optimizers import construction
@@ -42,11 +41,11 @@ LEAST_STEPS, MOST_STEPS = 5, 40  # the first gives the optimizer its state
 
 
 class RankCounter(LiveTensorCounter):
-    """Counts the bytes of this rank's own tensors, and those of its collectives by kind."""
+    """Counts the bytes of this rank's own tensors, and its collectives by kind."""
 
     def __init__(self, already_live: Sequence[torch.Tensor]) -> None:
         super().__init__(already_live, 2**62)
-        self.moved = {kind.name: 0 for kind, _ in COLLECTIVES.values()}
+        self.collectives = CollectiveSums()
 
     def __torch_dispatch__(
         self,
@@ -62,10 +61,7 @@ class RankCounter(LiveTensorCounter):
             # Gloo works on a copy of what is reduced and scattered, which NCCL does without. No
             # operator made it: it is seen when its parts are.
             return func(*args, **(kwargs or {}))
-        if name in COLLECTIVES:
-            kind, buffer = COLLECTIVES[name]
-            whole = tensors_in((args[buffer],))
-            self.moved[kind.name] += sum(t.numel() * t.element_size() for t in whole)
+        self.collectives.add(collective_call(func, args))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -109,17 +105,17 @@ def counted(rank: Rank, cell: Cell, batch_size: int, micro_batches: int) -> dict
         peaks: list[int] = []
         while len(peaks) < LEAST_STEPS or not (_is_least(peaks[1:]) or len(peaks) == MOST_STEPS):
             gc.collect()
-            counter.moved = dict.fromkeys(counter.moved, 0)
+            counter.collectives = CollectiveSums()
             counter.peak_bytes = counter.current_bytes
             loss = tuning.step(tokens, micro_batches=micro_batches)
             peaks.append(counter.peak_bytes)
-            moved = dict(counter.moved)
+            collectives = counter.collectives.counts()
     norms = [_norm(p.grad) for p in tuning.trainable if p.grad is not None]
     tuning.stepper.close()
     return {
         "peak": min(peaks[1:]),
         "steps": len(peaks),
-        "moved": moved,
+        "collectives": [one.model_dump() for one in collectives],
         "loss": loss,
         "norms": norms,
     }

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gpu_catalog.links.within_nodes import CollectiveName
 from trials.ranks.rank import Rank
-from trials.records.observation import CollectiveTime
+from trials.records.collectives import CollectiveTime
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**30
 SECONDS = {"cuda": 10.0, "cpu": 0.3}

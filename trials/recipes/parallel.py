@@ -4,11 +4,12 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpu_catalog.gpu import Positive
 from gpu_catalog.links.between_nodes import NodeNetwork
 from gpu_catalog.record import Record
+from trials.recipes.unsimulated_strategies import unsimulated_strategy
 from trials.recipes.zero_settings import BY_WIDTH, Offload, ZeroSettings
 
 ZeroStrategy = Literal["deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
@@ -67,6 +68,14 @@ class Parallel(Record):
     nodes: Annotated[int, Field(ge=1, exclude_if=lambda n: n == 1)] = 1
     node_network_gbps: Annotated[Positive | None, Field(exclude_if=lambda n: n is None)] = None
     rdma: Annotated[bool | None, Field(exclude_if=lambda yes: yes is None)] = None
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _is_simulated(cls, name: Any) -> Any:
+        reason = unsimulated_strategy(name) if isinstance(name, str) else None
+        if reason is not None:
+            raise ValueError(f"{reason}: use {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}")
+        return name
 
     @model_validator(mode="before")
     @classmethod
@@ -289,8 +298,8 @@ def _with_offload(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     offload, strategy = fields["offload"], fields.get("strategy")
     others = {name: value for name, value in fields.items() if name != "offload"}
-    if offload in (None, "none"):
-        return others
+    if offload in (None, "none") or strategy not in STRATEGIES:
+        return others  # a strategy that is none is a mistake of its own
     if strategy in SHARDED_BY_TORCH:
         if offload != "all":
             raise ValueError(

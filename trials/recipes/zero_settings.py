@@ -20,6 +20,8 @@ Sized = Elements | Literal["auto"] | None
 
 Offload = Literal["optimizer", "parameters", "all"]
 """What the host holds: the optimizer's state, with its update; the weights; or both."""
+OffloadOption = Offload | Literal["none"]
+"""The same where a file may state it: ``none`` for nothing, whatever the file has."""
 BY_LAYOUT = "use strategy deepspeed-zero2 with offload optimizer, on one GPU too"
 """What is simulated in place of ``offload_optimizer``."""
 ON_HOST = {"device": "cpu", "pin_memory": True}

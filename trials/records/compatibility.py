@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 from gpu_catalog.gpu import Gpu
 from trials.recipes.fields import FUSED_LOSSES, Experts
+from trials.recipes.optional_packages import EXTRAS
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
-from trials.records.optional_packages import EXTRAS
 
 LIGER_FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Families whose layers liger-kernel replaces by RMSNorm, rotary embedding and SwiGLU alone."""

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from gpu_catalog.record import Record
 from trials.records.built import Built
 from trials.records.cell import Cell
+from trials.records.collectives import CollectiveCount, CollectiveTime
 from trials.records.observation import (
     LOG_VERSION,
     Basis,
-    CollectiveTime,
     DeviceReading,
     Environment,
     Measurement,
@@ -79,6 +79,8 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ranks: Raw = NONE
     collectives: Raw = NONE
     host_bytes: _Whole | None = None
+    step_collectives: Raw = NONE
+    exposed_seconds: _Positive | None = None
 
 
 # Fields in the order of the record, which is the order in which a record is written.
@@ -111,6 +113,7 @@ READING = msgspec.json.Decoder(_Reading | None)
 # Parsers of records that only a measurement on several GPUs has.
 RANKS = TypeAdapter(tuple[RankReading, ...])
 COLLECTIVES = TypeAdapter(tuple[CollectiveTime, ...])
+COUNTS = TypeAdapter(tuple[CollectiveCount, ...])
 # Records within a measurement that msgspec checks.
 PARTS: dict[str, type[Record]] = {
     "memory": MemoryReading,
@@ -157,6 +160,7 @@ class LineReader:
         self._cells = _Texts(TypeAdapter(Cell), cells)
         self._places: _Texts[Environment | None] = _Texts(TypeAdapter(Environment | None))
         self._models: _Texts[Built | None] = _Texts(TypeAdapter(Built | None))
+        self._counts = _Texts(COUNTS)
         self._start = b"\n"  # of lines of the latest cell, up to its end
         self._cell: Cell | None = None
         self._is_brief = False
@@ -237,6 +241,8 @@ class LineReader:
         measured.collectives = (
             () if collectives is NONE else COLLECTIVES.validate_json(bytes(collectives))
         )
+        counts = measured.step_collectives
+        measured.step_collectives = () if counts is NONE else self._counts[bytes(counts)]
 
 
 def _record(parts: Any) -> Observation:

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gpu_catalog.links.within_nodes import CollectiveName
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
 from trials.records.built import Built
 from trials.records.cell import Cell
+from trials.records.collectives import CollectiveCount, CollectiveTime, Second, Whole
 
 LOG_VERSION = 1
 """Version of the log's format, to be raised when earlier programs can no longer read it."""
@@ -60,9 +60,6 @@ class Basis(StrEnum):
 
 Purpose = Literal["search", "boundary", "drawn", "ladder"]
 StopReason = Literal["precise", "step cap", "time cap"]
-# Bounds that no device reaches, within which the sums and logarithms of laws are finite.
-Second = Annotated[float, Field(ge=1e-9, le=1e9)]
-Whole = Annotated[int, Field(ge=-(2**62), le=2**62)]
 Seconds = tuple[Second, ...]
 Shorter = tuple[tuple[PositiveInt, Second], ...]
 """Pairs of tokens per example, ascending, and seconds of a step with such examples."""
@@ -174,19 +171,6 @@ class RankReading(Record):
     after: DeviceReading | None = None
 
 
-class CollectiveTime(Record):
-    """Time of one collective of all GPUs, before a cell's first steps.
-
-    Attributes:
-        buffer_bytes: bytes of the whole buffer: an all-gather's output, a reduce-scatter's input.
-        seconds: mean of repetitions without a pause, on the slowest rank.
-    """
-
-    collective: CollectiveName
-    buffer_bytes: Whole
-    seconds: Second
-
-
 class Measurement(Record):
     """Raw measurements of a probe whose steps ran; all other figures are derived from them.
 
@@ -209,6 +193,10 @@ class Measurement(Record):
         ranks: measurements of each of several GPUs.
         collectives: times of collectives; empty but in one measurement of a cell on several GPUs.
         host_bytes: most bytes that simulated processes of a node keep on its host; None for none.
+        step_collectives: collectives of one step like the timed ones, on each of several GPUs;
+            empty where a probe timed none, or its GPU had no room to count them.
+        exposed_seconds: part of a simulated step in which GPUs only wait for one another; absent
+            for one GPU and for measured steps, which do not show it.
     """
 
     memory_steps: Whole
@@ -231,6 +219,12 @@ class Measurement(Record):
         tuple[CollectiveTime, ...], Field(exclude_if=lambda times: not times)
     ] = ()
     host_bytes: Annotated[Whole | None, Field(exclude_if=lambda size: size is None)] = None
+    step_collectives: Annotated[
+        tuple[CollectiveCount, ...], Field(exclude_if=lambda counts: not counts)
+    ] = ()
+    exposed_seconds: Annotated[
+        float | None, Field(ge=0, allow_inf_nan=False, exclude_if=lambda seconds: seconds is None)
+    ] = None
 
 
 class Observation(Record):

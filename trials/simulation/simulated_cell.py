@@ -274,6 +274,7 @@ def _step_time(timed: Callable[[int], SimulatedStepTime], micro_batches: int) ->
         exposed_seconds=step.exposed_seconds
         + further * (step.exposed_seconds - before.exposed_seconds),
         is_of_gpu=step.is_of_gpu,
+        collectives=step.collectives + further * (step.collectives - before.collectives),
     )
 
 

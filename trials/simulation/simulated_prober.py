@@ -13,6 +13,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Environment, Measurement, MemoryReading, Outcome
 from trials.search import LikelyLargest
+from trials.simulation.ranks.rank_timeline import collective_counts
 from trials.simulation.recording import StructureError
 from trials.simulation.simulated_cell import (
     CONTEXT_BYTES,
@@ -114,6 +115,11 @@ class SimulatedProber:
                 "relative_error_above": above,
                 "shorter_step_seconds": shorter,
             }
+            if self._cell.request.cell.ranks > 1:
+                times |= {
+                    "step_collectives": collective_counts(step.collectives),
+                    "exposed_seconds": max(0.0, step.exposed_seconds),
+                }
         measurement = Measurement(
             memory_steps=STEPS,
             memory=MemoryReading(

@@ -5,7 +5,7 @@ GPU is free. Where the host waits for a result, the two synchronise: a loop over
 eight times a layer, so the host determines its time where each expert has little work.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
 import numpy as np
@@ -27,9 +27,21 @@ from trials.simulation.clock.moving import (
 from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import matrix_product_seconds
 from trials.simulation.clock.time_error import TimeError90, time_errors
-from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
+from trials.simulation.ranks.rank_timeline import (
+    collective_seconds,
+    links_of,
+    rank_seconds,
+)
 from trials.simulation.ranks.stream_events import FIRST
-from trials.simulation.recording import Column, FloatArray, IntArray, Kind, OperatorClass, Rate
+from trials.simulation.recording import (
+    Collective,
+    Column,
+    FloatArray,
+    IntArray,
+    Kind,
+    OperatorClass,
+    Rate,
+)
 
 # Major compute capabilities of GPUs with a kernel for grouped products in bf16.
 GROUPED_SINCE = ("9", "10")
@@ -134,12 +146,14 @@ class SimulatedStepTime:
         busy_seconds: (operator classes,) seconds the GPU works, by ``OperatorClass``.
         exposed_seconds: part of the duration that collectives add to the rest.
         is_of_gpu: whether one GPU limits it, by operators like those of measured steps.
+        collectives: (kinds, 2) number of collectives and bytes of their buffers by ``Collective``.
     """
 
     seconds: float
     busy_seconds: FloatArray
     exposed_seconds: float = 0.0
     is_of_gpu: bool = False
+    collectives: FloatArray = field(default_factory=lambda: np.zeros((len(Collective), 2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +225,11 @@ def step_time(
     exposed = 0.0 if is_alone else seconds - timeline.without_collectives().seconds()
     is_of_gpu = timeline.load >= GPU_BOUND and is_alone and is_plain and has_own_products(gpu)
     return SimulatedStepTime(
-        seconds, busy.astype(np.float64), exposed, is_of_gpu and not busy[OperatorClass.SCAN]
+        seconds,
+        busy.astype(np.float64),
+        exposed,
+        is_of_gpu and not busy[OperatorClass.SCAN],
+        operators.collective_sums,
     )
 
 

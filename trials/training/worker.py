@@ -22,11 +22,12 @@ from trials.devices.cpu import CpuDevice
 from trials.devices.device import Device, DeviceOutOfMemoryError, of_steps
 from trials.devices.software import environment
 from trials.devices.storages import storage_of
+from trials.ranks.collective_counts import CollectiveCounter
 from trials.ranks.collective_times import collective_times
 from trials.ranks.rank import Rank, slowest
+from trials.records.collectives import CollectiveCount, CollectiveTime
 from trials.records.messages import ProbeReply, ProbeRequest, Setup, StepsRun
 from trials.records.observation import (
-    CollectiveTime,
     DeviceReading,
     Environment,
     Measurement,
@@ -49,6 +50,7 @@ from trials.training.serving.message_pipe import MessagePipe, pipe_to_trial
 
 MEMORY_STEPS = 3  # optimizer state exists after the first step; the third repeats the second
 RANKS_MEMORY_STEPS = 5  # the memory of steps on several CPUs varies
+MOST_TAKEN = 0.9  # of the memory limit, by steps that one with counted collectives may follow
 S = TypeVar("S", bound=Setup)
 
 
@@ -168,8 +170,9 @@ class Worker:
         steps = MEMORY_STEPS if self._rank is None else RANKS_MEMORY_STEPS
         memory = self._memory(step, steps, [*tuning.tensors(), tokens])
         retries = int(slowest(self._rank)(memory.allocator_retries or 0))
-        timed = Timed()
+        timed, counts = Timed(), tuple[CollectiveCount, ...]()
         if request.timing is not None and not retries:
+            counts = self._counted_collectives(step, memory)
             timed = self._timed(step, request.timing)
         measurement = Measurement(
             memory_steps=steps,
@@ -177,6 +180,7 @@ class Worker:
             model_memory_bytes=self._model_memory_bytes(),
             built=self._built,
             collectives=collectives,
+            step_collectives=counts,
             **asdict(timed),
         )
         if retries:
@@ -196,6 +200,25 @@ class Worker:
     def _collectives(self) -> tuple[CollectiveTime, ...]:
         assert self._rank is not None
         return collective_times(self._rank, self.device.memory_limit_bytes // 8)
+
+    def _counted_collectives(
+        self, step: Callable[[], object], memory: MemoryReading
+    ) -> tuple[CollectiveCount, ...]:
+        """Collectives of one more step; none where a GPU has little room beside its steps.
+
+        Under a dispatch mode autograd adds two gradients in a third tensor, so that the step may
+        take more memory than those that are measured.
+        """
+        reserved = memory.peak_reserved_bytes or 0  # none on a CPU, which enforces no limit here
+        if (
+            self._rank is None
+            or self._rank.largest(reserved / self.device.memory_limit_bytes) > MOST_TAKEN
+        ):
+            return ()
+        counter = CollectiveCounter()
+        with counter:
+            step()
+        return counter.sums.counts()
 
     def _memory(
         self, step: Callable[[], object], steps: int, live: list[torch.Tensor]

@@ -6,6 +6,8 @@ import math
 import re
 from pathlib import Path
 
+from trials.recipes.unsimulated_strategies import unsimulated_strategy
+
 STRATEGIES = (
     *("ddp", "fsdp2", "hsdp", "tp"),
     *("deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"),
@@ -108,8 +110,7 @@ def strategy(text: str) -> str:
     """Strategy of several GPUs; those that are not simulated are refused by name."""
     if text in {"auto", *STRATEGIES}:
         return text
-    is_known = re.fullmatch(r"fsdp|pp|ep|cp|deepspeed", text) is not None
-    problem = f"{text} is not simulated yet" if is_known else f"must be a strategy, not {text!r}"
+    problem = unsimulated_strategy(text) or f"must be a strategy, not {text!r}"
     names = ", ".join(STRATEGIES)
     raise argparse.ArgumentTypeError(f"{problem}: give {names} or auto")
 

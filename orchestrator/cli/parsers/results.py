@@ -47,10 +47,10 @@ several GPUs:
                          of a node), deepspeed-zero1, -zero2, -zero3, or auto for the best of the
                          first three that fits (default: auto)
 --deepspeed FILE.json    DeepSpeed's configuration, in place of --strategy: its stage and sizes
---offload {optimizer,parameters,all}
+--offload {none,optimizer,parameters,all}
                          with --strategy deepspeed-zero1 to -zero3: the host holds the optimizer's
                          state and updates the weights; with -zero3 it may hold these, or all;
-                         fsdp2 and hsdp take all
+                         fsdp2 and hsdp take all; none for nothing, whatever a file states
 --degree N               with --strategy tp: GPUs of a group that divides layers; the groups share
                          the model in shards, as fsdp2 (default: all GPUs of a node)
 --nodes NODES            nodes that the GPUs are on, as many on each (default: 1)

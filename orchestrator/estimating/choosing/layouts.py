@@ -25,7 +25,7 @@ from trials.recipes.parallel import (
 )
 from trials.recipes.parallel import STRATEGIES as ALL_STRATEGIES
 from trials.recipes.recipe import Recipe
-from trials.recipes.zero_settings import Offload, ZeroSettings
+from trials.recipes.zero_settings import OffloadOption, ZeroSettings
 
 StrategyOption = Literal["auto", Strategy]
 STRATEGIES: Mapping[StrategyOption, tuple[Strategy, ...]] = {
@@ -65,7 +65,7 @@ def layouts(  # noqa: PLR0913 - options of one layout
     degree: int | None = None,
     zero: ZeroSettings | None = None,
     *,
-    offload: Offload | None = None,
+    offload: OffloadOption | None = None,
 ) -> tuple[Parallel | None, ...]:
     """Layouts of so many GPUs of all nodes; None for one GPU.
 
@@ -77,13 +77,15 @@ def layouts(  # noqa: PLR0913 - options of one layout
         nodes: number of nodes.
         degree: GPUs of a group of ``tp``.
         zero: settings of a file of DeepSpeed.
-        offload: part of the training that the host holds, where no file says so.
+        offload: part of the training that the host holds, where no file says so; ``none`` for
+            nothing, whatever the file says.
 
     Raises:
         EstimateError: the nodes cannot share the GPUs, or have too few for the strategy; or the
             degree is none of the strategy, or it offloads nothing of the kind.
     """
     zero = _zero_settings(strategy, zero, offload)
+    offload = None if offload == "none" else offload
     if degree is not None and strategy != "tp":
         raise EstimateError(
             f"--degree {degree} is a choice of tp: add --strategy tp, or leave it out"
@@ -127,7 +129,7 @@ def layouts(  # noqa: PLR0913 - options of one layout
 
 
 def _zero_settings(
-    strategy: StrategyOption, zero: ZeroSettings | None, offload: Offload | None
+    strategy: StrategyOption, zero: ZeroSettings | None, offload: OffloadOption | None
 ) -> ZeroSettings | None:
     """Settings of a file of DeepSpeed, or those by default with ``--offload``; None for neither.
 
@@ -136,6 +138,8 @@ def _zero_settings(
     """
     if offload is None:
         return zero
+    if offload == "none":
+        return None if zero is None else zero.model_copy(update={"offload": None})
     if zero is not None:
         raise EstimateError(f"--offload {offload}: DeepSpeed's file says what the host holds")
     if strategy in SHARDED_BY_TORCH:

@@ -19,8 +19,8 @@ from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH
 from orchestrator.estimating.longest_sequence import MULTIPLE
 from orchestrator.estimating.question import EstimatedJob, Question, obstacle
 from trials.recipes.fields import Method
+from trials.recipes.optional_packages import importable_extras
 from trials.records.compatibility import EAGER_FAMILIES
-from trials.records.optional_packages import importable_extras
 
 SMALLER_METHODS: Mapping[Method, tuple[Method, ...]] = {
     "full": ("lora", "qlora"),

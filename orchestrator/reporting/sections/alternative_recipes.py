@@ -13,7 +13,7 @@ from orchestrator.estimating.choosing.remedies import (
 from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
 from orchestrator.markdown_table import table
 from orchestrator.spec.recipe_options import ChosenRecipe, OpenCell
-from trials.records.optional_packages import EXTRAS
+from trials.recipes.optional_packages import EXTRAS
 
 ALTERS = "which alters training"
 CCE = "--loss cce"

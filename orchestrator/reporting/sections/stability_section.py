@@ -1,12 +1,15 @@
-"""Sections of unstable step times, with their causes, and of the energy of steps."""
+"""Sections of unstable step times, with their causes, and of energy and collectives of steps."""
 
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
+from gpu_catalog.links.within_nodes import CollectiveName
 from gpu_catalog.number_text import short
 from orchestrator.markdown_table import records_table, table
+from orchestrator.reporting.sections.memory_section import memory_text
 from trials.records.observation import DeviceReading, Measurement, Observation
 from trials.records.timing_rule import TimingRule, instability, median_interval
 
@@ -36,6 +39,42 @@ def stability_section(observations: Sequence[Observation], rule: TimingRule) -> 
     if energy:
         parts += ["## Energy", records_table(energy)]
     return "\n\n".join(parts)
+
+
+def communication_section(observations: Sequence[Observation]) -> str:
+    """Markdown: collectives of a step of each cell on several GPUs, at its largest timed batch."""
+    largest: dict[str, tuple[int, Measurement]] = {}
+    for o in observations:
+        if o.measurement is None or not o.measurement.step_collectives:
+            continue
+        if o.cell.key not in largest or o.batch_size >= largest[o.cell.key][0]:
+            largest[o.cell.key] = o.batch_size, o.measurement
+    if not largest:
+        return ""
+    rows = [
+        {"cell": key, "batch size": size, **_communication(measurement)}
+        for key, (size, measurement) in largest.items()
+    ]
+    meaning = (
+        "Collectives of one step on each GPU, with the bytes of their whole buffers, and the part "
+        "of a simulated step in which GPUs only wait for one another:"
+    )
+    return "\n\n".join(["## Communication", meaning, records_table(rows)])
+
+
+def _communication(measurement: Measurement) -> dict[str, object]:
+    counts = {one.collective: one for one in measurement.step_collectives}
+    names: tuple[CollectiveName, ...] = get_args(CollectiveName)
+    texts = {
+        f"{name}s": f"{counts[name].count} of {memory_text(counts[name].buffer_bytes)}"
+        if name in counts
+        else ""
+        for name in names
+    }
+    exposed, steps = measurement.exposed_seconds, measurement.step_seconds
+    if exposed is None or not steps:
+        return {**texts, "waiting": ""}
+    return {**texts, "waiting": f"{exposed / statistics.median(steps):.0%}"}
 
 
 def _unstable_rows(

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trials.simulation.recording import FloatArray, IntArray
+from trials.simulation.recording import (
+    Collective,
+    Column,
+    FloatArray,
+    IntArray,
+    Kind,
+    OperatorClass,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +39,13 @@ class Operators:
         """The same step with an operator for each event."""
         at = self.events
         return Operators(self.kinds[at], self.names[at], self.numbers[at])
+
+    @property
+    def collective_sums(self) -> FloatArray:
+        """Number of collectives and bytes of their whole buffers, (kinds, 2), by ``Collective``."""
+        moves = (self.kinds == Kind.RUN) & (self.names // 4 == OperatorClass.COLLECTIVE)
+        times = np.bincount(self.events, minlength=len(moves))[moves]
+        sizes = np.rint(self.numbers[moves, Column.BYTES])
+        kinds = self.names[moves] % 4
+        sums = [np.bincount(kinds, n, minlength=len(Collective)) for n in (times, times * sizes)]
+        return np.stack(sums, axis=1)

@@ -7,6 +7,7 @@ import numpy as np
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink
 from trials.recipes.parallel import Parallel
+from trials.records.collectives import CollectiveCount
 from trials.simulation.ranks.rank_links import Group, collective_speed, measured_speed
 from trials.simulation.recording import (
     Collective,
@@ -20,8 +21,6 @@ NAMES: dict[Collective, CollectiveName] = {
     Collective.REDUCE_SCATTER: "reduce-scatter",
     Collective.ALL_REDUCE: "all-reduce",
 }
-
-
 WITHIN, BETWEEN = 1, 2
 """Link of a collective: that within a node, or the network between nodes."""
 
@@ -87,6 +86,15 @@ def links_of(kinds: IntArray, numbers: FloatArray, layout: Parallel | None) -> I
     for _, group, which in _alike(kinds, numbers, layout):
         links[which] = WITHIN if group.nodes == 1 else BETWEEN
     return links
+
+
+def collective_counts(sums: FloatArray) -> tuple[CollectiveCount, ...]:
+    """Record of each kind that a step has, by ``Operators.collective_sums``."""
+    return tuple(
+        CollectiveCount(collective=NAMES[kind], count=round(count), buffer_bytes=round(size))
+        for kind, (count, size) in zip(Collective, sums.tolist(), strict=True)
+        if count
+    )
 
 
 def _alike(

@@ -1,27 +1,21 @@
 """Recorder of one rank's step: collectives, and operators on its own shards."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from trials.devices.storages import is_distributed, local_tensor
+from trials.ranks.collective_counts import collective_call
 from trials.simulation.recording import Collective, Kind, Numbers, OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import tensors_in, touched_bytes
 from trials.simulation.tracing.ranks.host_work import host_works, is_on_host, is_waited_for
 from trials.simulation.tracing.shape_rules import ShapeEffects
 from trials.simulation.tracing.tracer import NO_NUMBERS, QUESTIONS, Tracer
 
-COLLECTIVES = {
-    # The name of an operator, its kind, and which argument is the whole buffer.
-    "c10d::_allgather_base_": (Collective.ALL_GATHER, 0),
-    "c10d::_reduce_scatter_base_": (Collective.REDUCE_SCATTER, 1),
-    "c10d::allreduce_": (Collective.ALL_REDUCE, 0),
-    "_c10d_functional::all_reduce": (Collective.ALL_REDUCE, 0),
-}
+KINDS = {kind.name.lower().replace("_", "-"): kind for kind in Collective}
+"""Kinds of collectives by their names in records."""
 
 
 class RankTracer(Tracer):  # type: ignore[no-untyped-call]
@@ -70,13 +64,10 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
             return super().__torch_dispatch__(func, types, args, kwargs)
         if is_distributed(types):
             return NotImplemented
-        name = func.name().partition(".")[0]
-        if name in COLLECTIVES:
-            kind, buffer = COLLECTIVES[name]
-            whole = sum(t.numel() * t.element_size() for t in tensors_in((args[buffer],)))
-            group = _group_of(args)
-            if len(group) > 1:
-                numbers = _numbers(whole, group)
+        if (call := collective_call(func, args)) is not None:
+            kind, whole = KINDS[call.collective], call.buffer_bytes
+            if len(call.group) > 1:
+                numbers = _numbers(whole, call.group)
                 self.event(Kind.RUN, 4 * OperatorClass.COLLECTIVE + kind, numbers)
             elif kind is not Collective.ALL_REDUCE:  # NCCL copies, unless it works in place
                 copied = (2.0 * whole, *NO_NUMBERS[1:-1], 1.0)
@@ -124,17 +115,6 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
         name = self.name_of(tensor)
         if name in self._accumulated:
             self.event(Kind.DROPPED, name, NO_NUMBERS)
-
-
-def _group_of(args: Sequence[Any]) -> list[int]:
-    """Numbers of the ranks of a collective, by its operator's arguments."""
-    for one in args:
-        if isinstance(one, torch.ScriptObject):
-            with contextlib.suppress(RuntimeError):  # the reduction is an object, too
-                return dist.get_process_group_ranks(dist.ProcessGroup.unbox(one))
-    *_, name = args
-    groups: Any = dist.distributed_c10d
-    return dist.get_process_group_ranks(groups._resolve_process_group(name))  # noqa: SLF001 - no public name
 
 
 def _numbers(whole_bytes: int, group: Sequence[int]) -> Numbers:
