@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from collections.abc import Iterator
 from datetime import date
 from functools import cache
@@ -183,25 +184,39 @@ def comparable(cell: Cell) -> tuple[object, ...]:
 
 def ranking_csv(ranking: Ranking) -> str:
     """The ranking as CSV: a row per offer, with a column for each part of the cell."""
-    buffer = io.StringIO()
     fields = [name for name in RankedOffer.model_fields if name not in {"cell", "epochs"}]
     parts = ["gpu", "model", "weights", "recipe", "sparsity", "active_experts", "seq_len"]
     parts.append("layout")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*parts, *fields, "instances", "elsewhere", "examples", "epochs"])
-    of_offer = itemgetter(*fields)
-    texts: dict[Cell, list[object]] = {}
-    safe = cache(spreadsheet_cell)
+    # Most of a row's text is that of other rows, of the same offer or the same job.
+    shared = cache(_csv_cells)
+    stack, host, usd, rest = map(fields.index, ("stack", "host_gib", "usd", "own_error_share"))
+    own, of_offer, of_job, prices, others = (
+        itemgetter(*fields[start:end])
+        for start, end in itertools.pairwise((0, stack, host, usd, rest, None))
+    )
+    texts: dict[Cell, str] = {}
+    lines = [_csv_cells((*parts, *fields, "instances", "elsewhere", "examples", "epochs"))]
     for row in ranking.offers:
-        cell = row.cell
+        cell, values = row.cell, vars(row)
         if cell not in texts:
             layout = None if cell.parallel is None else cell.parallel.key
             names = {"recipe": cell.recipe.key, "sparsity": cell.sparsity, "layout": layout}
             of_cell = vars(cell) | names
-            texts[cell] = [spreadsheet_cell(of_cell[name]) for name in parts]
-        values = [safe(v) if type(v) is str else v for v in of_offer(vars(row))]
-        of_job = ranking.workload.examples, row.epochs
-        writer.writerow([*texts[cell], *values, row.instances, row.elsewhere, *of_job])
+            texts[cell] = _csv_cells(tuple(of_cell[name] for name in parts))
+        end = row.instances, row.elsewhere, ranking.workload.examples, row.epochs
+        segments = (
+            *(texts[cell], ",".join(map(str, own(values))), shared(of_offer(values))),
+            *(shared(of_job(values)), ",".join(map(str, prices(values)))),
+            shared((*others(values), *end)),
+        )
+        lines.append(",".join(segments))
+    return "\n".join((*lines, ""))
+
+
+def _csv_cells(values: tuple[object, ...]) -> str:
+    """Neighbouring cells of a row; text is safe for spreadsheets."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="").writerow(map(spreadsheet_cell, values))
     return buffer.getvalue()
 
 
