@@ -135,3 +135,15 @@ def test_an_example_longer_than_the_model_supports_is_said(
         main([*tiny, "--seq-len", str(tokens)])
         said = f"llama-tiny supports examples of at most {longest:,} tokens."
         assert (said in capsys.readouterr().out) == is_said
+
+
+def test_an_assumed_length_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A verdict on another length than the user's would be none."""
+    options = ("--model", "llama-tiny", "--method", "full", *GPU)
+    code, check = checked(capsys, *options)
+    assert (code, check["seq_len"]) == (0, 1024)
+    assert "--seq-len" in check["assumed"]
+    assert main(["check", *options]) == 0
+    assert "--seq-len 1024" in capsys.readouterr().out
+    assert main(["check", *options, "--seq-len", "64"]) == 0
+    assert "--seq-len" not in capsys.readouterr().out

@@ -179,3 +179,11 @@ def test_without_lengths_examples_have_trls_own(
     (row,) = estimated.estimated
     assert row.estimate.seq_len == tokens
     assert ("--seq-len" in row.question.by_default) is is_assumed
+
+
+def test_grpo_needs_the_tokens_of_prompt_and_completion(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """TRL cuts no prompt there, so no length is assumed."""
+    assert main(["estimate", "--model", "llama-tiny", "--task", "grpo", "--gpu", "A40"]) == 1
+    assert "--seq-len is missing" in capsys.readouterr().err

@@ -37,6 +37,7 @@ class MemoryCheck(Record):
             there. It does not count for ``fits``.
         most_tokens: longest example that the model supports; None where it states no limit.
         examples, epochs: the job that the change's dollars are of.
+        assumed: options that were not given, and whose values are assumed.
         change: cheapest change under which it fits; None where it fits, or where no change helps.
             A card that the user owns has dollars only where electricity has a price.
     """
@@ -60,6 +61,7 @@ class MemoryCheck(Record):
     most_tokens: int | None
     examples: int
     epochs: int
+    assumed: tuple[str, ...]
     change: Alternative | None
     basis: Basis = Basis.SIMULATED
 
@@ -126,6 +128,8 @@ def check_text(check: MemoryCheck) -> str:
         f"{check.peak_gib:.1f} GiB, 90 % interval {peak.low:.1f} to {peak.high:.1f}{doubt}."
     )
     lines = [first]
+    if "--seq-len" in check.assumed:
+        lines.append(f"The length is assumed: --seq-len {check.seq_len} or --dataset gives yours.")
     if check.host_gib is not None:
         lines.append(f"The host holds {short(check.host_gib, 4)} GiB: {NOT_IN_IT}.")
     if check.most_tokens is not None and check.seq_len > check.most_tokens:

@@ -120,12 +120,14 @@ def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
     """Tokens of the longest row: as given, as the data has them, or else as TRL cuts them.
 
     Raises:
-        EstimateError: they are fewer than an example has.
+        EstimateError: they are fewer than an example has, or unknown to GRPO, which cuts none.
     """
     if recipe is not None and recipe.packing:
         return _row_length(seq_len, job)
     longest = longest_example(job)
     if longest is None:
+        if seq_len is None and recipe is not None and recipe.task == "grpo":
+            raise EstimateError("--seq-len is missing: give the tokens of prompt and completion")
         return seq_len or ASSUMED_TOKENS
     if seq_len is not None and seq_len < longest:
         raise EstimateError(

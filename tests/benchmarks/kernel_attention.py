@@ -97,26 +97,26 @@ def _swept(names: Names, rates: AttentionRates, samples: Fitted) -> tuple[Kernel
     to no kernel.
     """
     is_backward = "backward" in names[-1]
+    shared = [START_RUN_US, START_ATTENTION.query_clocks] * is_backward
 
     def residuals(point: FloatArray) -> FloatArray:
-        started, clocks, *reached = map(float, np.exp(point))
-        all_have = replace(rates, query_clocks=clocks) if is_backward else rates
+        started, clocks = map(float, np.exp(point[: len(shared)])) if shared else (0.0, None)
+        reached = map(float, np.exp(point[len(shared) :]))
+        all_have = rates if clocks is None else replace(rates, query_clocks=clocks)
         own = {k: replace(all_have, reached=one) for k, one in zip(samples, reached, strict=True)}
         return np.concatenate(
             [
-                swept_errors(one, key, own[key], started * is_backward, is_backward=is_backward)
+                swept_errors(one, key, own[key], started, is_backward=is_backward)
                 for key in samples
                 for one in samples[key]
             ]
         )
 
-    start = [START_RUN_US, START_ATTENTION.query_clocks]
-    start += [START_ATTENTION.reached] * len(samples)
-    limits = [(0.0, MOST_START_US), (0.0, np.inf)] + [(0.0, 2.0)] * len(samples)
+    start = [*shared, *[START_ATTENTION.reached] * len(samples)]
+    limits = [(0.0, MOST_START_US), (0.0, np.inf)] * is_backward + [(0.0, 2.0)] * len(samples)
     values, errors = least(residuals, np.array(start), np.array(limits))
-    labels = [(SHARED, names[1])] + [(key, names[-1]) for key in samples]
-    fitted = rates_by_label(samples, labels, values[1:], errors[1:], SOURCE_SWEEP)
-    return fitted if is_backward else fitted[1:]
+    labels = [(SHARED, names[1])] * is_backward + [(key, names[-1]) for key in samples]
+    return rates_by_label(samples, labels, values[is_backward:], errors[is_backward:], SOURCE_SWEEP)
 
 
 def swept_errors(

@@ -207,13 +207,14 @@ class Worker:
         """Collectives of one more step; none where a GPU has little room beside its steps.
 
         Under a dispatch mode autograd adds two gradients in a third tensor, so that the step may
-        take more memory than those that are measured.
+        take more memory than those that are measured: that of the largest weight, say.
         """
-        reserved = memory.peak_reserved_bytes or 0  # none on a CPU, which enforces no limit here
-        if (
-            self._rank is None
-            or self._rank.largest(reserved / self.device.memory_limit_bytes) > MOST_TAKEN
-        ):
+        if self._rank is None:
+            return ()
+        needed = memory.peak_reserved_bytes or 0  # none on a CPU, which enforces no limit here
+        if needed:
+            needed += max(storage_of(tensor).nbytes() for tensor in self.tuning.tensors())
+        if self._rank.largest(needed / self.device.memory_limit_bytes) > MOST_TAKEN:
             return ()
         counter = CollectiveCounter()
         with counter:

@@ -176,7 +176,8 @@ def fused_seconds(
     """
     rows = shapes.heads * shapes.queries
     unmasked = shapes.flops / (2 * products * shapes.width)
-    # A mask that is causal leaves half of the scores, and its diagonal half of each block.
+    # A causal mask leaves half of the scores, and half of each block on its diagonal, which is
+    # computed all the same.
     scores = np.minimum(unmasked + rows * BLOCK / 2, np.maximum(rows * shapes.keys, unmasked))
     computing = 2 * products * scores * shapes.width / (peaks.flops * rates.reached)
     if not np.isnan(peaks.clocks):
