@@ -9,6 +9,8 @@ from gpu_catalog.gpu import Positive, Source
 from gpu_catalog.record import Record
 
 Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^\w[\w .,:()/+@-]*$", max_length=200)]
+"""Names of providers, regions and instances: they become words of commands, keys and labels."""
 Market = Literal["on-demand", "spot"]
 Identity = tuple[str, str, str, str, int, str]
 # Fields that a record of a rental repeats, in its order.
@@ -36,9 +38,9 @@ class Offer(Record):
     """
 
     gpu: Text
-    provider: Text
-    region: Text
-    instance: Text
+    provider: Name
+    region: Name
+    instance: Name
     gpus_per_instance: Annotated[int, Field(ge=1)] = 1
     usd_per_hour: Positive
     market: Market = "on-demand"

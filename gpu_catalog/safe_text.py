@@ -3,8 +3,11 @@
 import re
 from pathlib import PurePosixPath
 
-# Control characters but tab and newline, line ends of YAML and Unicode, and changes of direction.
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# Control characters but tab and newline, line ends of YAML and Unicode, changes of direction, and
+# what no file of YAML or UTF-8 may have.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
+)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

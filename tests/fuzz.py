@@ -2,12 +2,12 @@
 
 Every command must end with an answer or an error in lines: with no traceback, no more than
 `CPU_SECONDS` and no more than `MOST_BYTES`. The inputs are drawn by hypothesis from valid ones, of
-which values are replaced, taken away or doubled, and bytes cut, doubled or put in. The seed is
+which values are replaced, taken away or doubled, and bytes cut, doubled or put in. A file for a
+cluster or a job that they lead to must have no key and run no command of theirs. The seed is
 printed; `SEED=` repeats a run. Inputs that failed are kept in the folder that is named at the end.
 """
 
 import contextlib
-import copy
 import importlib
 import json
 import os
@@ -19,8 +19,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from builders.fuzz_inputs import Case, Draw, altered, damaged, json_of, text_of
+from builders.fuzz_written import cluster_file, task, wrong_file
 from builders.runs import ONE_CELL, spec_of, whole_trial
 
 from orchestrator.cli.main import main as run_command
@@ -43,26 +44,8 @@ CPU_SECONDS = 10.0
 MOST_BYTES = 2 * 2**30
 HANG_SECONDS = 90.0  # of a machine that other work may use
 TRACEBACK = "Traceback (most recent call last)"
-COMMANDS = ("catalog", "dataset", "estimate", "export", "fit", "run", "sweep")
+COMMANDS = ("catalog", "cluster", "dataset", "estimate", "export", "fit", "run", "sweep")
 
-Draw = Callable[[st.SearchStrategy[Any]], Any]
-
-LEAVES = st.one_of(
-    st.sampled_from(
-        (
-            *(None, True, "", "\0", "\x1b[31m", "\u2028key: x", "../../x", "--", "=1+1", "{{ x }}"),
-            *(0, -1, 1.5, 1e-300, 1e300, float("inf"), float("nan"), 10**30, -(10**30), "1e9"),
-            *([], {}, [None], [[[[]]]], {"a": {"a": {}}}, "x" * 300, [0] * 3000, "a,b", "0", "nan"),
-        )
-    ),
-    st.text(max_size=20),
-    st.integers(),
-    st.floats(),
-)
-JUNK = st.one_of(
-    st.sampled_from((b"\0", b"\xff\xfe", b"\r", b"{", b"[" * 4000, b"- &a [*a]\n", b'"', b",,,,")),
-    st.binary(max_size=30),
-)
 MODEL = "meta-llama/Llama-3.1-8B"
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "axolotl": {
@@ -124,69 +107,6 @@ WORDS = (
     *("--gpu", "--model", "--json", "--epochs", "--examples", "--batch-size", "--budget-usd", "-1"),
     *("auto", "run", "spec.yaml", "nan", "1e999", "--to", "slurm", "--provider", "aws", "=", "--"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A command with the files that it reads."""
-
-    kind: str
-    arguments: tuple[str, ...]
-    files: Mapping[str, bytes]
-
-
-def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths of all values below a tree of lists and dictionaries."""
-    of_list = enumerate(tree) if isinstance(tree, list) else ()
-    items = tree.items() if isinstance(tree, dict) else of_list
-    for key, value in items:
-        yield (*path, key)
-        yield from _places(value, (*path, key))
-
-
-def altered(draw: Draw, tree: Any) -> Any:
-    """A copy of a tree with one to three values replaced, taken away, moved or put in."""
-    tree = copy.deepcopy(tree)
-    for _ in range(draw(st.integers(1, 3))):
-        places = list(_places(tree))
-        if not places:
-            return tree
-        *path, last = draw(st.sampled_from(places))
-        parent = tree
-        for key in path:
-            parent = parent[key]
-        action = draw(st.sampled_from(("replace", "replace", "remove", "double", "put")))
-        if action == "remove":
-            del parent[last]
-        elif action == "double" and isinstance(parent, list):
-            parent.append(copy.deepcopy(parent[last]))
-        elif action == "put" and isinstance(parent, dict):
-            key = draw(st.one_of(st.text(max_size=8), st.integers(), st.none()))
-            parent[key] = copy.deepcopy(draw(LEAVES))
-        else:
-            parent[last] = copy.deepcopy(draw(LEAVES))
-    return tree
-
-
-def damaged(draw: Draw, content: bytes) -> bytes:
-    """Bytes as they are, or with a part cut, doubled or replaced by junk."""
-    if not content or draw(st.booleans()):
-        return content
-    start = draw(st.integers(0, len(content) - 1))
-    end = draw(st.integers(start, min(start + 200, len(content))))
-    part = content[start:end]
-    between = draw(st.one_of(st.just(b""), st.just(part * 2), JUNK))
-    return bytes(content[:start] + between + content[end:])
-
-
-def text_of(tree: Any) -> bytes:
-    """A tree as YAML, with the characters as they are."""
-    return yaml.safe_dump(tree, allow_unicode=True).encode(errors="replace")
-
-
-def json_of(tree: Any) -> bytes:
-    """A tree as a line of JSON."""
-    return json.dumps(tree, default=str).encode(errors="replace") + b"\n"
 
 
 @cache
@@ -271,6 +191,8 @@ KINDS: Mapping[str, Callable[[Draw, list[dict[str, Any]]], Case]] = {
     "data set": _data,
     "configuration": _configuration,
     "log": _run,
+    "cluster file": cluster_file,
+    "task": task,
     "command line": _words,
 }
 
@@ -300,7 +222,7 @@ def failure(case: Case, folder: Path, run: Callable[[list[str]], int] = run_comm
         return "large"
     if TRACEBACK in printed or os.WIFSIGNALED(status):
         return "traceback"
-    return None
+    return wrong_file(case, folder)
 
 
 def _in_child(case: Case, folder: Path, run: Callable[[list[str]], int]) -> int:
@@ -379,7 +301,7 @@ def main() -> None:
     tried, failed, kept = fuzz(int(os.environ.get("EXAMPLES", "10000")), drawn_from)
     kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(tried.items()))
     sys.stdout.write(f"seed {drawn_from}: {sum(tried.values())} inputs: {kinds}\n")
-    for wrong in ("traceback", "slow", "large"):
+    for wrong in ("traceback", "slow", "large", "unreadable", "injected"):
         count = sum(n for kind, n in failed.items() if kind.endswith(wrong))
         sys.stdout.write(f"{wrong}: {count}\n")
     if failed:

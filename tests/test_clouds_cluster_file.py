@@ -201,7 +201,8 @@ def test_kubernetes_groups_are_gpus_by_their_keys(file: str) -> None:
     assert driver["envFrom"] == [{"secretRef": {"name": "finetune-cost-s3", "optional": True}}]
     for group, key in zip(spec["workerGroupSpecs"], keys, strict=True):
         pod = group["template"]["spec"]
-        assert pod["initContainers"][0]["command"][-2:] == ["join-check", key]
+        clock = ["--head", "$(FQ_RAY_IP)"]
+        assert pod["initContainers"][0]["command"][-4:] == ["join-check", *clock, key]
         assert "finetune-cost-s3" not in str(pod)  # a bucket's keys stay with the driver
         assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
         affinity = pod["affinity"]["nodeAffinity"]

@@ -248,6 +248,44 @@ def test_invalid_input_starts_nothing(
     assert "L5" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            "# YOUR_COMMENT\nimage: YOUR_REGISTRY/x:cpu\nips: [YOUR_H100-SXM_HOST, YOUR_HEAD]\n",
+            ["cluster.yaml: fill in YOUR_REGISTRY, YOUR_H100-SXM_HOST, YOUR_HEAD: nothing was"],
+        ),
+        (
+            "file_mounts: {~/.ray/auth_token: ~/.ray/auth_token, ~/here: .}\n",
+            ["cluster.yaml: ~/.ray/auth_token, which nodes get, is not on this machine: 'ray get-"],
+        ),
+        (
+            "x: YOUR_KEY\nfile_mounts: {a: ~/.cache/huggingface/token, b: /no/file}\n",
+            [
+                "cluster.yaml: fill in YOUR_KEY: nothing was started",
+                "cluster.yaml: ~/.cache/huggingface/token, which nodes get, is not on this machine",
+                "cluster.yaml: /no/file, which nodes get, is not on this machine: put it there",
+            ],
+        ),
+    ],
+)
+def test_an_unfinished_cluster_file_starts_nothing(
+    text: str,
+    lines: list[str],
+    laptop: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Values to fill in, and files that Ray would miss with a traceback, one line each."""
+    monkeypatch.setenv("HOME", "/nowhere")
+    Path("cluster.yaml").write_text(f"cluster_name: x\n{text}", encoding="utf-8")
+    assert laptop(status=[ENDED.format("failed")]) == ["1"]
+    for shown, line in zip(capsys.readouterr().err.splitlines(), lines, strict=True):
+        assert shown.startswith(line)
+        assert shown.endswith(": nothing was started")
+    assert not Path("runs").exists()
+
+
 def test_files_that_are_not_sent_start_nothing(
     laptop: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

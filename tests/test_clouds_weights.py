@@ -1,6 +1,7 @@
 """Weights of the hub on the nodes of a cluster: their token, their disk and their cache."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from builders.clusters import (
     ray_config,
     yaml_documents,
 )
+from ray.autoscaler._private.util import hash_runtime_conf
 
 from orchestrator.clouds.cluster_file import Weights, kuberay_file
 from orchestrator.clouds.deployment_request import DeploymentRequest
 from orchestrator.clouds.node_types import Devices
+from orchestrator.clouds.start_checks import missing_hub_token, mistakes
 
 PROVIDERS = ["aws", "gcp", "azure", "local", "kuberay"]
 LARGE = ("mixtral-8x7b", "llama-3.1-70b")
@@ -31,6 +34,25 @@ def test_the_token_of_the_hub_is_named_where_weights_are_pretrained(provider: st
     assert "huggingface" not in random
     assert "huggingface/token" in loaded
     assert yaml_documents(loaded)
+
+
+@pytest.mark.parametrize("provider", ["aws", "local"])
+def test_a_missing_token_is_one_line(
+    provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray reads it before it starts a node, also where the weights are open."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = deployment_of_weights(DeploymentRequest(provider), "qwen2.5-0.5b").text
+    assert "hf auth login" in str(missing_hub_token(made))
+    config = ray_config(made)
+    assert any("huggingface" in line for line in mistakes(config))
+    with pytest.raises(FileNotFoundError):
+        hash_runtime_conf(config["file_mounts"], [], {})
+    for name in (".cache/huggingface/token", ".ray/auth_token"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x", encoding="ascii")
+    assert missing_hub_token(made) is None
+    assert not any("not on this machine" in line for line in mistakes(config))
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from builders.exported_jobs import job_variables
+from builders.task_scripts import scripts
 from builders.trainings import OF_EIGHT, training_of
 from test_exporting_patched_configuration import TRAINERS, TRL, micro_key, written
-from test_exporting_task_file import scripts
 from test_exporting_with_trl import FULL, made_model
 
 from orchestrator.configurations.configuration import Configuration

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from builders.task_scripts import scripts
 from builders.trainings import OF_HUGGING_FACE, SPOT, training_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_exporting_task_file import scripts
 
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import as_recipe
@@ -237,7 +237,7 @@ def test_a_model_folder_of_this_machine_travels_or_is_listed(
     text = task_file(replace(training_of(placements=OFFERS), configuration=own), target).text
     if target in ("skypilot", "dstack"):
         assert str(tmp_path / "weights") in text
-        assert "ln -sfn /data/0/weights ./weights" in text
+        assert "ln -sfn -- /data/0/weights ./weights" in text
     else:
         assert "under these names: ./weights" in text
 

@@ -16,9 +16,10 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils.launch import prepare_multi_gpu_env
 from builders.exported_jobs import job_variables
+from builders.task_scripts import scripts
 from builders.trainings import OF_EIGHT, SPOT, training_of
 from test_exporting_patched_configuration import TRAINERS, micro_key, written
-from test_exporting_task_file import sbatch_options, scripts
+from test_exporting_task_file import sbatch_options
 from test_exporting_with_trl import CONFIGURATION, made_model
 from torch.distributed.run import get_args_parser
 

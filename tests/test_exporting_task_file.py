@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from builders.task_scripts import scripts
 from builders.trainings import NOWHERE, OF_HUGGING_FACE, SECURE, SPOT, training_of
 from packaging.specifiers import SpecifierSet
 
@@ -21,16 +22,6 @@ from orchestrator.exporting.names import DSTACK_GPUS
 from orchestrator.exporting.task_file import TARGETS, Target, task_file, write_task
 from orchestrator.exporting.training import ExportError
 from trials.records.model import find_model
-
-
-def scripts(target: Target, text: str) -> list[str]:
-    """Scripts of bash in a task file."""
-    if target == "skypilot":
-        task = yaml.safe_load(text)
-        return [task["setup"], task["run"]]
-    if target == "dstack":
-        return list(yaml.safe_load(text)["commands"])
-    return [text, *re.findall(r"<< 'JOB'\n(.*?)^JOB$", text, re.MULTILINE | re.DOTALL)]
 
 
 @pytest.mark.parametrize("target", TARGETS)

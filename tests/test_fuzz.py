@@ -7,7 +7,10 @@ from pathlib import Path
 
 import fuzz
 import pytest
-from fuzz import Case, failure
+from builders.fuzz_inputs import Case
+from builders.fuzz_written import CLUSTER, WRITTEN, wrong_file
+from builders.hostile_texts import MADE
+from fuzz import failure
 
 CASE = Case("made", ("words",), {"folder/file": b"content"})
 
@@ -61,3 +64,24 @@ def test_each_way_to_break_is_found(
     monkeypatch.setattr(fuzz, "MOST_BYTES", 2**28)
     monkeypatch.setattr(fuzz, "HANG_SECONDS", 1.0 if run is waits else 60.0)
     assert failure(CASE, tmp_path, run) == wrong
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "wrong"),
+    [
+        (CLUSTER, "a: 1\n---\nb: [{c: 1}]\n", None),
+        (CLUSTER, "a: 1\nb: : 1\n", "unreadable"),
+        (CLUSTER, f"a: [{{b: {{{MADE}: 1}}}}]\n", "injected"),
+        ("hf-jobs", "set -e\nhf run --flavor 'x'\n", None),
+        ("hf-jobs", "hf run --flavor x'\n", "unreadable"),
+        ("hf-jobs", f"hf run --flavor $(touch {MADE})\n", "injected"),
+        ("skypilot", f"run: |\n  echo {MADE}\n", None),
+        ("skypilot", f"envs: {{{MADE}: 1}}\n", "injected"),
+    ],
+)
+def test_files_that_say_more_than_their_templates_are_found(
+    target: str, text: str, wrong: str | None, tmp_path: Path
+) -> None:
+    """By a parser of YAML, or by bash in a folder with no other command."""
+    (tmp_path / WRITTEN).write_text(text, encoding="utf-8")
+    assert wrong_file(Case(target, ("--to", target), {}), tmp_path) == wrong

@@ -1,6 +1,7 @@
 """Pages of a report with names from outside, of two runs, and of a run without observations."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from builders.runs import ONE_CELL, made_run, results, spec_of, whole_trial
 from fakes.browser import OPEN_ALL, Opened
 from playwright.sync_api import BrowserContext
 
+from gpu_catalog.catalog import Catalog
 from orchestrator.cli.main import main
 from orchestrator.reporting.comparison import compare, comparison_markdown
 from orchestrator.reporting.html_report import html_comparison, html_report, markdown
@@ -34,9 +36,7 @@ def twice_as_fast(measured: Measurement | None) -> Measurement | None:
 def test_names_are_escaped(browser: BrowserContext, tmp_path: Path) -> None:
     """A name of an instance, a GPU or an error adds no markup, script or request."""
     text = ONE_CELL + (
-        "catalog:\n  offers:\n"
-        + offer(0.0005, provider=HOSTILE, instance=MARKDOWN, region=IMAGE)
-        + offer(0.0007, provider="=1+1", instance="`code`**bold**")
+        "catalog:\n  offers:\n" + offer(0.0005, instance="first") + offer(0.0007, instance="second")
     )
     spec = spec_of(text)
     (plain,) = spec.all_cells()
@@ -46,7 +46,14 @@ def test_names_are_escaped(browser: BrowserContext, tmp_path: Path) -> None:
         o.model_copy(update={"environment": where, "cell": cell}) for o in whole_trial(plain, spec)
     ]
     observations.append(observation(50, Outcome.FAILED, cell=cell, detail=f"{HOSTILE}{MARKDOWN}"))
+    # No table has such names, but a page is safe by itself.
+    names: dict[str, dict[str, str]] = {
+        "first": {"provider": HOSTILE, "instance": MARKDOWN, "region": IMAGE},
+        "second": {"provider": "=1+1", "instance": "`code`**bold**"},
+    }
     run = results(text, observations, [cell])
+    offers = [o.model_copy(update=names.get(o.instance, {})) for o in run.catalog.all_offers]
+    run = replace(run, catalog=Catalog(run.catalog.gpus, offers))
     for name, page in (
         ("report.html", html_report(run, MADE)),
         ("both.html", html_comparison(compare(run, run, (HOSTILE, MARKDOWN)), MADE)),

@@ -28,6 +28,8 @@ from orchestrator.ray_backend.head import RECONNECT_VARIABLE
 from orchestrator.ray_backend.own_ray import GCS
 from trials.records.observation import Outcome, largest_batch
 
+HUB_TOKEN = "hf_zXcVbNmAsDfGhJkLqWeRtYuIoP"  # noqa: S105 - of nobody
+SAVED_TOKEN = ".cache/huggingface/token"  # noqa: S105 - a path
 SPEC = (
     """\
 name: cluster
@@ -56,7 +58,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as scratch:
         cluster = Cluster(tmp_path_factory.mktemp("cluster"), Path(scratch))
         try:
-            cluster.env |= CREDENTIALS  # as they lie about in shells
+            cluster.env |= CREDENTIALS | {"HF_TOKEN": HUB_TOKEN}  # as they lie about in shells
+            saved = cluster.home / SAVED_TOKEN
+            saved.parent.mkdir(parents=True)
+            saved.write_text(HUB_TOKEN, encoding="ascii")
             cluster.env |= {"PYTHONPATH": LAW_PATH}
             cluster.start_head()
             cluster.start_node("desk-a")
@@ -256,14 +261,17 @@ def test_notice_of_a_cloud_drains_the_node(
 
 def test_no_secret_is_written_down_anywhere(cluster: Cluster) -> None:
     """Neither files nor logs of the sweeps above have one."""
-    secrets = [cluster.token.read_text(encoding="ascii")]
+    secrets = [cluster.token.read_text(encoding="ascii"), HUB_TOKEN]
     secrets += [CREDENTIALS[name] for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
     files = [
         path
         for folder in (cluster.home, cluster.scratch)
         for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink() and path != cluster.token
+        if path.is_file() and not path.is_symlink()
     ]
+    where = {cluster.token, cluster.home / SAVED_TOKEN}
+    assert where <= {*files}
+    files = [path for path in files if path not in where]
     names = {path.name for path in files}
     assert {"observations.jsonl", "report.md", "gcs_server.out", "dashboard.log"} <= names
     leaks = [path for path in files if any(s.encode() in path.read_bytes() for s in secrets)]

@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from gpu_catalog.live_prices.sources.raw_offer import RawOffer
 from gpu_catalog.number_text import short
-from gpu_catalog.offer import Offer
+from gpu_catalog.offer import Name, Offer
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -33,6 +35,7 @@ LEAST_CONFIRMED = 0.25  # of the median: lower prices are rejected even if confi
 LEAST_ELSEWHERE = 3  # providers, or regions, that make a median
 EQUAL_WITHIN = 0.10  # relative difference of prices per GPU that count as equal
 OLDEST_DAYS = 90
+NAME: TypeAdapter[str] = TypeAdapter(Name)
 MARKETPLACES = frozenset({"vast", "lium", "tensordock", "cloudrift"})
 
 
@@ -66,6 +69,15 @@ def invalid_price_reason(raw: RawOffer, today: dt.date) -> str | None:
         return f"{raw.gpus} GPUs"
     if raw.as_of is not None and (today - raw.as_of).days > OLDEST_DAYS:
         return f"the price is of {age_of(raw.as_of, today)}"
+    return next(filter(None, map(_no_name, (raw.provider, raw.region, raw.instance))), None)
+
+
+def _no_name(text: str) -> str | None:
+    """Reason why an offer may not have this name; None where it may, or has none."""
+    try:
+        NAME.validate_python(text or "not stated")
+    except ValidationError:
+        return f"{text!r} is no name of a provider, region or instance"
     return None
 
 

@@ -1,12 +1,9 @@
 """Cluster files for Ray's launcher, KubeRay and SkyPilot: a template filled with the node types."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpu_catalog.gpu import Gpu
 from orchestrator.clouds.deployment_request import DeploymentRequest
@@ -15,6 +12,7 @@ from orchestrator.clouds.skypilot import Place
 from orchestrator.clouds.skypilot_node import offers_text
 from orchestrator.planning.cluster_resources import SCALES_TO, node_name
 from orchestrator.planning.node_pricing import NodeRental
+from orchestrator.safe_templates import template_environment, yaml_value
 
 DISK_GIB = 200  # of each node on a cloud: its own system, driver and image take half of it
 POD_GIB = 20  # of a pod besides weights
@@ -40,7 +38,6 @@ class Weights:
         return {
             "pretrained": self.pretrained,
             "weights_gib": self.gib,
-            "downloads": f" --weights-gib {self.gib}" if self.gib else "",
             "disk_gib": max(DISK_GIB, DISK_GIB // 2 + self.gib),
         }
 
@@ -107,7 +104,7 @@ def kuberay_file(
         pod_gib=POD_GIB + (0 if request.cache_claim else weights.gib),
         **weights.values,
         ray_version=metadata.version("ray"),
-        job=job and {"name": job[0], "text": textwrap.indent(job[1].rstrip("\n"), "    ")},
+        job=job and {"name": job[0], "text": job[1].rstrip("\n") + "\n"},
     )
 
 
@@ -141,14 +138,7 @@ def skypilot_file(
 
 
 def _filled(template: str, **values: Any) -> str:
-    environment = Environment(
-        loader=PackageLoader("orchestrator.clouds"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - YAML
-    )
+    environment = template_environment("orchestrator.clouds", yaml_value)
     environment.filters["low"] = node_name
     filled = environment.get_template(f"deploy-{template}.template")
     # The head lists how many nodes can be started: Ray itself does not report that to a driver.

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import text_of
+from orchestrator.clouds.start_checks import mistakes
 from orchestrator.pricing.prices_in_use import NAMES
 from orchestrator.spec.yaml_lines import read_yaml
 from orchestrator.storage.run_storage import S3
@@ -120,7 +121,7 @@ def _run_sweep(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | N
 
 
 def _read(cluster: Path) -> dict[str, Any]:
-    """Parse the cluster's file."""
+    """Parse the cluster's file, which is to be complete."""
     text = text_of(cluster, LaunchError)
     read, is_of_another = read_yaml(text), "\n---\n" in text  # of Kubernetes or SkyPilot
     if read.problems and not is_of_another:
@@ -131,6 +132,9 @@ def _read(cluster: Path) -> dict[str, Any]:
             f"{cluster}: not a cluster file for 'ray up': make one with 'deploy --provider'. Give "
             "a file for Kubernetes to 'kubectl apply', and one for SkyPilot to 'sky'"
         )
+    lacks = [f"{cluster}: {line}: nothing was started" for line in mistakes(config)]
+    if lacks:
+        raise LaunchError("\n".join(lacks))
     return config
 
 

@@ -1,6 +1,7 @@
 """Instance types of a cloud for a sweep's GPUs, and their prices. Pure."""
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -8,10 +9,12 @@ from importlib import resources
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market, Offer
+from orchestrator.pricing.catalog_file import OWN
 from trials.records.cell import devices_name
 
 # Used where the catalog has no price.
 REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
+REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 HEADS = {"aws": "m8a.large", "gcp": "e2-standard-2", "azure": "Standard_D2s_v5"}
 
 
@@ -131,6 +134,14 @@ def instances(provider: str) -> tuple[CloudInstance, ...]:
     )
 
 
+def named_region(region: str) -> str | None:
+    """The region of an offer; None where a text such as "all listed regions" stands for several.
+
+    Prices of a user's file without a region have none either.
+    """
+    return region if REGION.fullmatch(region) and region != OWN else None
+
+
 def choose(
     devices: Sequence[Devices],
     provider: str,
@@ -183,6 +194,8 @@ def _region(offers: dict[str, list[Offer]], provider: str) -> str:
     cheapest: dict[str, dict[str, float]] = {}
     for name, of_devices in offers.items():
         for offer in of_devices:
+            if named_region(offer.region) is None:
+                continue
             cheapest.setdefault(offer.region, {}).setdefault(name, offer.usd_per_hour)
     ranked = sorted(
         cheapest, key=lambda name: (-len(cheapest[name]), sum(cheapest[name].values()), name)

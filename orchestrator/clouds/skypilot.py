@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from orchestrator.clouds.cuda_support import PINNED_CUDA, least_driver
-from orchestrator.clouds.node_types import Devices
-from orchestrator.pricing.catalog_file import OWN
+from orchestrator.clouds.node_types import Devices, named_region
 
 SKYPILOT_CLOUDS = {
     **{name: name for name in ("aws", "azure", "cudo", "do", "gcp", "lambda", "nebius", "oci")},
@@ -29,7 +28,6 @@ DRIVERS = {"cudo": 535}
 
 OWN_NAMES = {"runpod": re.compile(r"\d+x_\S+"), "vast": re.compile(r"\d+x-\S+")}
 """Names that SkyPilot itself gives to the instances of a cloud, which has none."""
-REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 MOST_PLACES = 8
 """Offers of a GPU in a file, of which the cheapest that is to be had is rented."""
 
@@ -56,14 +54,6 @@ def old_driver(provider: str) -> str | None:
         return None
     needs = f"PyTorch with CUDA {PINNED_CUDA} needs {least} or newer"
     return f"SkyPilot's image for {provider} has driver {driver}, and {needs}"
-
-
-def named_region(region: str) -> str | None:
-    """The region of an offer; None where a text such as "all listed regions" stands for several.
-
-    Prices of a user's file without a region have none either.
-    """
-    return region if REGION.fullmatch(region) and region != OWN else None
 
 
 @dataclass(frozen=True, slots=True)

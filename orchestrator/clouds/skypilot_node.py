@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import TypeAdapter
 
 from gpu_catalog.record import Record
-from orchestrator.clouds.skypilot import Place, named_region
+from orchestrator.clouds.node_types import named_region
+from orchestrator.clouds.skypilot import Place
 from orchestrator.planning.node_pricing import NodeRental
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")

@@ -1,5 +1,6 @@
 """Task file that starts a training: one of five formats."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -185,6 +186,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         clouds=SKYPILOT_CLOUDS,
         instance=skypilot_instance,
         dstack=dstack_lists(chosen) if target == "dstack" else None,
+        resources=json.dumps({chosen[0].gpu: training.gpus}),
         slurm_gpu=SLURM_GPUS.get(chosen[0].gpu, chosen[0].gpu.lower()),
         limit_hours=math.ceil(max(SLACK * place.hours for place in chosen)),
     )

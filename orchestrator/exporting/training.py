@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.number_text import short
-from orchestrator.clouds.skypilot import named_region
+from orchestrator.clouds.node_types import named_region
 from orchestrator.pricing.catalog_file import OWN
 from trials.recipes.parallel import Strategy
 from trials.recipes.recipe import Recipe

@@ -1,15 +1,19 @@
 """Bash lines that train: TRL's command, or a Python file where the command lacks a field."""
 
-import shlex
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from orchestrator.exporting.deepspeed_file import file_text
 from orchestrator.exporting.training import TrainingJob
 from orchestrator.exporting.trl_options import Options, trl_options
+from orchestrator.safe_templates import (
+    Verbatim,
+    shell_value,
+    shell_word,
+    template_environment,
+    yaml_value,
+)
 from orchestrator.spec.job import MINUTES_PER_HOUR
 from trials.recipes.fields import Task
 from trials.recipes.recipe import Recipe
@@ -118,7 +122,7 @@ def training_script(training: TrainingJob, links: Mapping[str, str] | None = Non
             before="" if alone else gloo + before,
             command=command.replace("TASK", training.recipe.task),
             resume=resume,
-            after="" if alone else after,
+            after=f" {after}" if after and not alone else "",
             links=links or {},
         )
     options = trl_options(training)
@@ -192,26 +196,24 @@ def save_steps(training: TrainingJob) -> int:
 
 
 def filled(template: str, **values: Any) -> str:
-    """Template of this package, filled in.
+    """Template of this package, filled in: each value is a scalar of YAML or a word of bash.
 
-    ``indent`` is jinja's; ``comment`` makes comment lines of a text.
+    ``comment`` makes comment lines of a text.
     """
-    environment = Environment(
-        loader=PackageLoader("orchestrator.exporting"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - YAML and bash
-    )
+    write = {"dstack": yaml_value, "skypilot": yaml_value, "train_py": _name_of_program}
+    environment = template_environment("orchestrator.exporting", write.get(template, shell_value))
     environment.filters["comment"] = _comment
-    environment.filters["quoted"] = shlex.quote
     return environment.get_template(f"{template}.template").render(**values)
 
 
-def _comment(text: str) -> str:
+def _name_of_program(value: object) -> object:
+    """Value for Python: of the fields of a recipe, whose texts are this program's own."""
+    return value
+
+
+def _comment(text: str) -> Verbatim:
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, WIDTH) or [""]]
-    return "\n".join(f"# {line}".rstrip() for line in lines)
+    return Verbatim("\n".join(f"# {line}".rstrip() for line in lines))
 
 
 def _all_options(training: TrainingJob, options: Options) -> Options:
@@ -226,4 +228,4 @@ def _all_options(training: TrainingJob, options: Options) -> Options:
 
 def _written(name: str, value: str | tuple[str, ...]) -> str:
     values = (value,) if isinstance(value, str) else value
-    return " ".join([f"--{name}", *map(shlex.quote, values)])
+    return " ".join([f"--{name}", *map(shell_word, values)])

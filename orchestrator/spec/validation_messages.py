@@ -114,10 +114,17 @@ def mistake_text(detail: dict[str, Any], model: type[BaseModel]) -> str:
         if kind == "string_type" and isinstance(value, bool | int | float | dt.date):
             hint = ": put it in quotes"
         context = detail.get("ctx", {})
-        signs = "'.', '_' or '-'" if "_" in context.get("pattern", "") else "'.' or '-'"
+        signs = _signs(context.get("pattern", ""))
         return f"{WORDS[kind].format(signs=signs, **context)}, not {shown(value)}{hint}"
     message = str(detail["msg"])
     return f"{message[0].lower()}{message[1:]}, not {shown(value)}"
+
+
+def _signs(pattern: str) -> str:
+    """Characters that a pattern allows beside letters and digits."""
+    if r"\w " in pattern:
+        return "spaces or . , : ( ) / + @ _ -"
+    return "'.', '_' or '-'" if "_" in pattern else "'.' or '-'"
 
 
 def _unknown_key_text(key: str, holder: type[BaseModel] | None) -> str:

@@ -10,6 +10,7 @@ from orchestrator.clouds.deployment_request import DeploymentRequest
 from orchestrator.clouds.join_check import JoinError, clock_mistake, node_resources
 from orchestrator.clouds.launch import LaunchError, files_left_behind, launch
 from orchestrator.clouds.preemption_notice import wait_for_notice
+from orchestrator.clouds.start_checks import missing_hub_token
 from orchestrator.configurations.cells import spec_text, with_cells
 from orchestrator.console import print_file, print_result, remark
 from orchestrator.estimating.calibration_file import known_constants
@@ -46,6 +47,8 @@ def run_deploy(options: argparse.Namespace) -> int:
     for line in (*deployed.left_out, *deployed.bill):
         remark(line)
     remark(deployed.dollars.replace("SPEC", str(options.spec)))
+    if (missing := missing_hub_token(deployed.text)) is not None:
+        remark(missing)
     remark(f"In use: {prices.age(catalog, today())}")
     return 0
 

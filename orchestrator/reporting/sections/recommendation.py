@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gpu_catalog.number_text import dollars, ends, short
-from orchestrator.clouds.skypilot import named_region
+from orchestrator.clouds.node_types import named_region
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
