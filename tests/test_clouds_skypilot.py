@@ -37,6 +37,10 @@ def test_the_cheapest_offer_of_one_gpu_comes_first() -> None:
     assert len({place.infra.partition("/")[0] for place in found}) >= 5
     assert not any(place.is_spot for place in places(Devices("H100-SXM"), CATALOG, spot=False))
     assert places(Devices("MI300X"), CATALOG, spot=True) == []
+    offers = [(place.offer.provider, place.instance, place.is_spot) for place in found]
+    assert len(set(offers)) == len(offers) == 8  # none in a second region
+    regions = [place.infra for place in places(Devices("A100-40GB-SXM"), CATALOG, spot=True)]
+    assert regions == ["gcp/europe-west4", "gcp/us-central1"]  # there is room for both
     together = places(Devices("H100-SXM", 4), CATALOG, spot=None)
     assert {place.offer.gpus_per_instance for place in together} == {4, 8}
 

@@ -134,7 +134,7 @@ def test_a_layout_of_several_nodes_is_estimated_on_each_network_of_the_instances
         NodeNetwork(25, rdma=False): ["H100-SXM"],
         NodeNetwork(100, rdma=False): ["A100-80GB-SXM"],
         NodeNetwork(400, rdma=True): ["A100-80GB-SXM"],
-        NodeNetwork(800, rdma=True): ["H100-SXM"],
+        NodeNetwork(800, rdma=False): ["H100-SXM"],
         NodeNetwork(1600, rdma=True): ["A100-80GB-SXM"],
         NodeNetwork(3200, rdma=True): ["H100-SXM"],
         None: ["A100-80GB-SXM", "H100-SXM"],

@@ -76,6 +76,16 @@ def test_an_unmeasured_collective_has_the_slowest_part_of_its_network_and_says_s
     )
 
 
+def test_a_network_that_bypasses_the_host_without_rdma_is_no_measured_one() -> None:
+    """A3 High has the Gb/s of the A100 that reduced over RoCE, but its GPUDirect-TCPX is TCP."""
+    (a3,) = {network_of(o) for o in CATALOG.offers("H100-SXM") if o.instance == "a3-highgpu-8g"}
+    assert a3 == NodeNetwork(800, rdma=False)
+    (note,) = network_notes(a3, 2, 16, ["all-reduce"])
+    assert note.endswith(
+        "is timed as all-reduce on 32 GPUs of 4 nodes, 100 Gb/s without RDMA: 32 GB/s a node"
+    )
+
+
 def test_an_unknown_network_is_as_slow_as_the_slowest_measured() -> None:
     """It is 4 GB/s over TCP."""
     speed = network_speed(None, 2, 16, "all-gather")

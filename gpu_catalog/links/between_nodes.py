@@ -30,8 +30,8 @@ class NodeNetwork:
 
     Attributes:
         gbps: 10^9 bits per second in each direction.
-        rdma: whether it reaches the GPUs' memory without the host: InfiniBand, RoCE, EFA, or
-            Google's GPUDirect-TCPX.
+        rdma: whether it reaches memory without the host: InfiniBand, RoCE or EFA. Google's
+            GPUDirect-TCPX is TCP, and no RDMA.
     """
 
     gbps: float

@@ -78,6 +78,9 @@ class Place:
 def places(devices: Devices, catalog: Catalog, *, spot: bool | None) -> list[Place]:
     """Offers of instances for these GPUs that SkyPilot can rent, the cheapest first.
 
+    Where there are too many, further regions of an instance are left out first: whatever else has
+    GPUs is more likely to have one when the cheapest region has none.
+
     Args:
         devices: GPUs of the catalog.
         catalog: GPUs and prices.
@@ -95,4 +98,9 @@ def places(devices: Devices, catalog: Catalog, *, spot: bool | None) -> list[Pla
         place = Place(infra, instance, offer)
         if spot in {None, place.is_spot}:
             by_name.setdefault((infra, instance, place.is_spot), place)
-    return list(by_name.values())[:MOST_PLACES]
+    cheapest: dict[tuple[str, str, bool], Place] = {}
+    for (infra, instance, is_spot), place in by_name.items():
+        cheapest.setdefault((infra.partition("/")[0], instance, is_spot), place)
+    elsewhere = [place for place in by_name.values() if place not in cheapest.values()]
+    chosen = [*cheapest.values(), *elsewhere][:MOST_PLACES]
+    return sorted(chosen, key=lambda place: place.offer.usd_per_hour)
