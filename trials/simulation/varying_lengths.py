@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from threading import Semaphore
@@ -18,6 +17,7 @@ from trials.simulation.memory.stored_peaks import StoredPeaks
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.run_of_steps import RunOfSteps
 from trials.simulation.simulated_cell import SimulatedCell, library_bytes, like
+from trials.simulation.thread_pool import thread_pool
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 
@@ -179,7 +179,7 @@ class VaryingLengths:
                         moves, held, limit_bytes, expandable_segments=expandable
                     )
 
-            with ThreadPoolExecutor() as threads:  # the replay releases the interpreter's lock
+            with thread_pool() as threads:  # the replay releases the interpreter's lock
                 return tuple(threads.map(peaks, drawn))
 
         digests = [
