@@ -163,6 +163,11 @@ def test_an_unreadable_configuration_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(UnknownModelError, match="is not JSON"):
         find_model(str(tmp_path))
+    for levels in (200, 100_000):
+        deep = f'{{"a": {"[" * levels + "]" * levels}}}'
+        (tmp_path / "config.json").write_text(deep, encoding="utf-8")
+        with pytest.raises(UnknownModelError, match=r"json is nested more than 200 levels deep$"):
+            find_model(str(tmp_path))
 
 
 def test_a_folder_that_looks_like_a_hub_name_is_reported(

@@ -5,7 +5,6 @@ the configuration on the meta device (``trials.models.build``).
 """
 
 import datetime as dt
-import json
 import math
 import re
 import tomllib
@@ -20,7 +19,7 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_v
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import did_you_mean
-from gpu_catalog.user_file import text_of
+from gpu_catalog.user_file import NestingError, json_of, text_of
 
 # Keys of these facts in configurations of transformers; the first present one counts.
 ATTENTION_NAMES = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
@@ -377,10 +376,10 @@ def _from_hub(name: str) -> Model:
 
 def _from_config(name: str, path: Path, *, weights: str | None) -> Model:
     try:
-        config = json.loads(
-            text_of(path, lambda line: UnknownModelError(f"model {name!r}: {line}"))
-        )
-    except (ValueError, RecursionError) as error:
+        config = json_of(text_of(path, lambda line: UnknownModelError(f"model {name!r}: {line}")))
+    except NestingError as error:
+        raise UnknownModelError(f"model {name!r}: {path} {error}") from None
+    except ValueError as error:
         raise UnknownModelError(f"model {name!r}: {path} is not JSON: {error}") from None
     try:
         return Model(name=name, source=str(path), weights=weights, config=config)
