@@ -44,7 +44,7 @@ def program() -> NoReturn:
     os.environ |= SAFE_PATH  # for every process that it starts: Ray's, and those of a pool
     code = main(sys.argv[1:], is_alone=True)
     # Imported by commands that have such threads.
-    pools = sys.modules.get("trials.simulation.thread_pool")
+    pools = sys.modules.get("trials.thread_pool")
     if pools is not None and pools.threads_are_left():
         atexit._run_exitfuncs()  # noqa: SLF001 - else Python waits for the threads before it
         os._exit(code)

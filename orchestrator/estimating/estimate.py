@@ -46,7 +46,6 @@ from trials.simulation.length_traces import TraceSource
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.simulated_cell import GIB, SimulatedCell, host_gib
 from trials.simulation.simulated_prober import usable_bytes
-from trials.simulation.thread_pool import thread_pool
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_request import (
     SMALLEST,
@@ -54,6 +53,7 @@ from trials.simulation.trace_request import (
     approximations,
 )
 from trials.simulation.varying_lengths import RunsMemory
+from trials.thread_pool import thread_pool
 
 CELL_FIELDS = {"model", "experts", "active_experts", "seq_len", "image_tokens"}
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from gpu_catalog.errors import UserError
 from trials.simulation.recording import TURN, Held, Recording, StructureError, with_updates_of
-from trials.simulation.thread_pool import thread_pool
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing_child import CHILDREN, TracingChildren, cache_folder
+from trials.thread_pool import thread_pool
 
 LIMIT_SECONDS = 180.0
 """Most CPU seconds of a trace. Most take a few."""

@@ -17,9 +17,9 @@ from trials.simulation.memory.stored_peaks import StoredPeaks
 from trials.simulation.memory.streams import peaks_on_streams
 from trials.simulation.run_of_steps import RunOfSteps
 from trials.simulation.simulated_cell import SimulatedCell, library_bytes, like
-from trials.simulation.thread_pool import thread_pool
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
+from trials.thread_pool import thread_pool
 
 AT_ONCE = Semaphore(len(os.sched_getaffinity(0)))
 """Replays of all threads: the events of one take tens of MB."""
