@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.suggestions import did_you_mean
+from trials.recipes.fields import MOST_COUNTED
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -76,8 +77,14 @@ def batch_choice(value: Any) -> Any:
     if value == "max":
         return "largest"
     if value in ("largest", "fastest") or (type(value) is int and value > 0):
-        return value
+        return _at_most(value)
     raise ValueError("must be a positive number, 'max' or 'fastest'")
+
+
+def _at_most(value: Any) -> Any:
+    if type(value) is int and value > MOST_COUNTED:
+        raise ValueError(f"must be at most {MOST_COUNTED}")
+    return value
 
 
 def length_choice(value: Any) -> Any:
@@ -88,6 +95,7 @@ def length_choice(value: Any) -> Any:
     """
     lengths = [value] if type(value) is int else value
     if isinstance(lengths, list | tuple) and all(type(n) is int and n > 0 for n in lengths):
+        lengths = [_at_most(n) for n in lengths]
         if len(set(lengths)) == len(lengths) > 0:
             return tuple(lengths) if len(lengths) > 1 else lengths[0]
     elif value == "max":

@@ -98,6 +98,9 @@ def test_every_function_raises_a_user_error(tmp_path: Path) -> None:
         orchestrator.example_lengths()
     with pytest.raises(orchestrator.UserError):
         orchestrator.estimate("no-such-model", seq_len=16)
+    for option in ("batch_size", "seq_len", "examples"):
+        with pytest.raises(orchestrator.UserError, match=rf"must be at most {10**15}$"):
+            orchestrator.estimate("llama-tiny", **{"seq_len": 16, option: 10**400})
 
 
 def test_a_loaded_run_is_three_lines(tmp_path: Path) -> None:

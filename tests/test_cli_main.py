@@ -329,6 +329,7 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], tmp_path: 
         (["profile", "--model=m", "--seq-len=8", "--method=qlor"], "; qlor: did you mean 'qlora'?"),
         (["estimate", "--modle=m"], "required: --model or --config; --modle: did you mean"),
         (["catalog", "price"], "; price: did you mean 'prices'?"),
+        (["what-if", "run", f"--examples={10**400}"], f"must be at most {10**15}"),
     ],
 )
 def test_a_mistake_of_usage_is_one_line(

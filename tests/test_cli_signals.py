@@ -1,6 +1,7 @@
 """Signals that end a command."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -59,3 +60,37 @@ def test_sigterm_ends_a_command_and_its_processes_in_a_line(
     assert ("resume" in last) == resumes
     assert "Traceback" not in complaint
     assert psutil.wait_procs(begun, timeout=30)[1] == []
+
+
+PRICES_WITHOUT_END = """
+import os, signal, sys, time
+from orchestrator.cli.main import program
+from orchestrator.estimating import estimate
+
+def waits(*_):
+    os.write(2, b"pricing\\n")
+    time.sleep(600)
+
+estimate.batch_candidates = waits
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a caller may have ignored
+sys.argv = ["finetune-cost", "estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len", "24"]
+program()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_an_estimate_that_prices(number: int, code: int) -> None:
+    """A replay in a thread cannot be stopped: the command does not wait for it."""
+    command = psutil.Popen(
+        [sys.executable, "-c", PRICES_WITHOUT_END],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "pricing\n" in iter(command.stderr.readline, "")
+    begun = command.children(recursive=True)
+    command.send_signal(number)
+    _, complaint = command.communicate(timeout=20)
+    assert command.returncode == code
+    assert complaint.replace("pricing\n", "") == "stopped\n"
+    assert psutil.wait_procs(begun, timeout=20)[1] == []

@@ -1,5 +1,6 @@
 """Errors in data sets, in the options for reading them, and in tokenizers."""
 
+import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from builders.dataset_files import FIELDS, SHORT, as_csv, as_jsonl, mistakes_of,
 from builders.messages import assert_lines
 
 from orchestrator.datasets import dataset_reader as reading
+from orchestrator.datasets import file_formats
+from orchestrator.datasets.file_formats import MOST_BYTES_OF_LINE
 from orchestrator.datasets.source import DataError
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_request import JobRequest, requested_job
@@ -82,10 +85,65 @@ def test_a_date_that_python_lacks_is_one_line(tmp_path: Path, count: Callable[..
     """Of a column that is asked for, and while columns are recognised."""
     path = tmp_path / "dates.parquet"
     late = pa.array([2**62], type=pa.timestamp("us"))
-    pq.write_table(pa.table({"question": late, "answer": ["b"]}), path)
-    for options in ({"text_fields": FIELDS}, {}):
-        (line,) = mistakes_of(count, path, **options)
+    late_milliseconds = pa.array([10**15], type=pa.timestamp("ms"))
+    for column in (late, late_milliseconds):
+        pq.write_table(pa.table({"question": column, "answer": ["b"]}), path)
+        (line,) = mistakes_of(count, path, text_fields=FIELDS)
+        assert line.startswith(f"{path}: question: dates of years beyond 1 to 9999")
+        (line,) = mistakes_of(count, path)
         assert str(path) in line
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+@pytest.mark.parametrize("name", ["z.jsonl", "z.json", "z.csv", "z.parquet", "z.arrow"])
+def test_a_device_is_no_data_set(
+    name: str, device: str, tmp_path: Path, count: Callable[..., Job]
+) -> None:
+    """It has no end: nothing of it is read."""
+    (tmp_path / name).symlink_to(device)
+    (line,) = mistakes_of(count, tmp_path / name, text_fields=FIELDS)
+    assert line == f"{tmp_path / name}: is a device or a socket: give a file"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "a.csv.gz"])
+def test_a_line_has_a_limit(name: str, tmp_path: Path, count: Callable[..., Job]) -> None:
+    """A packed file of a megabyte may unpack to a line of a gigabyte."""
+    path = tmp_path / name
+    first = b"question,answer\n" if ".csv" in name else GOOD.encode()
+    content = first + bytes(MOST_BYTES_OF_LINE + 1)
+    path.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
+    *_, line = mistakes_of(count, path, text_fields=FIELDS)
+    assert line == f"{path}:2: is longer than 64 MiB: give each example a line of its own"
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_document_has_a_limit(
+    name: str, tmp_path: Path, count: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read as a whole."""
+    monkeypatch.setattr(file_formats, "MOST_BYTES_OF_DOCUMENT", 2**20)
+    path = tmp_path / name
+    document = b"[" + GOOD.encode() + b" " * 2**20 + b"]"
+    path.write_bytes(gzip.compress(document) if name.endswith(".gz") else document)
+    (line,) = mistakes_of(count, path, text_fields=FIELDS)
+    assert line.startswith(f"{path}: a JSON document larger than 1 MiB: write an example per line")
+
+
+def test_nesting_has_a_limit(tmp_path: Path, count: Callable[..., Job]) -> None:
+    """Of lines and of documents, told with its number."""
+    told = "is nested more than 200 levels deep"
+    for levels in (200, 100_000):
+        deep = "[" * levels + "]" * levels
+        example = f'{{"question": "a", "answer": "b", "more": {deep}}}\n'
+        path = written(tmp_path, "a.jsonl", GOOD + example)
+        (line,) = mistakes_of(count, path, text_fields=FIELDS)
+        assert line == f"{path}:2: {told}: each line must be an object of fields"
+        path = written(tmp_path, "a.json", f"[\n{example}]")
+        (line,) = mistakes_of(count, path, text_fields=FIELDS)
+        assert line == f"{path}: {told}: repair it"
+    deep = "[" * 199 + "]" * 199
+    path = written(tmp_path, "a.jsonl", f'{{"question": "a", "answer": "b", "more": {deep}}}\n')
+    assert count(path, text_fields=FIELDS).examples == 1
 
 
 def test_reading_stops_after_a_number_of_mistakes(

@@ -1,6 +1,8 @@
 """What is used of Ray beyond its public API: a test fails when a newer Ray no longer needs it."""
 
+import ast
 import dataclasses
+import inspect
 import logging
 import os
 import queue
@@ -15,10 +17,12 @@ from typing import Any
 import pytest
 import ray
 from ray._private.state import GlobalState
+from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.v2.instance_manager import node_provider
 from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
+from ray.tune.logger import TBXLoggerCallback
 from ray.util.state.common import NodeState
 
 from orchestrator.ray_backend import ray_internals
@@ -35,15 +39,29 @@ BACKEND = Path(ray_internals.__file__).parent
 RAY = Path(ray.__file__).parent
 
 
+def foreign_attributes(text: str) -> set[str]:
+    """Private attributes that a module uses and does not define."""
+    used, defined = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+    documented = {"_exit"}  # of the module os
+    return {name for name in used - defined - documented if re.match("_(?!_)", name)}
+
+
 def test_no_other_module_touches_what_is_private_in_ray() -> None:
-    """Neither by an import nor by an attribute with an underscore."""
+    """Neither by an import nor by an attribute with an underscore, inherited ones included."""
     touches = re.compile(r"ray\._private|_raylet|class_cache|temporary_state|noqa: SLF001")
-    touching = [
-        path.name
-        for path in BACKEND.glob("*.py")
-        if path.name != "ray_internals.py" and touches.search(path.read_text(encoding="utf-8"))
-    ]
-    assert touching == []
+    texts = {path.name: path.read_text(encoding="utf-8") for path in BACKEND.glob("*.py")}
+    assert foreign_attributes(texts.pop("ray_internals.py")) >= {"_trial_writer", "_trial_runs"}
+    assert [name for name, text in texts.items() if touches.search(text)] == []
+    assert {
+        name: found for name, text in texts.items() if (found := foreign_attributes(text))
+    } == {}
 
 
 def test_no_public_api_says_which_nodes_drain_or_what_is_free_on_each() -> None:
@@ -113,6 +131,16 @@ def test_a_trial_of_tune_still_keeps_what_is_freed() -> None:
     assert trial.config["trial"] == {"cell": "c"}
     assert trial.evaluated_params == {}
     assert trial.run_metadata.last_result == {"done": True}
+
+
+def test_tunes_loggers_still_have_no_argument_for_folder_and_run() -> None:
+    """They keep the writer and the run of each trial under these names alone."""
+    tensorboard = TBXLoggerCallback()
+    assert not inspect.signature(TBXLoggerCallback).parameters
+    for name in ("_trial_writer", "_trial_result", "_summary_writer_cls"):
+        assert hasattr(tensorboard, name)
+    assert not {"run_name", "params"} & inspect.signature(MLflowLoggerCallback).parameters.keys()
+    assert "self._trial_runs[trial]" in inspect.getsource(MLflowLoggerCallback.log_trial_result)
 
 
 class _Refusing(node_provider.NodeProviderAdapter):

@@ -123,6 +123,15 @@ def test_a_folder_with_a_configuration_is_a_model(tmp_path: Path) -> None:
         ),
         ({"model_type": "x", "vocab_size": 8, "n_layer": 1_000_000}, "n_layer is 1000000"),
         (
+            {"model_type": "x", "vocab_size": 8, "hidden_size": 10**9},
+            "hidden_size is 1000000000: at most 10000000 are read",
+        ),
+        ({"model_type": "x", "vocab_size": 8, "n_inner": 10**15}, "n_inner is 1000000000000000"),
+        (
+            {"model_type": "x", "vocab_size": 8, "parts": [{"ffn_dim": 10**8}]},
+            "ffn_dim is 100000000",
+        ),
+        (
             {"model_type": "x", "vocab_size": 8, "num_experts": 9999, "moe_k": 1},
             "9999 experts",
         ),
@@ -154,6 +163,11 @@ def test_an_unreadable_configuration_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(UnknownModelError, match="is not JSON"):
         find_model(str(tmp_path))
+    for levels in (200, 100_000):
+        deep = f'{{"a": {"[" * levels + "]" * levels}}}'
+        (tmp_path / "config.json").write_text(deep, encoding="utf-8")
+        with pytest.raises(UnknownModelError, match=r"json is nested more than 200 levels deep$"):
+            find_model(str(tmp_path))
 
 
 def test_a_folder_that_looks_like_a_hub_name_is_reported(
@@ -190,3 +204,9 @@ def test_a_model_needs_a_vocabulary() -> None:
     """A preset without one is refused too."""
     with pytest.raises(ValueError, match="no vocab_size"):
         Model(name="x", source="me", config={"model_type": "llama"})
+
+
+def test_lengths_and_numbers_of_tokens_are_no_sizes() -> None:
+    """Some publishers write the largest number there is for a length without a limit."""
+    config = {**find_model("llama-tiny").config, "model_max_length": 10**30, "rope_theta": 10**8}
+    assert Model(name="x", source="me", config=config).vocab_size == 1024

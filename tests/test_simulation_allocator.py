@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trials.simulation.memory.allocator import replay
-from trials.simulation.memory.blocks import AllocatorPeaks
+from trials.simulation.memory.blocks import MOST_BYTES, AllocatorPeaks
+from trials.simulation.trace_cache import TraceError
 
 KIB, MIB = 2**10, 2**20
 
@@ -183,6 +184,15 @@ def test_released_pages_are_mapped_again_in_place() -> None:
     ]
     peaks = played(*events, capacity=100 * MIB, expandable=True)
     assert peaks == AllocatorPeaks(100 * MIB, 100 * MIB, retries=2, failed_at=None)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_more_than_is_replayed_is_an_error_at_once(*, expandable: bool) -> None:
+    """Sums of such sizes overflow, and then the search among the blocks never ended."""
+    with pytest.raises(TraceError, match="a step takes more memory than is simulated"):
+        played(*((n, 2**62) for n in range(9)), expandable=expandable)
+    most = played(*((n, MOST_BYTES // 8) for n in range(8)), expandable=expandable)
+    assert most.peak_allocated_bytes == MOST_BYTES
 
 
 def test_freeing_an_unknown_storage_is_an_error() -> None:

@@ -5,14 +5,16 @@ from builders.observations import tiny_cell
 
 import orchestrator
 from gpu_catalog.catalog import load_catalog
+from trials.recipes.fields import MOST_COUNTED
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
 from trials.records.observation import Outcome
+from trials.simulation.memory.blocks import MOST_BYTES
 from trials.simulation.memory.streams import Moves
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, SimulatedCell
-from trials.simulation.trace_cache import Traces
+from trials.simulation.trace_cache import TraceError, Traces
 from trials.simulation.whole_step import Steps
 
 
@@ -80,3 +82,18 @@ def test_memory_in_use_is_computed_once_for_many_gpus(monkeypatch: pytest.Monkey
     peaks = [simulated.peak_bytes(4, catalog.gpu(key)) for key in ("A40", "L40S", "H100-SXM")]
     assert computed == [4]
     assert peaks[0] == peaks[1] < peaks[2]  # whose cuBLAS takes more
+
+
+def test_batches_beyond_any_memory_neither_overflow_nor_hang() -> None:
+    """The largest batch is searched for up to any limit; a batch that is asked for is refused."""
+    gpu, model = load_catalog().gpu("A40"), find_model("llama-tiny")
+    recipe = with_defaults(Recipe(method="full"), model, gpu)
+    cell = tiny_cell(recipe=recipe).model_copy(update={"gpu": "A40", "simulated": True})
+    simulated = SimulatedCell(cell, model, Traces())
+    limit = 2**30
+    assert simulated.peak_bytes(MOST_COUNTED, gpu) > MOST_BYTES
+    assert simulated.memory(MOST_COUNTED, gpu, limit).outcome is Outcome.OUT_OF_MEMORY
+    largest = simulated.largest_batch(gpu, limit, MOST_COUNTED)
+    assert largest == simulated.largest_batch(gpu, limit, 10**6)
+    with pytest.raises(TraceError, match="smaller model, batch size or length"):
+        simulated.without_limit(MOST_COUNTED, gpu)

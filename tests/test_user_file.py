@@ -91,6 +91,41 @@ def test_the_text_of_a_file_has_no_byte_order_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("catalog", "gpus", "--catalog", "./endless.toml"),
+        ("estimate", "--config", "endless"),
+        (*ESTIMATE, "./endless.json"),
+        (*ESTIMATE, "llama-tiny", "--length-histogram", "endless"),
+        (*ESTIMATE, "llama-tiny", "--prices", "endless"),
+        ("fit", "endless.csv"),
+        ("plan", "endless"),
+    ],
+)
+def test_a_device_is_refused_before_it_is_read(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It never ends; its first 256 MiB took seconds, and a gigabyte of memory."""
+    for name in ("endless", "endless.toml", "endless.json", "endless.csv"):
+        Path(name).symlink_to("/dev/zero")
+    assert main(arguments) == 1
+    output = capsys.readouterr().err
+    assert output.endswith(": is a device: give a file\n")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a.toml", "a.json"])
+def test_nesting_has_a_limit_that_is_told(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the reader itself follows no further."""
+    command = ("catalog", "gpus", "--catalog") if name == "a.toml" else ESTIMATE
+    begin, end = ("a = ", "") if name == "a.toml" else ('{"a": ', "}")
+    for levels in (201, 5000):
+        Path(name).write_text(f"{begin}{'[' * levels}{']' * levels}{end}", encoding="utf-8")
+        assert main([*command, f"./{name}"]) == 1
+        assert capsys.readouterr().err.endswith(" is nested more than 200 levels deep\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
         ("plan", "pipe"),
         ("estimate", "--config", "pipe"),
         ("catalog", "prices", "--prices", "pipe"),

@@ -42,7 +42,13 @@ def program() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     gc.set_threshold(*COLLECTED)
     os.environ |= SAFE_PATH  # for every process that it starts: Ray's, and those of a pool
-    sys.exit(main(sys.argv[1:], is_alone=True))
+    code = main(sys.argv[1:], is_alone=True)
+    # Imported by commands that have such threads.
+    pools = sys.modules.get("trials.thread_pool")
+    if pools is not None and pools.threads_are_left():
+        atexit._run_exitfuncs()  # noqa: SLF001 - else Python waits for the threads before it
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str], *, is_alone: bool = False) -> int:

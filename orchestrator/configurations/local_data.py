@@ -1,14 +1,13 @@
 """Data and models on this machine that a configuration names."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpu_catalog.errors import UserError
-from gpu_catalog.user_file import text_of
+from gpu_catalog.user_file import json_of, text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.key_classes import Line, shown
 from orchestrator.datasets.preference import ANSWERS, INPUT, INSTRUCTION, MESSAGES, PROMPT
@@ -139,8 +138,8 @@ def _of_llama_factory(
 
 def _index(path: Path) -> Mapping[str, Any]:
     try:
-        index = json.loads(text_of(path, _NotReadError))
-    except (ValueError, RecursionError):
+        index = json_of(text_of(path, _NotReadError))
+    except ValueError:
         raise _NotReadError(f"{path} is not JSON") from None
     return index if isinstance(index, dict) else {}
 

@@ -63,6 +63,8 @@ def _checked_file(path: Path) -> Path:
         raise wrong(f"{path}: no such file or folder{hint}")
     if path.is_fifo():
         raise wrong(f"{path}: is a pipe, and examples are read more than once: give a file")
+    if not path.is_file():
+        raise wrong(f"{path}: is a device or a socket: give a file")
     zipped = path.name.casefold().endswith(ZIPPED)
     if data_format(path) not in FORMATS or (zipped and data_format(path) in {".parquet", ".arrow"}):
         raise wrong(f"{path}: unknown format {path.suffix!r}: use {KNOWN_FORMATS}")

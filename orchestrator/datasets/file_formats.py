@@ -10,6 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from gpu_catalog.user_file import NestingError, json_of
 from orchestrator.datasets.source import (
     ZIPPED,
     DataError,
@@ -23,7 +24,12 @@ from trials.records.model import hub_is_reached
 FIRST_SPLIT = "train"
 BOM = b"\xef\xbb\xbf"  # some editors begin a text with it
 AT_ONCE = 1000  # rows read from a columnar file
-LONGEST_FIELD = 2**31 - 1  # csv's own limit is 128 KiB
+MIB = 2**20
+MOST_BYTES_OF_LINE = 64 * MIB
+"""Longest line, unpacked; a field of a CSV may have as many characters over several lines. Lines of
+some MB are known; a packed file of zeros unpacks to a thousand times its size."""
+MOST_BYTES_OF_DOCUMENT = 2048 * MIB
+"""Largest JSON document, unpacked. It is read as a whole, which takes several times as much."""
 NOT_UTF8 = "not UTF-8 text: save it as UTF-8"
 MOST_COLUMNS = 12  # named in a message
 
@@ -52,6 +58,8 @@ def of_file(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
                 yield from _of_csv(path)
             case _:
                 yield from _of_json(path, fields)
+    except _TooLongError as error:
+        yield _at(f"{path}:{error.number}", str(error))
     except UnicodeDecodeError as error:
         yield _at(path, f"{NOT_UTF8} (byte {error.start})")
     except (OSError, EOFError, zlib.error) as error:
@@ -67,12 +75,40 @@ def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
     return gzip.open(path) if path.name.casefold().endswith(ZIPPED) else path.open("rb")
 
 
+def _lines(file: gzip.GzipFile | BufferedReader) -> Iterator[bytes]:
+    """Lines of a file.
+
+    Raises:
+        _TooLongError: at a line that is too long.
+    """
+    number = 0
+    while line := file.readline(MOST_BYTES_OF_LINE + 1):
+        number += 1
+        if len(line) > MOST_BYTES_OF_LINE:
+            raise _TooLongError(number)
+        yield line
+
+
+class _TooLongError(Exception):
+    """A line is too long.
+
+    Attributes:
+        number: its number, from 1.
+    """
+
+    def __init__(self, number: int) -> None:
+        limit = f"longer than {MOST_BYTES_OF_LINE // MIB} MiB"
+        super().__init__(f"is {limit}: give each example a line of its own")
+        self.number = number
+
+
 def _of_json(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
     with _opened(path) as file:
         begin = file.read(AT_ONCE).removeprefix(BOM).lstrip()[:1]
         file.seek(0)
         lines = begin != b"[" and (
-            data_format(path) != ".json" or _is_example(file.readline(), fields)
+            data_format(path) != ".json"
+            or _is_example(file.readline(MOST_BYTES_OF_LINE + 1), fields)
         )
     return _of_lines(path) if lines else _of_document(path)
 
@@ -80,8 +116,8 @@ def _of_json(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake]:
 def _is_example(line: bytes, fields: Sequence[str]) -> bool:
     """Whether the first line of a file is one example rather than the start of a document."""
     try:
-        data = json.loads(line.removeprefix(BOM))
-    except (ValueError, RecursionError):
+        data = json_of(line.removeprefix(BOM))
+    except ValueError:  # also where the line is cut
         return False
     if not isinstance(data, dict):
         return True
@@ -91,34 +127,44 @@ def _is_example(line: bytes, fields: Sequence[str]) -> bool:
 def _of_lines(path: Path) -> Iterator[Example | Mistake]:
     """Examples of JSON Lines: an object per line."""
     with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}:{number}"
-            text = line.removeprefix(BOM) if number == 1 else line
-            if not text.strip():
-                continue
-            try:
-                fields = json.loads(text)
-            except UnicodeDecodeError:
-                yield _at(place, NOT_UTF8)
-            except (ValueError, RecursionError) as error:
-                yield _at(
-                    place, f"not JSON ({_reason(error)}): each line must be an object of fields"
-                )
-            else:
-                yield _example(place, fields)
+        for number, line in enumerate(_lines(file), start=1):
+            yield from _of_line(f"{path}:{number}", line.removeprefix(BOM) if number == 1 else line)
+
+
+def _of_line(place: str, line: bytes) -> Iterator[Example | Mistake]:
+    """Example of a line of JSON Lines; none of an empty one."""
+    if not line.strip():
+        return
+    try:
+        fields = json_of(line)
+    except UnicodeDecodeError:
+        yield _at(place, NOT_UTF8)
+    except ValueError as error:
+        yield _at(place, f"{_reason(error)}: each line must be an object of fields")
+    else:
+        yield _example(place, fields)
 
 
 def _of_document(path: Path) -> Iterator[Example | Mistake]:
     """Examples of a JSON document: a list of objects, or an object with one such list."""
+    content = bytearray()
     with _opened(path) as file:
-        text = file.read().removeprefix(BOM).decode()
+        while part := file.read(MIB):
+            content += part
+            if len(content) > MOST_BYTES_OF_DOCUMENT:
+                limit = f"a JSON document larger than {MOST_BYTES_OF_DOCUMENT // MIB} MiB"
+                yield _at(path, f"{limit}: write an example per line, as JSON Lines (.jsonl)")
+                return
+    del content[: len(BOM) * content.startswith(BOM)]
+    text = content.decode()
+    content.clear()  # it may be gigabytes
     if not text.strip():
         return
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = json_of(text)
+    except ValueError as error:
         place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
-        yield _at(place, f"not JSON ({_reason(error)}): repair it")
+        yield _at(place, f"{_reason(error)}: repair it")
         return
     if isinstance(data, dict):
         lists = [value for value in data.values() if _is_list_of_objects(value)]
@@ -139,7 +185,9 @@ def _is_list_of_objects(value: object) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "msg", None) or str(error)
+    if isinstance(error, NestingError):
+        return str(error)
+    return f"not JSON ({getattr(error, 'msg', None) or error})"
 
 
 def _example(place: str, fields: object) -> Example | Mistake:
@@ -150,10 +198,10 @@ def _example(place: str, fields: object) -> Example | Mistake:
 
 
 def _of_csv(path: Path) -> Iterator[Example | Mistake]:
-    csv.field_size_limit(LONGEST_FIELD)
+    csv.field_size_limit(MOST_BYTES_OF_LINE)  # its own limit is 128 KiB
     with _opened(path) as binary:
         # Decoded line by line, so that a mistake has its line; a field may span several lines.
-        lines = (line.decode() for line in binary)
+        lines = (line.decode() for line in _lines(binary))
         first = next(lines, "").removeprefix("\ufeff")
         tabbed = data_format(path) == ".tsv"
         sign = "\t" if tabbed else next((sign for sign in ",;\t" if sign in first), ",")
@@ -184,7 +232,7 @@ def _of_parquet(path: Path, fields: Sequence[str]) -> Iterator[Example | Mistake
             # All columns if a field is missing: the mistake lists them.
             columns = list(fields) if set(fields) <= set(file.schema_arrow.names) else None
             yield from _of_batches(path, file.iter_batches(AT_ONCE, columns=columns))
-    except (pa.ArrowException, OverflowError) as error:  # the latter of dates beyond year 9999
+    except pa.ArrowException as error:
         yield _at(path, f"not a Parquet file ({str(error).splitlines()[0]})")
 
 
@@ -195,15 +243,32 @@ def _of_arrow(path: Path) -> Iterator[Example | Mistake]:
     try:
         with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as batches:
             yield from _of_batches(path, batches)
-    except (pa.ArrowException, OverflowError) as error:  # as above
+    except pa.ArrowException as error:
         yield _at(path, f"not an Arrow stream ({str(error).splitlines()[0]})")
 
 
-def _of_batches(path: Path, batches: Iterable[Any]) -> Iterator[Example]:
+def _of_batches(path: Path, batches: Iterable[Any]) -> Iterator[Example | Mistake]:
     number = itertools.count(1)
     for batch in batches:
-        for row in batch.to_pylist():
+        try:
+            rows = batch.to_pylist()
+        except OverflowError:
+            names = zip(batch.schema.names, batch.columns, strict=True)
+            late = columns_text(name for name, column in names if not _is_of_python(column))
+            text = "dates of years beyond 1 to 9999, or durations as long, are not read"
+            yield _at(path, f"{late}: {text}: leave the column out, or write it as text")
+            return
+        for row in rows:
             yield Example(f"{path}: example {next(number)}", row)
+
+
+def _is_of_python(column: Any) -> bool:
+    """Whether Python has the values of a column: its dates have years from 1 to 9999."""
+    try:
+        column.to_pylist()
+    except OverflowError:
+        return False
+    return True
 
 
 def of_hub(source: DatasetSource, fields: Sequence[str]) -> Iterator[Example | Mistake]:

@@ -1,11 +1,11 @@
 """Rendering of a training example into the text that a model is trained on."""
 
-import json
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_catalog.user_file import json_of
 from orchestrator.datasets.source import Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
@@ -100,8 +100,8 @@ class Chat:
             parsed.append(message)
         tools = example.fields.get(TOOLS) if self.has_tools and parsed else None
         try:
-            tools = json.loads(tools) if isinstance(tools, str) and tools else tools
-        except (ValueError, RecursionError):
+            tools = json_of(tools) if isinstance(tools, str) and tools else tools
+        except ValueError:
             return wrong_field(example, TOOLS, "must be a list of tools, or its JSON")
         return [{TOOLS: tools}, *parsed] if tools else parsed
 

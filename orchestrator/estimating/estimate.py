@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -54,6 +53,7 @@ from trials.simulation.trace_request import (
     approximations,
 )
 from trials.simulation.varying_lengths import RunsMemory
+from trials.thread_pool import thread_pool
 
 CELL_FIELDS = {"model", "experts", "active_experts", "seq_len", "image_tokens"}
 
@@ -84,7 +84,7 @@ def estimates(
         chosen = ((row, choose_batch(row, timed, constants)) for row in rows)
         return [_estimated(row, catalog, constants, batch) for row, batch in chosen]
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
+    with thread_pool(len(os.sched_getaffinity(0))) as cores:
         to_price = list(cores.map(candidates, numbers))
         timed = at_lengths(list(chain.from_iterable(to_price)), traces)
         priced = list(chain.from_iterable(cores.map(estimated, to_price)))

@@ -19,7 +19,7 @@ from gpu_catalog.catalog import Catalog, CatalogError
 from gpu_catalog.offer import Identity, Offer
 from gpu_catalog.safe_text import from_spreadsheet_cell
 from gpu_catalog.suggestions import did_you_mean
-from gpu_catalog.user_file import text_of
+from gpu_catalog.user_file import NestingError, check_levels, text_of
 from orchestrator.spec.sweep_spec import CatalogRows
 from orchestrator.spec.validation_messages import problems_of, shown
 from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem, read_yaml
@@ -77,13 +77,14 @@ def _toml(text: str) -> LocatedYaml:
     """Parse TOML, with the lines of tables and of keys that start a line."""
     try:
         data = tomllib.loads(text)
+        check_levels(data)
     except tomllib.TOMLDecodeError as error:
         place = TOML_PLACE.search(str(error))
         wrong = int(place.group(1)) if place else text.count("\n") + 1
         said = TOML_PLACE.sub("", str(error))
         return LocatedYaml(None, {}, (Problem(wrong, f"not TOML: {said[0].lower()}{said[1:]}"),))
-    except RecursionError:
-        return LocatedYaml(None, {}, (Problem(1, "not TOML: is nested too deep"),))
+    except (NestingError, RecursionError):
+        return LocatedYaml(None, {}, (Problem(1, str(NestingError())),))
     lines: dict[Location, int] = {}
     counts: dict[str, int] = {}
     here: Location = ()

@@ -115,12 +115,15 @@ def _cell_of(trial: Any, cells: Mapping[str, Cell]) -> Cell:
 def _tensorboard(folder: Path, cells: Mapping[str, Cell]) -> Any:
     from ray.tune.logger import TBXLoggerCallback  # noqa: PLC0415 - seconds to import
 
+    from orchestrator.ray_backend.ray_internals import (  # noqa: PLC0415 - as above
+        write_to_tensorboard,
+    )
+
     class Callback(TBXLoggerCallback):  # type: ignore[misc]
         def log_trial_start(self, trial: Any) -> None:
             # Tune's own folder is a temporary one.
             cell = _cell_of(trial, cells)
-            self._trial_writer[trial] = self._summary_writer_cls(str(folder / inner_path(cell.key)))
-            self._trial_result[trial] = {}
+            write_to_tensorboard(self, trial, folder / inner_path(cell.key))
             trial.evaluated_params = parameters(cell)  # its table of hyperparameters
 
     return Callback()
@@ -129,12 +132,14 @@ def _tensorboard(folder: Path, cells: Mapping[str, Cell]) -> Any:
 def _mlflow(name: str, cells: Mapping[str, Cell]) -> Any:
     from ray.air.integrations.mlflow import MLflowLoggerCallback  # noqa: PLC0415 - as above
 
+    from orchestrator.ray_backend.ray_internals import write_to_mlflow  # noqa: PLC0415 - as above
+
     class Callback(MLflowLoggerCallback):  # type: ignore[misc]
         def log_trial_start(self, trial: Any) -> None:
             # A trial's own configuration is a task in JSON, too long for a parameter.
             cell = _cell_of(trial, cells)
             run = self.mlflow_util.start_run(run_name=cell.key, tags={"cell": cell.key})
-            self._trial_runs[trial] = run.info.run_id
+            write_to_mlflow(self, trial, run.info.run_id)
             self.mlflow_util.log_params(run_id=run.info.run_id, params_to_log=parameters(cell))
 
     return Callback(tracking_uri=os.environ[MLFLOW_URI], experiment_name=name)

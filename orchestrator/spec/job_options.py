@@ -112,10 +112,15 @@ def job_request(fields: dict[str, Any]) -> JobRequest:
         raise DataError(
             Mistake(
                 str(detail["loc"][0]),
-                f"{shown(detail['input'])}: {WORDS.get(detail['type'], detail['msg'])}",
+                f"{shown(detail['input'])}: {_words(dict(detail))}",
             )
             for detail in error.errors()
         ) from None
+
+
+def _words(detail: dict[str, Any]) -> str:
+    words = WORDS.get(detail["type"])
+    return str(detail["msg"]) if words is None else words.format(**detail.get("ctx", {}))
 
 
 def data_job(

@@ -31,11 +31,12 @@ JUNK = st.one_of(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A command with the files that it reads."""
+    """A command with the files that it reads, and whether it traces a model."""
 
     kind: str
     arguments: tuple[str, ...]
     files: Mapping[str, bytes]
+    traces: bool = False
 
 
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -31,7 +31,9 @@ Loss = Literal["full-logits", "chunked", "liger", "cce", "dft", "eaft"]
 Task = Literal["sft", "dpo", "kto", "orpo", "reward", "grpo"]
 Reference = Literal["adapter-off", "separate", "precomputed"]
 Compile = Literal["model", "layers"]
-PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+MOST_COUNTED = 10**15
+"""Largest number of anything: sums of products of larger ones overflow."""
+PositiveInt = Annotated[int, Field(strict=True, ge=1, le=MOST_COUNTED)]
 Switch = Annotated[bool, Field(strict=True)]
 Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
 

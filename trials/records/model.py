@@ -5,9 +5,10 @@ the configuration on the meta device (``trials.models.build``).
 """
 
 import datetime as dt
-import json
 import math
+import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_v
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import did_you_mean
-from gpu_catalog.user_file import text_of
+from gpu_catalog.user_file import NestingError, json_of, text_of
 
 # Keys of these facts in configurations of transformers; the first present one counts.
 ATTENTION_NAMES = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
@@ -36,6 +37,10 @@ MOST_LAYERS = 1_000
 """Far beyond any published model: more would take hours to trace or build."""
 MOST_EXPERTS = 4_096
 """Most experts of a layer, likewise."""
+SIZE = re.compile(r"size|dim|rank|head|width|channels|embd|inner|expand|state|d_model|d_ff|dff")
+"""What keys of sizes have in their names, in configurations of transformers."""
+MOST_SIZE = 10_000_000
+"""Far beyond the size of any published model, and of its vocabulary."""
 
 
 # transformers' notation for numbers that JSON lacks (the infinite limit of a Mamba's time steps).
@@ -65,6 +70,19 @@ def _untagged(value: Any) -> Any:
             return FLOAT_TAGS.get(str(value[FLOAT_TAG]), value)
         return {key: _untagged(item) for key, item in value.items()}
     return [_untagged(item) for item in value] if isinstance(value, list) else value
+
+
+def _sizes(config: Any) -> Iterator[tuple[str, int]]:
+    """Whole numbers that state a size, with their keys, in all parts of a configuration."""
+    if isinstance(config, list):
+        for item in config:
+            yield from _sizes(item)
+    elif isinstance(config, dict):
+        for key, value in config.items():
+            if not isinstance(value, int):
+                yield from _sizes(value)
+            elif SIZE.search(key):
+                yield key, value
 
 
 class Model(Record):
@@ -119,14 +137,7 @@ class Model(Record):
         # The others are read where they are first needed, which is too late for a clear message.
         _ = self.has_grouped_queries, self.window, self.positions
         _ = None if self.has_vision else self.vocab_size
-        for name in (name for name in SIZE_NAMES if self.text.get(name) is not None):
-            if not self._whole(name):
-                raise ValueError(f"{name} is 0: it must be at least 1")
-        layers = self._first(LAYERS_NAMES)
-        if layers is not None and self._whole(layers) > MOST_LAYERS:
-            raise ValueError(f"{layers} is {self._whole(layers)}: at most {MOST_LAYERS} are read")
-        if (self.experts or 0) > MOST_EXPERTS:
-            raise ValueError(f"{self.experts} experts in a layer: at most {MOST_EXPERTS} are read")
+        self._check_sizes()
         return self
 
     def _check_parts(self) -> None:
@@ -144,6 +155,24 @@ class Model(Record):
                 f"a {self.config.get('model_type')} without a vision tower is its language model: "
                 f"give its {TEXT} as a config.json of its own"
             )
+
+    def _check_sizes(self) -> None:
+        """Refuse sizes of 0, and any far beyond those of published models.
+
+        Raises:
+            ValueError: in one line.
+        """
+        for name in (name for name in SIZE_NAMES if self.text.get(name) is not None):
+            if not self._whole(name):
+                raise ValueError(f"{name} is 0: it must be at least 1")
+        layers = self._first(LAYERS_NAMES)
+        if layers is not None and self._whole(layers) > MOST_LAYERS:
+            raise ValueError(f"{layers} is {self._whole(layers)}: at most {MOST_LAYERS} are read")
+        if (self.experts or 0) > MOST_EXPERTS:
+            raise ValueError(f"{self.experts} experts in a layer: at most {MOST_EXPERTS} are read")
+        for name, size in _sizes(self.config):
+            if size > MOST_SIZE:
+                raise ValueError(f"{name} is {size}: at most {MOST_SIZE} are read")
 
     @property
     def family(self) -> str:
@@ -347,10 +376,10 @@ def _from_hub(name: str) -> Model:
 
 def _from_config(name: str, path: Path, *, weights: str | None) -> Model:
     try:
-        config = json.loads(
-            text_of(path, lambda line: UnknownModelError(f"model {name!r}: {line}"))
-        )
-    except (ValueError, RecursionError) as error:
+        config = json_of(text_of(path, lambda line: UnknownModelError(f"model {name!r}: {line}")))
+    except NestingError as error:
+        raise UnknownModelError(f"model {name!r}: {path} {error}") from None
+    except ValueError as error:
         raise UnknownModelError(f"model {name!r}: {path} is not JSON: {error}") from None
     try:
         return Model(name=name, source=str(path), weights=weights, config=config)

@@ -8,7 +8,6 @@ import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from gpu_catalog.errors import UserError
 from trials.simulation.recording import TURN, Held, Recording, StructureError, with_updates_of
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing_child import CHILDREN, TracingChildren, cache_folder
+from trials.thread_pool import thread_pool
 
 LIMIT_SECONDS = 180.0
 """Most CPU seconds of a trace. Most take a few."""
@@ -289,7 +289,7 @@ class Traces:
         if not parts:
             return
         processes = max(self._workers // len(parts), 1)
-        with ThreadPoolExecutor(len(parts)) as threads:
+        with thread_pool(len(parts)) as threads:
             traced = threads.map(partial(self._traced, processes=processes), parts.values())
             for part, refusals in zip(parts.values(), traced, strict=True):
                 self._take_in(part, refusals)

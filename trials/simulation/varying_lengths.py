@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from threading import Semaphore
@@ -20,6 +19,7 @@ from trials.simulation.run_of_steps import RunOfSteps
 from trials.simulation.simulated_cell import SimulatedCell, library_bytes, like
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
+from trials.thread_pool import thread_pool
 
 AT_ONCE = Semaphore(len(os.sched_getaffinity(0)))
 """Replays of all threads: the events of one take tens of MB."""
@@ -179,7 +179,7 @@ class VaryingLengths:
                         moves, held, limit_bytes, expandable_segments=expandable
                     )
 
-            with ThreadPoolExecutor() as threads:  # the replay releases the interpreter's lock
+            with thread_pool() as threads:  # the replay releases the interpreter's lock
                 return tuple(threads.map(peaks, drawn))
 
         digests = [

@@ -10,7 +10,7 @@ import numpy as np
 from trials.recipes.parallel import Parallel
 from trials.simulation.clock.operators import Operators
 from trials.simulation.layer_expansion import whole_model, whole_steps
-from trials.simulation.memory.blocks import in_blocks
+from trials.simulation.memory.blocks import MOST_BYTES, in_blocks, most_in_use
 from trials.simulation.memory.streams import Moves
 from trials.simulation.ranks.buckets import held_with_buckets, synchronises, with_buckets
 from trials.simulation.ranks.engine_steps import engine_steps, is_by_engine
@@ -111,9 +111,12 @@ class Steps:
         return self._at(batch_size, self._bytes), self._at(batch_size, self._tiles)
 
     def sizes(self, without_tiles: FloatArray, tiles: FloatArray) -> IntArray:
-        """Bytes of each event's storage, (events,), negative where freed, by their numbers."""
-        sizes = np.maximum(np.rint(without_tiles), 0).astype(np.int64)
-        more = tile_bytes(np.rint(tiles)).astype(np.int64)
+        """Bytes of each event's storage, (events,), negative where freed, by their numbers.
+
+        Sizes beyond any that is replayed are cut to that one, so that they remain integers.
+        """
+        sizes = np.clip(np.rint(without_tiles), 0, MOST_BYTES).astype(np.int64)
+        more = np.minimum(tile_bytes(np.rint(tiles)), MOST_BYTES).astype(np.int64)
         for moves, tile in zip(self._tile_moves, more, strict=True):
             sizes[moves] += tile
         return sizes * self._signs
@@ -136,7 +139,7 @@ class Steps:
     def peak_bytes(self, batch_size: int) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
         if batch_size not in self._peaks:  # GPUs of one size ask for the same
-            held = int(in_blocks(self.held.sizes).sum())
+            held = most_in_use(self.held.sizes)
             self._peaks[batch_size] = held + self.moves(batch_size).peak_bytes
         return self._peaks[batch_size]
 
@@ -144,7 +147,7 @@ class Steps:
         """Bytes of ``peak_bytes`` by purpose."""
         names, sizes = self.storages(batch_size)
         sizes = in_blocks(sizes)
-        until = int(np.cumsum(sizes).argmax()) + 1
+        until = int(np.cumsum(sizes, dtype=np.float64).argmax()) + 1
         moved = np.bincount(
             self._purposes[names[:until]], weights=sizes[:until], minlength=len(Purpose)
         )

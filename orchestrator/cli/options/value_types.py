@@ -13,6 +13,8 @@ STRATEGIES = (
     *("deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"),
 )
 """Those of ``trials.recipes.parallel``, without the import."""
+MOST_COUNTED = 10**15
+"""That of ``trials.recipes.fields``, likewise."""
 
 
 def run_folder(text: str) -> Path | str:
@@ -43,6 +45,8 @@ def positive(text: str) -> int:
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    if value > MOST_COUNTED:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_COUNTED}")
     return value
 
 

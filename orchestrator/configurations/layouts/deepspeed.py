@@ -1,6 +1,5 @@
 """Configurations of DeepSpeed: the stage of ZeRO and its settings; others are refused by name."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpu_catalog.user_file import json_of
 from orchestrator.configurations.configuration import ConfigurationError
 from orchestrator.spec.validation_messages import mistake_text, shown
 from trials.recipes.parallel import ZERO_STRATEGIES, Strategy
@@ -101,8 +101,8 @@ def read_deepspeed(path: Path) -> DeepSpeedFile:
     try:
         if not path.is_file() or path.stat().st_size > LARGEST_BYTES:
             raise ConfigurationError(f"{path}: no file of DeepSpeed, or one above 1 MiB")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = json_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be read as JSON: {error}") from None
     return deepspeed_of(content, str(path))
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trials.simulation.memory.blocks import AllocatorPeaks
+from trials.simulation.memory.blocks import MOST_BYTES, AllocatorPeaks, most_in_use
 from trials.simulation.memory.compiled_replay import (
     CAPACITY,
     COLUMNS,
@@ -36,6 +36,7 @@ from trials.simulation.memory.compiled_replay import (
     replay_events,
 )
 from trials.simulation.recording import IntArray
+from trials.simulation.trace_cache import TraceError
 
 
 def replay(
@@ -73,11 +74,17 @@ def replay(
             above the older ones.
 
     Raises:
+        TraceError: the storages are too large to replay.
         ValueError: a storage is freed that is not allocated, or the lengths differ.
     """
     names, moved = np.asarray(storages, np.int64), np.asarray(sizes, np.int64)
     if len(names) != len(moved):
         raise ValueError(f"{len(names)} storages have {len(moved)} sizes")
+    if most_in_use(moved) > MOST_BYTES:
+        raise TraceError(
+            f"a step takes more memory than is simulated, {MOST_BYTES:.1e} bytes: give a smaller "
+            "model, batch size or length"
+        )
     # An allocation makes at most two blocks. The system provides only pages that are written.
     rows = 2 * len(names) + 4
     counts = np.zeros(COUNTS, np.int64)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trials.simulation.memory.blocks import AllocatorPeaks, in_blocks
+from trials.simulation.memory.blocks import AllocatorPeaks, in_blocks, most_in_use
 from trials.simulation.recording import COMPUTE_STREAM, IntArray
 
 
@@ -25,7 +25,7 @@ class Moves:
     @property
     def peak_bytes(self) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
-        return int(np.cumsum(in_blocks(self.sizes)).max(initial=0))
+        return most_in_use(self.sizes)
 
 
 def load_replay() -> None:
@@ -47,6 +47,9 @@ def peaks_on_streams(
         held: bytes of storages that are allocated before, and stay.
         limit_bytes: most bytes of all segments; None for no limit.
         expandable_segments: setting of the allocator.
+
+    Raises:
+        TraceError: the storages are too large to replay.
     """
     from trials.simulation.memory.allocator import replay  # noqa: PLC0415 - as above
 
