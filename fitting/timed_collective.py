@@ -15,7 +15,8 @@ from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_s
 # algorithm in between.
 BREAKS_MB = (2.0, 2.8, 4.0, 5.7, 8.0, 11.3, 16.0, 22.6, 32.0)
 SIZES_BESIDE = 2  # least sizes of the buffer on either side of a break
-# Least seconds that a gigabyte takes: 10 TB/s stand for a time that does not grow up to the break.
+# Least seconds that a gigabyte takes: 10 TB/s, above any link, stand for times that do not grow.
+# The first bytes may have them, for they may take no longer than the smallest message.
 LEAST_SECONDS_PER_GB = 1e-4
 MOST_PARTS = 10  # parts of the sizes, each predicted by the others
 # One bandwidth is kept up to this error, and up to this multiple of the error of two.
@@ -44,7 +45,7 @@ class TimedCollective:
         """Link by least squares of the relative errors, with all terms at least 0.
 
         The first bytes have a bandwidth of their own if that predicts sizes which were left out of
-        the fit better. None where the times do not grow with the buffer.
+        the fit better. None where the times of large buffers do not grow with the buffer.
         """
         one = self.with_one_bandwidth()
         if one is None or float(self.errors(one).mean()) <= SMALL_ERROR:
@@ -54,15 +55,17 @@ class TimedCollective:
             return one
         error_of_one = float(np.mean(self.held_out_errors(TimedCollective.with_one_bandwidth)))
         error_of_two = float(np.mean(self.held_out_errors(TimedCollective.with_two_bandwidths)))
-        return two if error_of_two * KEPT < error_of_one else one
+        link = two if error_of_two * KEPT < error_of_one else one
+        return link if 1 / link.bus_gb_per_second > LEAST_SECONDS_PER_GB else None
 
     def with_one_bandwidth(self) -> MeasuredLink | None:
         """Link with one bandwidth; None where the times do not grow with the buffer."""
         if len(np.unique(self.sizes)) == 1:
             return None
-        solution = self._solution(np.c_[1e-9 * self._moved], np.zeros(1))
+        solution = self._solution(1e-9 * np.c_[self._moved], np.array([LEAST_SECONDS_PER_GB]))
         alpha_us, seconds_per_gb = solution.values.tolist()
-        return None if seconds_per_gb == 0 else self._link(alpha_us, seconds_per_gb)
+        does_grow = seconds_per_gb > LEAST_SECONDS_PER_GB
+        return self._link(alpha_us, seconds_per_gb) if does_grow else None
 
     def with_two_bandwidths(self) -> MeasuredLink | None:
         """Link with the best of the breaks; the one without where the sizes are too few for any."""

@@ -98,6 +98,26 @@ def test_a_break_is_found_again_in_the_times_of_a_trial() -> None:
     )
 
 
+@pytest.mark.parametrize("flat_from_mib", [1, 8, 32])
+def test_large_buffers_that_take_no_longer_have_no_bandwidth(flat_from_mib: int) -> None:
+    """In place of thousands of GB/s, by which all larger buffers would be timed."""
+    sizes = MIB * 2.0 ** np.arange(11)
+    grown = np.minimum(sizes, flat_from_mib * MIB).tolist()
+    seconds = np.array([BROKEN.seconds("all-reduce", 8, size) for size in grown])
+    timed = TimedCollective("A100-80GB-SXM", 8, "all-reduce", sizes, seconds)
+    assert timed.link() is None
+
+
+def test_first_bytes_that_take_no_longer_keep_their_break() -> None:
+    """The bandwidth of large buffers is found beside them, as of two bridged A100."""
+    sizes = MIB * 2.0 ** np.arange(11)
+    seconds = 60e-6 + np.maximum(sizes - 4e6, 0) / 190e9
+    link = TimedCollective("A100-80GB-PCIe", 2, "all-reduce", sizes, seconds).link()
+    assert link is not None
+    assert link.small_gb_per_second == pytest.approx(10_000)
+    assert link.bus_gb_per_second == pytest.approx(190, rel=1e-3)
+
+
 def test_few_sizes_have_one_bandwidth() -> None:
     """Two on either side of a break are the least; three leave none to judge it by."""
     sizes = np.array([1.0, 16.0, 64.0]) * MIB

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpu_catalog.catalog import load_catalog, shipped_rows
+from gpu_catalog.gpu import Interconnect
 from gpu_catalog.links.within_nodes import (
     FILE,
     CollectiveName,
@@ -55,19 +56,27 @@ def test_the_two_numbers_of_a_break_are_given_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "gpus", "stands_in"),
+    ("interconnect", "gpus", "collective", "stands_in"),
     [
-        ("all-gather", 8, None),
-        ("all-gather", 2, "all-reduce on 2 GPUs by nvlink-switch-4"),
-        ("reduce-scatter", 4, "all-reduce on 4 GPUs by nvlink-switch-4"),
-        ("all-reduce", 3, "all-reduce on 2 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-4", 8, "all-gather", None),
+        ("nvlink-switch-4", 2, "all-gather", "all-reduce on 2 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-4", 4, "reduce-scatter", "all-reduce on 4 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-4", 3, "all-reduce", "all-reduce on 2 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-4", 16, "all-reduce", "all-reduce on 8 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-4", 16, "all-gather", "all-gather on 8 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-5", 8, "all-gather", "all-gather on 8 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-5", 8, "all-reduce", "all-reduce on 8 GPUs by nvlink-switch-4"),
+        ("nvlink-switch-5", 2, "all-gather", "all-reduce on 2 GPUs by nvlink-switch-4"),
+        ("pcie3", 8, "all-reduce", "all-reduce on 4 GPUs by pcie4"),
+        ("pcie5", 2, "all-gather", "all-reduce on 4 GPUs by pcie5"),
+        ("nvlink-mesh-2", 8, "all-reduce", "all-reduce on 4 GPUs by pcie4"),
     ],
 )
-def test_the_slowest_with_the_same_collective_or_number_of_gpus_stands_in(
-    collective: CollectiveName, gpus: int, stands_in: str | None
+def test_the_nearest_link_of_its_class_stands_in(
+    interconnect: Interconnect, gpus: int, collective: CollectiveName, stands_in: str | None
 ) -> None:
-    """Neither alone tells which is nearer."""
-    assert link_speed("nvlink-switch-4", gpus, collective).stands_in == stands_in
+    """By generation, number of GPUs, collective; of equally near ones, or of all, the slowest."""
+    assert link_speed(interconnect, gpus, collective).stands_in == stands_in
 
 
 def test_a_row_without_a_start_takes_that_of_the_nearest_link() -> None:

@@ -54,7 +54,7 @@ MOMENT_BYTES = 2 * 4
 def cases(ranks: int) -> list[RankCase]:
     """Cells on so many ranks, each with one and two micro-batches.
 
-    Three can be no copies of shards, and divide no heads of the model.
+    Three have no ``hsdp``, which needs an even split, and no ``tp``: they divide no heads.
     """
     layouts = [
         Parallel(gpus=ranks, strategy="fsdp2"),

@@ -96,4 +96,4 @@ def test_notes_name_the_links_that_stand_in() -> None:
     (note,) = layout_notes(H100, HSDP)
     assert note.startswith("all-reduce on 16 GPUs of 2 nodes by 3200 Gb/s with RDMA is timed as ")
     (alone,) = layout_notes(H100, Parallel(gpus=16, strategy="ddp"))
-    assert alone.startswith("all-reduce by nvlink-switch-4 is timed as all-reduce on 2 GPUs ")
+    assert alone.startswith("all-reduce by nvlink-switch-4 is timed as all-reduce on 8 GPUs ")

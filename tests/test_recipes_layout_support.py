@@ -1,5 +1,8 @@
 """Models and recipes that tensor parallelism takes, and its layouts."""
 
+import re
+from typing import Any
+
 import pytest
 from builders.observations import recipe
 from pydantic import ValidationError
@@ -44,6 +47,33 @@ def test_a_layout_may_leave_its_shards_to_the_host() -> None:
     assert "shards_on_host" not in plain.model_dump()
     with pytest.raises(ValidationError, match="shards_on_host is a choice of fsdp2 and hsdp"):
         Parallel(gpus=8, strategy="deepspeed-zero3", shards_on_host=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"strategy": "deepspeed-zero2", "zero": {"offload": "optimizer"}, "offload": "none"},
+            "offload none contradicts zero: {offload: optimizer}: leave out one of them",
+        ),
+        (
+            {"strategy": "deepspeed-zero3", "zero": {"offload": "optimizer"}, "offload": "all"},
+            "offload all contradicts zero: {offload: optimizer}: leave out one of them",
+        ),
+        (
+            {"strategy": "fsdp2", "shards_on_host": True, "offload": "none"},
+            "offload none contradicts shards_on_host: true: leave out one of them",
+        ),
+    ],
+)
+def test_two_fields_of_a_layout_do_not_contradict_each_other(
+    fields: dict[str, Any], line: str
+) -> None:
+    """What the host holds is stated once, or twice alike; ``null`` states nothing."""
+    with pytest.raises(ValidationError, match=re.escape(line)):
+        Parallel.model_validate({"gpus": 8, **fields})
+    plain = Parallel.model_validate({"gpus": 8, **fields, "offload": None})
+    assert Parallel.model_validate({"gpus": 8, **fields, "offload": plain.offload}) == plain
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_32bit", "torchao_adamw_4bit"])

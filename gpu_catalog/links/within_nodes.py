@@ -145,18 +145,25 @@ def _nearest(
 ) -> Sequence[Link]:
     """Nearest of the links measured: the very one, or all that are equally near.
 
-    Those of the same interconnect come first, before them those of the same collective or number of
-    GPUs, after them those of its class (``nvlink-switch``), then all.
+    Of its class (``nvlink-switch``) those of the nearest generation, of these those of the nearest
+    number of GPUs, of these that of the same collective. Where none of its class was measured, all.
     """
-    same = [link for link in links if link.interconnect == interconnect]
-    alike = [link for link in same if link.collective == collective or link.gpus == gpus]
-    exact = [link for link in alike if (link.collective, link.gpus) == (collective, gpus)]
-    of_class = [link for link in links if _class_of(link.interconnect) == _class_of(interconnect)]
-    return exact or alike or same or of_class or links
+    name, generation = _class_and_generation(interconnect)
+
+    def distance(link: Link) -> tuple[int, int, bool]:
+        own = _class_and_generation(link.interconnect)[1]
+        return abs(own - generation), abs(link.gpus - gpus), link.collective != collective
+
+    of_class = [link for link in links if _class_and_generation(link.interconnect)[0] == name]
+    least = min((distance(link) for link in of_class), default=None)
+    return [link for link in of_class if distance(link) == least] or links
 
 
-def _class_of(interconnect: Interconnect | None) -> str:
-    return (interconnect or "").rstrip("0123456789-")
+def _class_and_generation(interconnect: Interconnect | None) -> tuple[str, int]:
+    """``nvlink-switch-4`` is (``nvlink-switch``, 4)."""
+    name = interconnect or ""
+    kind = name.rstrip("0123456789")
+    return kind.rstrip("-"), int(name[len(kind) :] or 0)
 
 
 def link_notes(gpu: Gpu, gpus: int, collectives: Sequence[CollectiveName]) -> list[str]:

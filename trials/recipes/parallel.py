@@ -47,7 +47,7 @@ class Parallel(Record):
             group, weights are in shards among the groups, as by ``fsdp2``. For ``tp`` alone.
         zero: settings of ZeRO; for ``deepspeed-zero1`` to ``-zero3`` alone. Absent for DeepSpeed's
             own, with the sizes of stage 3 that transformers puts in place of ``auto``. A key
-            ``offload`` beside ``strategy`` adds its own to these.
+            ``offload`` beside ``strategy`` adds its own to these, and may not contradict them.
         shards_on_host: whether the host holds the shards and updates them; true, or absent. For
             ``fsdp2`` and ``hsdp`` alone, where it is ``offload: all``.
         replicas: number of copies of the model; for ``hsdp`` alone.
@@ -294,10 +294,13 @@ def _with_offload(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a layout with ``offload`` as its strategy has it: a setting of ZeRO, or of shards.
 
     Raises:
-        ValueError: the strategy does not offload so.
+        ValueError: the strategy does not offload so, or another field says otherwise.
     """
     offload, strategy = fields["offload"], fields.get("strategy")
     others = {name: value for name, value in fields.items() if name != "offload"}
+    for name, stated in _offloads_stated(others).items():
+        if offload not in {None, stated}:
+            raise ValueError(f"offload {offload} contradicts {name}: leave out one of them")
     if offload in (None, "none") or strategy not in STRATEGIES:
         return others  # a strategy that is none is a mistake of its own
     if strategy in SHARDED_BY_TORCH:
@@ -315,6 +318,14 @@ def _with_offload(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(zero, (Mapping, ZeroSettings)):
         return others  # whose settings are a mistake
     return {**others, "zero": {**dict(zero), "offload": offload}}
+
+
+def _offloads_stated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Offloading by each field of a layout that states it, by its text."""
+    zero = fields.get("zero")
+    own = dict(zero).get("offload") if isinstance(zero, (Mapping, ZeroSettings)) else None
+    stated = {} if own is None else {f"zero: {{offload: {own}}}": own}
+    return stated | ({"shards_on_host: true": "all"} if fields.get("shards_on_host") else {})
 
 
 def _digest(settings: ZeroSettings) -> str:
