@@ -14,7 +14,7 @@ REPLAYING = PACKAGE / "simulation/varying_lengths.py"
 # the start of processes, the comparison of a built model with its recipe.
 NOT_IN_TRACES = {
     *("__init__.py", "child_process/bootstrap.py", "child_process/environment.py"),
-    "child_process/parent_death.py",
+    *("child_process/parent_death.py", "thread_pool.py"),
     *("records/built.py", "records/cell.py", "records/compatibility.py", "records/observation.py"),
     *("records/collectives.py", "recipes/unsimulated_strategies.py"),
     *("recipes/fields.py", "recipes/mistakes.py", "recipes/named_recipes.py", "recipes/recipe.py"),

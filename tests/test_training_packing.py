@@ -192,5 +192,3 @@ def test_an_estimate_with_packing_takes_fewer_hours(
     shown = capsys.readouterr().out
     assert "1,000 examples" in shown
     assert "213 rows" in shown
-    assert main([*options, "--packing"]) == 1
-    assert "--seq-len" in capsys.readouterr().err
