@@ -17,7 +17,7 @@ from orchestrator.estimating.choosing.layouts import (
 )
 from orchestrator.estimating.choosing.recipe_choice import choice_text
 from orchestrator.estimating.longest_sequence import (
-    assumes_tokens,
+    ASSUMED_TOKENS,
     check_longest,
     most_tokens,
     row_tokens,
@@ -237,8 +237,8 @@ def question_on(
         check_longest(job, recipe, request.batch_size)
     assert not isinstance(request.seq_len, tuple)  # estimate_job asks for one length at a time
     tokens = most_tokens(model) if request.seq_len == "max" else request.seq_len
-    seq_len = row_tokens(tokens, of_task(job, recipe), recipe)
-    is_assumed = assumes_tokens(tokens, of_task(job, recipe), recipe)
+    stated = row_tokens(tokens, of_task(job, recipe), recipe)
+    seq_len = stated or ASSUMED_TOKENS
     job = job_of(job, recipe, seq_len, request.steps)
     filled = _fields_of_model(request, recipe, model)
     if recipe.packing and request.recipe.examples_per_row is None:
@@ -246,7 +246,7 @@ def question_on(
     recipe = recipe.model_copy(update=filled)
     has_data = bool(request.job.fields().keys() & set(SOURCES))
     given = {
-        "--seq-len": not is_assumed,
+        "--seq-len": stated,
         "--examples": has_data or request.job.examples or request.steps,
         "--epochs": request.job.epochs,
     }

@@ -116,8 +116,8 @@ def longest_that_fits(misses: Callable[[int], bool], most: int) -> int:
     return next((n for n in between if not misses(n)), fits or min(MULTIPLE, most))
 
 
-def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
-    """Tokens of the longest row: as given, as the data has them, or else as TRL cuts them.
+def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int | None:
+    """Tokens of the longest row: as given, or as the data has them; None where neither says.
 
     Raises:
         EstimateError: they are fewer than an example has, or unknown to GRPO, which cuts none.
@@ -128,7 +128,7 @@ def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
     if longest is None:
         if seq_len is None and recipe is not None and recipe.task == "grpo":
             raise EstimateError("--seq-len is missing: give the tokens of prompt and completion")
-        return seq_len or ASSUMED_TOKENS
+        return seq_len
     if seq_len is not None and seq_len < longest:
         raise EstimateError(
             f"--seq-len {seq_len}: examples have up to {longest} tokens: add "
@@ -137,13 +137,7 @@ def row_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> int:
     return seq_len or longest_tokens(job, longest)
 
 
-def _row_length(seq_len: int | None, job: Job) -> int:
+def _row_length(seq_len: int | None, job: Job) -> int | None:
     if job.padding == "grouped":
         raise EstimateError("--packing and --group-by-length exclude each other: give one")
-    return seq_len or job.cutoff or ASSUMED_TOKENS
-
-
-def assumes_tokens(seq_len: int | None, job: Job, recipe: Recipe | None) -> bool:
-    """Whether ``row_tokens`` assumes the tokens."""
-    is_packed = recipe is not None and recipe.packing
-    return not (seq_len or (job.cutoff if is_packed else longest_example(job)))
+    return seq_len or job.cutoff

@@ -124,8 +124,8 @@ def write_to_tensorboard(callback: Any, trial: Any, folder: Path) -> None:
     It has no argument for the folder: its own is in Tune's folder of the trial, which is temporary
     here. No issue in Ray's tracker was found.
     """
-    callback._trial_writer[trial] = callback._summary_writer_cls(str(folder))  # noqa: SLF001
-    callback._trial_result[trial] = {}  # noqa: SLF001
+    callback._trial_writer[trial] = callback._summary_writer_cls(str(folder))  # noqa: SLF001 - see above
+    callback._trial_result[trial] = {}  # noqa: SLF001 - see above
 
 
 def write_to_mlflow(callback: Any, trial: Any, run_id: str) -> None:
@@ -134,4 +134,4 @@ def write_to_mlflow(callback: Any, trial: Any, run_id: str) -> None:
     It has no argument for a run's name (issue 23228) and parameters: its own are a text of Tune's,
     and the whole configuration of the trial, a task that is too long for a parameter.
     """
-    callback._trial_runs[trial] = run_id  # noqa: SLF001
+    callback._trial_runs[trial] = run_id  # noqa: SLF001 - see above

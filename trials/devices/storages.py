@@ -25,6 +25,28 @@ def is_distributed(types: Sequence[type]) -> bool:
     return any(issubclass(kind, DISTRIBUTED) for kind in types)
 
 
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator while active."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation and note it; one of several ranks becomes others, on this rank."""
+        if is_distributed(types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.note_result(func, args, result)
+        return result
+
+    def note_result(self, func: Any, args: tuple[Any, ...], result: object) -> None:
+        """Note an operator that ran with these arguments and returned this."""
+        raise NotImplementedError
+
+
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Part of a tensor on this rank: what a distributed one wraps, or the tensor itself."""
     if isinstance(tensor, AsyncCollectiveTensor):
@@ -52,7 +74,7 @@ def is_autograds_sum(func: Callable[..., Any]) -> bool:
     return frame.f_code.co_name == ENGINE
 
 
-class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageWatch(OperatorMode):
     """Reports every storage that an operation returns, and its end, while active.
 
     A storage is reported once, however many tensors share it: ``made`` by the operation that
@@ -97,21 +119,7 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for finalizer in list(self._finalizers.values()):
             finalizer.detach()
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation and note the tensors it returns; one of several ranks becomes others."""
-        if is_distributed(types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        self.note_result(func, args, result)
-        return result
-
-    def note_result(self, func: Callable[..., Any], args: tuple[Any, ...], result: object) -> None:
+    def note_result(self, func: Any, args: tuple[Any, ...], result: object) -> None:
         """Note the tensors that an operation returned; its dispatch calls this."""
         if is_autograds_sum(func):
             # Should the end of the first gradient be next, it is reported before the sum.

@@ -1,17 +1,16 @@
 """Collectives of a rank as the operators that begin them: their kind, buffer and group."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from gpu_catalog.links.within_nodes import CollectiveName
-from trials.devices.storages import is_distributed
+from trials.devices.storages import OperatorMode
 from trials.records.collectives import CollectiveCount
 
 OPERATORS: dict[str, tuple[CollectiveName, int]] = {
@@ -82,22 +81,13 @@ class CollectiveSums:
         )
 
 
-class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CollectiveCounter(OperatorMode):
     """Counts the collectives of this rank while active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sums = CollectiveSums()
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operation; one on tensors of several ranks becomes others, on those of this."""
-        if is_distributed(types):
-            return NotImplemented
+    def note_result(self, func: Any, args: tuple[Any, ...], result: object) -> None:  # noqa: ARG002 - as of every mode
+        """Count the operator if it begins a collective."""
         self.sums.add(collective_call(func, args))
-        return func(*args, **(kwargs or {}))

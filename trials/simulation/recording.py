@@ -7,10 +7,12 @@ classes of operators are constant. So two traces at two batch sizes determine al
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from gpu_catalog.links.within_nodes import CollectiveName
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -166,6 +168,10 @@ class Collective(IntEnum):
     ALL_GATHER = 0
     REDUCE_SCATTER = 1
     ALL_REDUCE = 2
+
+
+COLLECTIVES = dict(zip(get_args(CollectiveName), Collective, strict=True))
+"""Kinds by their names in records, which have the same order."""
 
 
 class Segment(IntEnum):

@@ -27,11 +27,7 @@ from trials.simulation.clock.moving import (
 from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import matrix_product_seconds
 from trials.simulation.clock.time_error import TimeError90, time_errors
-from trials.simulation.ranks.rank_timeline import (
-    collective_seconds,
-    links_of,
-    rank_seconds,
-)
+from trials.simulation.ranks.rank_timeline import collective_seconds, links_of, rank_seconds
 from trials.simulation.ranks.stream_events import FIRST
 from trials.simulation.recording import (
     Collective,

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from trials.devices.storages import is_distributed, local_tensor
+from trials.devices.storages import OperatorMode, local_tensor
 from trials.models.activation_offloading import activation_offloading
 from trials.models.build import build_model, stock_model
 from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS, fuse_head
@@ -301,23 +300,13 @@ def _built(tuning: FineTuning, cell: Cell, model: Model) -> Built:
     return built
 
 
-class _Watched(TorchDispatchMode):
+class _Watched(OperatorMode):
     """Reports every operator of a step to a census."""
 
     def __init__(self, census: StepCensus) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._census = census
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operator and report it."""
-        if is_distributed(types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
+    def note_result(self, func: Any, args: tuple[Any, ...], result: object) -> None:  # noqa: ARG002 - as of every mode
+        """Report an operator."""
         self._census.note(func.name(), result)
-        return result

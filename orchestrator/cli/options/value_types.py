@@ -13,8 +13,6 @@ STRATEGIES = (
     *("deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"),
 )
 """Those of ``trials.recipes.parallel``, without the import."""
-MOST_COUNTED = 10**15
-"""That of ``trials.recipes.fields``, likewise."""
 
 
 def run_folder(text: str) -> Path | str:
@@ -43,6 +41,8 @@ def positive(text: str) -> int:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+    from trials.recipes.fields import MOST_COUNTED  # noqa: PLC0415 - help does without pydantic
+
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     if value > MOST_COUNTED:

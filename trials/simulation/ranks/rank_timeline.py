@@ -5,22 +5,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink
+from gpu_catalog.links.within_nodes import MeasuredLink
 from trials.recipes.parallel import Parallel
 from trials.records.collectives import CollectiveCount
 from trials.simulation.ranks.rank_links import Group, collective_speed, measured_speed
 from trials.simulation.recording import (
+    COLLECTIVES,
     Collective,
     Column,
     FloatArray,
     IntArray,
 )
 
-NAMES: dict[Collective, CollectiveName] = {
-    Collective.ALL_GATHER: "all-gather",
-    Collective.REDUCE_SCATTER: "reduce-scatter",
-    Collective.ALL_REDUCE: "all-reduce",
-}
+NAMES = {kind: name for name, kind in COLLECTIVES.items()}
 WITHIN, BETWEEN = 1, 2
 """Link of a collective: that within a node, or the network between nodes."""
 

@@ -8,14 +8,11 @@ import torch
 
 from trials.devices.storages import is_distributed, local_tensor
 from trials.ranks.collective_counts import collective_call
-from trials.simulation.recording import Collective, Kind, Numbers, OperatorClass, Rate
+from trials.simulation.recording import COLLECTIVES, Collective, Kind, Numbers, OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import tensors_in, touched_bytes
 from trials.simulation.tracing.ranks.host_work import host_works, is_on_host, is_waited_for
 from trials.simulation.tracing.shape_rules import ShapeEffects
 from trials.simulation.tracing.tracer import NO_NUMBERS, QUESTIONS, Tracer
-
-KINDS = {kind.name.lower().replace("_", "-"): kind for kind in Collective}
-"""Kinds of collectives by their names in records."""
 
 
 class RankTracer(Tracer):  # type: ignore[no-untyped-call]
@@ -65,7 +62,7 @@ class RankTracer(Tracer):  # type: ignore[no-untyped-call]
         if is_distributed(types):
             return NotImplemented
         if (call := collective_call(func, args)) is not None:
-            kind, whole = KINDS[call.collective], call.buffer_bytes
+            kind, whole = COLLECTIVES[call.collective], call.buffer_bytes
             if len(call.group) > 1:
                 numbers = _numbers(whole, call.group)
                 self.event(Kind.RUN, 4 * OperatorClass.COLLECTIVE + kind, numbers)
