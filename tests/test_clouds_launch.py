@@ -192,6 +192,14 @@ def test_stopping_it_prints_what_is_up(
     ("given", "line"),
     [
         (
+            {"status": [CLOSED], "up": "echo 'An error occurred (VcpuLimitExceeded)' >&2; exit 1"},
+            "'ray up' failed: the account's quota is used up: request a larger one from",
+        ),
+        (
+            {"status": [CLOSED], "up": "echo 'no such host'; exit 1"},
+            "'ray up' failed: whatever is up costs money until 'ray down cluster.yaml'",
+        ),
+        (
             {"status": [ABSENT], "submit": CLOSED},
             "the job is not accepted: ConnectionError: Failed to connect to Ray: the cluster is up",
         ),

@@ -23,7 +23,7 @@ from ray.autoscaler._private.aws.utils import client_cache, resource_cache
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 
 from orchestrator.clouds.node_types import instances
-from orchestrator.scheduling.launch_failures import in_words
+from orchestrator.planning.launch_failures import in_words
 
 
 @pytest.mark.parametrize("file", [*SHIPPED, "sweep.yaml"])

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import text_of
 from orchestrator.clouds.start_checks import mistakes
+from orchestrator.planning.launch_failures import known_meaning
 from orchestrator.pricing.prices_in_use import NAMES
 from orchestrator.spec.yaml_lines import read_yaml
 from orchestrator.storage.run_storage import S3
@@ -107,8 +108,7 @@ def launch(
 
 def _run_sweep(head: "_Head", folder: Path, words: Sequence[str], run: "_Run | None") -> "State":
     """Final state of the job, once the cluster is down."""
-    if not head.ray("up", "--yes", "--no-restart", str(head.file)):  # a job on it continues
-        raise LaunchError(f"'ray up' failed: {head.still_up}")
+    head.start()
     head.still_up = f"the cluster is up and {head.bill}"
     with contextlib.closing(head):
         state = _follow(head, folder, words)
@@ -227,6 +227,28 @@ class _Head:
         # Without an activated environment, `ray` is beside this Python.
         path = (self._env.get("PATH", os.defpath), str(Path(sys.executable).parent))
         self._env["PATH"] = os.pathsep.join(path)
+
+    def start(self) -> None:
+        """Run `ray up`, and show its lines.
+
+        Raises:
+            LaunchError: it failed, for the reason that a provider gave, if there is one.
+        """
+        lines = []
+        with subprocess.Popen(
+            ["ray", "up", "--yes", "--no-restart", str(self.file)],  # noqa: S607 - a job on it continues
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as up:
+            assert up.stdout is not None
+            for line in up.stdout:
+                sys.stderr.write(line)
+                lines.append(line)
+        if up.returncode != 0:
+            reason = known_meaning("".join(lines))
+            raise LaunchError(f"'ray up' failed: {f'{reason}: ' if reason else ''}{self.still_up}")
 
     def ray(self, *words: str) -> bool:
         """Run a command of Ray's launcher, which prints its own errors; whether it succeeded."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.planning.cluster_resources import Node
-from orchestrator.scheduling.launch_failures import refusals
+from orchestrator.planning.launch_failures import refusals
 from orchestrator.scheduling.node_health import NodeHealth
 from orchestrator.scheduling.node_queue import GpuQueue
 

@@ -7,7 +7,10 @@ from orchestrator.planning.cluster_resources import FailedLaunch
 
 QUOTA = "the account's quota is used up: request a larger one from the provider"
 CAPACITY = "the provider has none to give now: try again later, or in another region or zone"
-PERMISSION = "the head may not start it: give its role the permissions in deploy/README.md"
+PERMISSION = (
+    "these credentials may not start it: give the head's role, or your account for 'ray up', the "
+    "permissions in deploy/README.md"
+)
 ABSENT = "the region or zone has no such instance: deploy for another --region"
 # Error codes of AWS, Google Cloud and Azure, from their references of errors. A quota comes first:
 # Azure has one code for it and for other refusals, and names it in the message.
@@ -37,10 +40,15 @@ def refusals(gpu: str, failures: Iterable[FailedLaunch]) -> str:
     return "; ".join(f"{node_type}: {in_words(reason)}" for node_type, reason in last.items())
 
 
+def known_meaning(text: str) -> str | None:
+    """Meaning of the first provider's error in a text, with its code; None if it has none."""
+    return next((f"{meaning} ({code})" for code, meaning in MEANINGS.items() if code in text), None)
+
+
 def in_words(reason: str) -> str:
     """Meaning of a provider's error, with its code; of an unknown one, its own last line."""
-    for code, meaning in MEANINGS.items():
-        if code in reason:
-            return f"{meaning} ({code})"
+    meaning = known_meaning(reason)
+    if meaning is not None:
+        return meaning
     lines = reason.strip().splitlines() or ["no reason was given"]
     return printable(lines[-1])[:MOST_CHARACTERS]

@@ -6,7 +6,7 @@ import pytest
 from fakes.scheduled_cluster import DESK, HEAD, World
 
 from orchestrator.planning.cluster_resources import ClusterResources, FailedLaunch
-from orchestrator.scheduling.launch_failures import in_words, refusals
+from orchestrator.planning.launch_failures import in_words, refusals
 
 # As the providers' documents and Ray's providers have them.
 VCPUS = (
@@ -19,11 +19,14 @@ VCPUS = (
     ("reason", "words"),
     [
         (VCPUS, "quota is used up: .* \\(VcpuLimitExceeded\\)"),
-        ("An error occurred (UnauthorizedOperation): You are not authorized", "give its role the"),
+        (
+            "An error occurred (UnauthorizedOperation): You are not authorized",
+            "give the head's role",
+        ),
         ("(InsufficientInstanceCapacity) We currently do not have sufficient", "none to give now"),
         ("ZONE_RESOURCE_POOL_EXHAUSTED: The zone 'us-central1-a' does not have", "none to give"),
         ("Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally.", "quota is used up"),
-        ("Required 'compute.instances.create' permission for 'projects/x'", "give its role"),
+        ("Required 'compute.instances.create' permission for 'projects/x'", "give the head's role"),
         ("(QuotaExceeded) Operation could not be completed", "quota is used up"),
         ("(SkuNotAvailable) The requested size", "no such instance"),
         ("a\nsomething \x1b[31mnew", "^something "),
