@@ -11,7 +11,8 @@ import pytest
 import orchestrator
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.links.between_nodes import NodeNetwork
-from orchestrator.estimating.batch_choice import simulations
+from orchestrator.datasets.lengths import DataLengths
+from orchestrator.estimating.batch_choice import simulations, timed_length
 from orchestrator.estimating.choosing.layouts import (
     best_layouts,
     layouts,
@@ -121,6 +122,19 @@ def test_a_change_of_layout_keeps_gpus_and_contradicts_no_given_strategy() -> No
     assert on_host.parallel == Parallel(gpus=8, strategy="fsdp2", shards_on_host=True)
     assert on_changed_layout(sharded, {"strategy": "tp"}, "fsdp2", 64) is None
     assert on_changed_layout(sharded, {"precision": "bf16"}, "ddp", 64) is sharded
+
+
+def test_a_step_of_several_gpus_is_timed_at_the_longest_of_their_batches() -> None:
+    """Every other example has 100 tokens: of one batch the mean is 150, of eight almost 200."""
+    data = DataLengths(source="made", histogram=((100, 500), (200, 500)))
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 256})
+    question = question_of(request, CATALOG, TODAY)
+    job = question.workload.model_copy(update={"lengths": data, "pad_to_multiple": 1})
+    lengths = [
+        timed_length(on_layout(replace(question, workload=job), layout, 64), 1)
+        for layout in (None, Parallel(gpus=8, strategy="fsdp2"), Parallel(gpus=8, strategy="tp"))
+    ]
+    assert lengths == [150, 200, 150]
 
 
 def test_the_degree_of_tensor_parallelism_divides_the_gpus_of_a_node() -> None:
