@@ -23,7 +23,6 @@ from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.spec.job import Job
-from orchestrator.spec.spec_file import shipped_specs
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.log_reader import LineReader
@@ -103,19 +102,6 @@ def test_ranks_need_one_node_that_has_all_their_gpus() -> None:
     compared = spec_of(SPEC_TEXT.replace("fp32", "fp32, task: orpo"))
     reasons = [skip.reason for skip in make_plan(compared, catalog, TWO_CORES, []).skipped]
     assert reasons == ["task orpo is not measured on several GPUs: use sft"] * 2
-
-
-def test_the_default_sweep_has_two_ranks_and_four_where_a_machine_has_the_cores() -> None:
-    """Elsewhere one line says what is missing."""
-    spec = spec_of(shipped_specs()["laptop"])
-    catalog = spec.merged_catalog()
-    for cores, skipped in (
-        (4.0, []),
-        (2.0, [("4xcpu", "4 ranks need a machine with 4 cores; the largest has 2")]),
-    ):
-        plan = make_plan(spec, catalog, ClusterResources((Node({"CPU": cores}),)), [])
-        assert [(skip.cell.devices, skip.reason) for skip in plan.skipped] == skipped
-        assert "2xcpu" in {cell.devices for cell in plan.pending}
 
 
 def test_a_trial_of_ranks_asks_ray_for_all_their_gpus() -> None:
