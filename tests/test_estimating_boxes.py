@@ -156,3 +156,13 @@ def test_an_assumed_batch_that_three_gpus_cannot_share_is_rounded_up_and_says_so
         (row,), _ = best_on([(shared, [CATALOG.gpu("H100-SXM")])], request, simulation)
         sentence = f"optimizer steps of {size} examples, which is assumed{why} (--effective-batch)."
         assert sentence in as_table([row], row.question)
+
+
+def test_where_no_number_fits_the_largest_is_shown_with_what_helps() -> None:
+    """Eight GPUs are too small for a shard each, and leave theirs to the host."""
+    small = CATALOG.gpu("H100-SXM").model_copy(update={"usable_memory_bytes": 3 * 2**30})
+    (row,), _ = best_boxes([small], *asked(gradient_checkpointing="on", **AWS_ALONE))
+    assert not fits(row)
+    assert row.estimate.gpus == 8
+    (change,) = row.estimate.alternatives
+    assert change.options == "--strategy fsdp2 --offload all"

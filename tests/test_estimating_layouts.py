@@ -11,17 +11,20 @@ import pytest
 import orchestrator
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.links.between_nodes import NodeNetwork
-from orchestrator.estimating.batch_choice import simulations
+from orchestrator.datasets.lengths import DataLengths
+from orchestrator.estimating.batch_choice import simulations, timed_length
 from orchestrator.estimating.choosing.layouts import (
     best_layouts,
     layouts,
     names_by_count,
+    on_changed_layout,
     on_layout,
     placed_layouts,
 )
 from orchestrator.estimating.estimate_request import EstimateRequest, question_of
 from orchestrator.estimating.question import EstimateError
 from orchestrator.request import request_of
+from trials.recipes.parallel import Parallel
 from trials.records.observation import Outcome
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
@@ -102,6 +105,36 @@ def test_tensor_parallelism_takes_the_gpus_of_a_node_and_auto_leaves_it_out() ->
     assert keys == ["16xtp-8degree-2nodes"]
     with pytest.raises(EstimateError, match="--strategy tp: 2 GPUs on 2 nodes: it divides "):
         layouts(2, "tp", 2)
+
+
+def test_a_change_of_layout_keeps_gpus_and_contradicts_no_given_strategy() -> None:
+    """A group of ``tp`` trains on one batch, so that each rank's part of it is larger."""
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 128})
+    question = question_of(request, CATALOG, TODAY)
+    (layout, _) = layouts(8, "auto", 1)
+    sharded = on_layout(question, layout, 64)
+    by_tp = on_changed_layout(sharded, {"strategy": "tp"}, "auto", 64)
+    assert by_tp is not None
+    assert by_tp.parallel == Parallel(gpus=8, strategy="tp")
+    assert (sharded.batch_limit, by_tp.batch_limit) == (2, 16)
+    on_host = on_changed_layout(sharded, {"strategy": "fsdp2", "offload": "all"}, "fsdp2", 64)
+    assert on_host is not None
+    assert on_host.parallel == Parallel(gpus=8, strategy="fsdp2", shards_on_host=True)
+    assert on_changed_layout(sharded, {"strategy": "tp"}, "fsdp2", 64) is None
+    assert on_changed_layout(sharded, {"precision": "bf16"}, "ddp", 64) is sharded
+
+
+def test_a_step_of_several_gpus_is_timed_at_the_longest_of_their_batches() -> None:
+    """Every other example has 100 tokens: of one batch the mean is 150, of eight almost 200."""
+    data = DataLengths(source="made", histogram=((100, 500), (200, 500)))
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 256})
+    question = question_of(request, CATALOG, TODAY)
+    job = question.workload.model_copy(update={"lengths": data, "pad_to_multiple": 1})
+    lengths = [
+        timed_length(on_layout(replace(question, workload=job), layout, 64), 1)
+        for layout in (None, Parallel(gpus=8, strategy="fsdp2"), Parallel(gpus=8, strategy="tp"))
+    ]
+    assert lengths == [150, 200, 150]
 
 
 def test_the_degree_of_tensor_parallelism_divides_the_gpus_of_a_node() -> None:

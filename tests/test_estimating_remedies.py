@@ -97,10 +97,22 @@ def test_a_number_of_gpus_that_only_fragments_exclude_fits_by_a_setting() -> Non
         assert "No change" not in as_table(found.estimated, found.question)
 
 
-def test_where_nothing_helps_the_host_may_hold_the_weights() -> None:
-    """On one GPU by DeepSpeed alone."""
-    for count, strategy in ((2, "fsdp2"), (1, "deepspeed-zero3")):
-        found = orchestrator.estimate(**ONE_OR_TWO | {"gpus": (count,), "memory_gib": 0.9})
-        text = as_table(found.estimated, found.question)
-        assert "No change that was tried" in text
-        assert f"--strategy {strategy} --offload all was not tried" in text
+def test_where_nothing_helps_on_one_gpu_the_host_may_hold_the_weights() -> None:
+    """By DeepSpeed, which traces all layers."""
+    found = orchestrator.estimate(**ONE_OR_TWO | {"gpus": (1,), "memory_gib": 0.9})
+    text = as_table(found.estimated, found.question)
+    assert "No change that was tried" in text
+    assert "--strategy deepspeed-zero3 --offload all was not tried" in text
+
+
+def test_several_gpus_leave_shards_to_the_host_before_a_change_alters_training() -> None:
+    """Two hold the layers that they gather, and not the optimizer's state; nothing else is tried.
+
+    Of less memory than the weights are in parts, tensor parallelism is not traced.
+    """
+    asked = ONE_OR_TWO | {"gpus": (2,), "strategy": "auto"}
+    found = orchestrator.estimate(**asked, memory_gib=4.0)
+    (row,) = found.estimated
+    (change,) = row.estimate.alternatives
+    assert (change.options, change.learns_alike) == ("--strategy fsdp2 --offload all", True)
+    assert f"With {change.options} the job fits" in as_table(found.estimated, found.question)

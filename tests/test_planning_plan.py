@@ -8,6 +8,7 @@ from fakes.law_prober import BUDGET_BYTES, LawProber
 from gpu_catalog.catalog import load_catalog
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.plan import Plan, make_plan, trial_task
+from orchestrator.spec.spec_file import shipped_specs
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.observation import Observation, Outcome, largest_batch
 from trials.run_trial import run_trial
@@ -218,3 +219,15 @@ def test_a_search_after_that_of_another_length_takes_three_probes(example_bytes:
         task = trial_task(spec, catalog, long, [*run, *resumed])
         run_trial(task, LawProber(2 * example_bytes), resumed.append)
         assert [o.key for o in resumed] == [o.key for o in searched]
+
+
+def test_the_default_sweep_has_two_ranks_and_four_where_a_machine_has_the_cores() -> None:
+    """Elsewhere one line says what is missing."""
+    spec = spec_of(shipped_specs()["laptop"])
+    for cores, skipped in (
+        (4.0, []),
+        (2.0, [("4xcpu", "4 ranks need a machine with 4 cores; the largest has 2")]),
+    ):
+        plan = planned(spec, [], ClusterResources((Node({"CPU": cores}),)))
+        assert [(skip.cell.devices, skip.reason) for skip in plan.skipped] == skipped
+        assert "2xcpu" in {cell.devices for cell in plan.pending}

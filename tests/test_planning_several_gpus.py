@@ -98,7 +98,7 @@ def test_ranks_need_one_node_that_has_all_their_gpus() -> None:
     apart = ClusterResources((Node({"CPU": 1.0}), Node({"CPU": 1.0})))
     assert make_plan(spec, catalog, TWO_CORES, []).pending == cells
     reasons = [skip.reason for skip in make_plan(spec, catalog, apart, []).skipped]
-    assert reasons == ["no node of the cluster has 2 CPU, which 2 ranks need: start one"] * 2
+    assert reasons == ["2 ranks need a machine with 2 cores; the largest has 1"] * 2
     compared = spec_of(SPEC_TEXT.replace("fp32", "fp32, task: orpo"))
     reasons = [skip.reason for skip in make_plan(compared, catalog, TWO_CORES, []).skipped]
     assert reasons == ["task orpo is not measured on several GPUs: use sft"] * 2

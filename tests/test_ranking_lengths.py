@@ -13,6 +13,7 @@ from orchestrator.ranking.job_lengths import padding, unsuited
 from orchestrator.reporting.markdown_report import headline
 from orchestrator.reporting.sections.law_section import LAW_NAMES
 from orchestrator.reporting.sections.recommendation import recommendations
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation, Outcome
@@ -104,6 +105,16 @@ def test_padded_tokens_are_at_most_the_length_of_the_cell() -> None:
         padded = padding(job, short)
         assert padded is not None
         assert padded(1) == pytest.approx(tokens)
+
+
+def test_several_ranks_are_priced_at_the_batch_that_they_wait_for() -> None:
+    """Of two examples one is long with three in four; of one, every other time."""
+    short, _ = LONG.all_cells()
+    two = short.model_copy(update={"parallel": Parallel(gpus=2, strategy="fsdp2")})
+    data = DataLengths(source="made", histogram=((16, 500), (48, 500)))
+    padded = padding(JOB.model_copy(update={"lengths": data}), two)
+    assert padded is not None
+    assert padded(1) == pytest.approx(16 / 4 + 48 * 3 / 4)
 
 
 def test_times_at_one_length_are_priced_as_an_upper_bound() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders.observations import recipe
 
@@ -18,7 +19,9 @@ from orchestrator.spec.job_tokens import (
     rows,
     shorter_lengths,
     steps,
+    waited_tokens,
 )
+from trials.recipes.parallel import Parallel, Strategy
 
 
 def lengths_of(workload: Job) -> DataLengths:
@@ -111,6 +114,25 @@ def test_lengths_to_simulate_hold_every_padding_of_the_job() -> None:
     packed = job.model_copy(update={"cutoff": 200, "padding": "packed"})
     assert shorter_lengths(packed, 400) == (100, 200)
     assert shorter_lengths(job.model_copy(update={"lengths": None}), 400) == ()
+
+
+def test_ranks_wait_for_the_longest_of_their_batches() -> None:
+    """As in drawn steps: in every micro-batch by fsdp2, once in a step by ddp, never in a group."""
+    job = requested_job(JobRequest(named="math_14k", epochs=1), ())
+    tokens, examples = np.transpose(lengths_of(job).histogram)
+    drawn = np.random.default_rng(0).choice(tokens, (20_000, 8, 4, 2), p=examples / examples.sum())
+    padded = 8 * np.ceil(drawn.max(-1) / 8)  # tokens of each micro-batch of four, of eight ranks
+
+    def waited(strategy: Strategy, micro_batches: int = 4) -> float:
+        layout = Parallel(gpus=8, strategy=strategy)
+        return waited_tokens(job, 2, 2048, layout, micro_batches)
+
+    assert waited_tokens(job, 2, 2048, None, 4) == pytest.approx(padded.mean(), rel=0.01)
+    assert waited("fsdp2") == pytest.approx(padded.max(1).mean(), rel=0.01)
+    assert waited("fsdp2") > 1.5 * padded.mean()
+    assert waited("ddp", 1) == waited("fsdp2")
+    assert waited("ddp") == pytest.approx(padded.mean(2).max(1).mean(), rel=0.03)
+    assert waited("tp") == waited_tokens(job, 2, 2048, None, 4)
 
 
 def test_the_papers_padding_is_what_was_found_beforehand() -> None:

@@ -15,7 +15,7 @@ from orchestrator.spec.spec_file import SpecError, named_spec_text, parse_spec, 
 def test_default_sweep_is_valid_and_holds_three_families_on_the_cpu() -> None:
     """The sweep that runs when none is given: small ones here, then the paper's, simulated."""
     cells = parse_spec(shipped_specs()["laptop"], "the default").all_cells()
-    assert [cell.simulated for cell in cells] == 11 * [False] + 32 * [True]
+    assert [cell.simulated for cell in cells] == 12 * [False] + 32 * [True]
     assert {(c.gpu, c.model, c.active_experts, c.seq_len) for c in cells if c.simulated} == set(
         itertools.product(
             ("A40", "A100-40GB-SXM", "A100-80GB-SXM", "H100-SXM"),
@@ -36,6 +36,7 @@ def test_default_sweep_is_valid_and_holds_three_families_on_the_cpu() -> None:
         "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed-clip1/dense/seq32",
         "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed-clip1/dense/seq64",
         "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed-clip1/dense/seq64/2xfsdp2",
+        "cpu/llama-tiny/lora-r8-all-linear-fp32-checkpointed-clip1/dense/seq64/4xfsdp2",
     ]
 
 

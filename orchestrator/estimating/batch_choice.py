@@ -7,7 +7,7 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.estimating.varying_memory import varying_lengths
 from orchestrator.ranking.priced_job import job_hours
-from orchestrator.spec.job_tokens import padded_tokens, rows
+from orchestrator.spec.job_tokens import padded_tokens, rows, waited_tokens
 from trials.drawn_lengths import sizes_to_try
 from trials.records.cell import Cell
 from trials.simulation.length_traces import TraceSource
@@ -166,7 +166,7 @@ def at_lengths(candidates: Sequence[BatchCandidates], traces: TraceSource) -> At
     for row in candidates:
         cell = row.cells.own
         for size in row.sizes if row.largest else ():
-            tokens = _length(row.question, size)
+            tokens = timed_length(row.question, size)
             key = (cell, tokens)
             if key not in cells:
                 cells[key] = cell if tokens == row.question.seq_len else like(cell, tokens=tokens)
@@ -184,7 +184,7 @@ def choose_batch(
     if len(candidates.sizes) > 1:
         try:
             for size in candidates.sizes:
-                cell = cells[candidates.cells.own, _length(question, size)]
+                cell = cells[candidates.cells.own, timed_length(question, size)]
                 timed = candidates.cells.timed(cell, size)
                 step = timed.step_time(size, candidates.gpu, constants)
                 seconds = step.seconds / question.rank_recipe.micro_batches(size)
@@ -192,7 +192,7 @@ def choose_batch(
         except NoSpeedError:
             hours = {}
     size = min(hours, key=hours.__getitem__, default=candidates.sizes[-1])
-    cell = cells.get((candidates.cells.own, _length(question, size)), candidates.cells.own)
+    cell = cells.get((candidates.cells.own, timed_length(question, size)), candidates.cells.own)
     timed = candidates.cells.timed(cell, size)
     return ChosenBatch(size, tokens_of(question, size), timed, hours)
 
@@ -203,6 +203,12 @@ def tokens_of(question: Question, batch_size: int) -> float:
     return min(padded, float(question.seq_len))
 
 
-def _length(question: Question, batch_size: int) -> int:
-    """Mean padded length, rounded, at which a step of this batch size is traced."""
-    return max(round(tokens_of(question, batch_size)), 1)
+def timed_length(question: Question, batch_size: int) -> int:
+    """Mean padded length, rounded, at which a step of this batch size is traced.
+
+    Of several ranks it is that of the batch which the others wait for.
+    """
+    micro_batches = question.rank_recipe.micro_batches(batch_size)
+    layout, most = question.parallel, question.seq_len
+    tokens = waited_tokens(question.workload, batch_size, most, layout, micro_batches)
+    return max(round(min(tokens, float(most))), 1)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
@@ -15,6 +15,7 @@ from orchestrator.estimating.choosing.boxes import BoxSearch
 from orchestrator.estimating.choosing.layouts import (
     best_layouts,
     names_by_count,
+    on_changed_layout,
     on_layout,
     placed_layouts,
 )
@@ -303,9 +304,16 @@ def remedied(
     question = rows[0].question
     estimated_jobs = simulation.of(question).estimates
     shorter_jobs = simulation.at_lengths(lengths_up_to(question.seq_len // 2)).estimates
+
+    def varied(question: Question, changes: Mapping[str, Any]) -> Question | None:
+        if "offload" in changes and request.offload == "none":
+            return None
+        placed = on_changed_layout(question, changes, request.strategy, BATCH_LIMIT)
+        return None if placed is None else varied_question(request, placed, changes)
+
     return with_remedies(
         rows,
-        partial(varied_question, request),
+        varied,
         estimated_jobs,
         shorter_jobs,
         alterations=alterations,

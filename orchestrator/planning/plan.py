@@ -189,7 +189,12 @@ def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -
         return None
     wanted = " and ".join(f"{amount:g} {name}" for name, amount in request.items())
     if cell.nodes == 1:
-        return f"no node of the cluster has {wanted}, which {cell.ranks} ranks need: start one"
+        cores = max(node.resources["CPU"] for node in nodes)
+        return (
+            f"{cell.ranks} ranks need a machine with {cell.ranks} cores; the largest has {cores:g}"
+            if gpu.kind == "cpu" and cores < cell.ranks
+            else f"no node of the cluster has {wanted}, which {cell.ranks} ranks need: start one"
+        )
     return (
         f"the cluster does not have {cell.nodes} nodes with {wanted} each, which {cell.ranks} "
         f"ranks on {cell.nodes} nodes need: start more"

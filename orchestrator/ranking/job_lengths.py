@@ -12,7 +12,7 @@ from orchestrator.spec.job_tokens import (
     job_of,
     longest_example,
     longest_tokens,
-    padded_tokens,
+    waited_tokens,
 )
 from trials.drawn_lengths import DrawnLengths
 from trials.records.cell import Cell
@@ -20,10 +20,19 @@ from trials.records.observation import Observation
 
 
 def padding(job: Job, cell: Cell) -> PaddedTokens | None:
-    """Padded tokens per example by batch size; None where all examples have the full length."""
+    """Padded tokens per example by batch size; None where all examples have the full length.
+
+    Of several ranks they are those of the batch that the others wait for.
+    """
     if job.lengths is None:
         return None
-    return lambda size: min(padded_tokens(job, size, cell.seq_len), float(cell.seq_len))
+
+    def tokens(size: int) -> float:
+        micro_batches = cell.rank_recipe.micro_batches(size)
+        waited = waited_tokens(job, size, cell.seq_len, cell.parallel, micro_batches)
+        return min(waited, float(cell.seq_len))
+
+    return tokens
 
 
 def of_drawn_lengths(

@@ -10,6 +10,7 @@ from orchestrator.datasets.lengths import DataLengths
 from orchestrator.request import OptionError
 from orchestrator.spec.job import PACKED, Job
 from trials.drawn_lengths import DrawnLengths
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
 SIMULATED_PADDED = (1, 2, 3, 4, 8, 16)  # batch sizes whose padded lengths are simulated
@@ -89,6 +90,30 @@ def padded_tokens(workload: Job, batch_size: int, seq_len: int) -> float:
     if workload.padding == "grouped":
         return lengths.grouped(size, workload.examples, workload.pad_to_multiple)
     return lengths.padded(size, workload.pad_to_multiple)
+
+
+def waited_tokens(
+    workload: Job, batch_size: int, seq_len: int, layout: Parallel | None, micro_batches: int
+) -> float:
+    """Expected tokens of each row of the batch that the ranks of a step wait for, the longest.
+
+    Each rank pads its own batch. Of n ranks that meet in every micro-batch the longest example of
+    all n b decides, ``L(n b)`` instead of ``L(b)`` (``padded_tokens``). Ranks that meet once in k
+    micro-batches differ by the mean of k lengths, whose standard deviation is smaller by
+    ``sqrt(k)``: ``L(b) + (L(n b) - L(b)) / sqrt(k)``.
+
+    Args:
+        workload: the job.
+        batch_size: rows per micro-batch of a rank, b.
+        seq_len: as for ``padded_tokens``.
+        layout: the ranks; None for one, which waits for none.
+        micro_batches: micro-batches per optimizer step, k.
+    """
+    own = padded_tokens(workload, batch_size, seq_len)
+    if layout is None or layout.data_parallel_ranks == 1:
+        return own
+    longest = padded_tokens(workload, batch_size * layout.data_parallel_ranks, seq_len)
+    return own + (longest - own) / math.sqrt(micro_batches if layout.meets_once else 1)
 
 
 def shorter_lengths(workload: Job, seq_len: int) -> tuple[int, ...]:

@@ -160,6 +160,11 @@ class Parallel(Record):
         return self.is_sharded and self.data_parallel_ranks > 1
 
     @property
+    def meets_once(self) -> bool:
+        """Whether ranks wait for one another once in an optimizer step, not in each micro-batch."""
+        return self.strategy == "ddp" or self.zero_stage == 1
+
+    @property
     def is_sharded(self) -> bool:
         """Whether each GPU holds a shard of the training, not a copy of all of it."""
         return self.strategy != "ddp"

@@ -40,7 +40,7 @@ class BoxSearch:
     best_on: OnLayouts
 
     def best(self, rows: Sequence[Estimated], question: Question) -> list[Estimated]:
-        """The best number of each GPU.
+        """The best number of each GPU; the largest one that was tried where no GPU does.
 
         Where one GPU suffices, its recipe is copied to each of the others (``ddp``), which takes no
         further trace. Where it does not, weights, gradients and optimizer state are divided
@@ -71,7 +71,10 @@ class BoxSearch:
             and (job := _on(question, layout)) is not None
         ]
         boxes += self.best_on(shards) if shards else []
-        best = map(_best, _by_gpu([*rows, *boxes]))
+        groups = _by_gpu([*rows, *boxes])
+        best = list(map(_best, groups))
+        if not any(map(fits, best)):  # changes are looked for on the largest number
+            best = [max(group, key=lambda row: row.estimate.gpus) for group in groups]
         return [self._with_draws(row, question) for row in best]
 
     def _sharded(self, count: int) -> list[Parallel]:

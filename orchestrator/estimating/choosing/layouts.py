@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
@@ -203,6 +203,37 @@ def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Ques
         batch_limit=recipe.of_rank(parallel.data_parallel_ranks).batch_limit(limit),
         parallel=parallel,
     )
+
+
+def on_changed_layout(
+    question: Question, changes: Mapping[str, Any], strategy: StrategyOption, limit: int
+) -> Question | None:
+    """The question on another layout of its GPUs; itself where the changes name none.
+
+    Args:
+        question: question on several GPUs.
+        changes: options by name, among which may be ``strategy``, and ``offload`` for all shards.
+        strategy: the strategy that was asked for.
+        limit: largest batch size to try.
+
+    Returns:
+        The question; None where the changes contradict the strategy that was asked for, or the
+        GPUs cannot share the effective batch.
+    """
+    other, layout = changes.get("strategy"), question.parallel
+    if other is None or layout is None:
+        return question
+    if strategy not in {"auto", other}:
+        return None
+    kept = {"gpus", "nodes", "node_network_gbps", "rdma"} | (
+        {"replicas"} if other == "hsdp" else set()
+    )
+    fields = layout.model_dump(include=kept) | {"strategy": other}
+    parallel = Parallel.model_validate(fields | {"offload": changes.get("offload")})
+    try:
+        return on_layout(question, parallel, limit)
+    except EstimateError:
+        return None
 
 
 def _with_batch(recipe: Recipe, effective_batch: int) -> Recipe:

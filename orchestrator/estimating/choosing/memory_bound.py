@@ -20,6 +20,7 @@ def cannot_fit(question: Question, row: Estimated) -> bool:
     """
     own, other = question.recipe, row.question.recipe
     unlike = own.model_copy(update={name: getattr(other, name) for name in OUTSIDE_LAYERS}) != other
+    unlike = unlike or question.parallel != row.question.parallel
     if unlike or question.seq_len != row.question.seq_len or question.has_square_mask:
         return False
     traced = row.cell.request.batch_sizes[0]

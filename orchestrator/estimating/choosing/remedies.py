@@ -14,6 +14,7 @@ from orchestrator.estimating.choosing.recipe_choice import (
     fits,
     with_alternatives,
 )
+from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH
 from orchestrator.estimating.longest_sequence import MULTIPLE
@@ -71,12 +72,15 @@ def with_remedies(  # noqa: PLR0913 - settings by name
     for altered in alterations:
         estimating = shorter_jobs if altered is _shorter else estimated_jobs
         misfits = [r for r in remedied.values() if not fits(r) and not r.estimate.alternatives]
-        if altered not in {_altered, _altered_twice}:  # the others keep the weights
+        if altered not in {_altered, _altered_twice, _laid_out}:  # the others keep the weights
             misfits = [r for r in misfits if weights[r.placement] < r.estimate.usable_gib]
+        places = {(row.gpu.key, row.question.ranks): row.placement for row in misfits}
         jobs: list[EstimatedJob] = []
         most = _jobs(misfits, altered, partial(_all_settings, trainer=trainer), varied)
-        for place, others in compared_recipes(most, estimating).items():
-            weights[place] = min(weights[place], *(row.weights_gib for row in others))
+        for (_, layout), others in compared_recipes(most, estimating).items():
+            place = places[others[0].gpu.key, others[0].question.ranks]
+            if altered is not _laid_out:
+                weights[place] = min(weights[place], *(row.weights_gib for row in others))
             # What does not fit with all settings does not fit with some of them.
             if fits(others[0]):
                 tokens = others[0].estimate.seq_len
@@ -85,10 +89,13 @@ def with_remedies(  # noqa: PLR0913 - settings by name
                 jobs += [
                     (question, gpu)
                     for question, gpu in some
-                    if question.seq_len == tokens and not cannot_fit(question, remedied[place])
+                    if (question.seq_len, question.parallel) == (tokens, layout)
+                    and not cannot_fit(question, remedied[place])
                 ]
-        for other in filter(fits, best_recipes(jobs, estimating)):
-            remedied[other.placement] = with_alternatives(remedied[other.placement], [other])
+        fitting = filter(fits, best_recipes(jobs, estimating))
+        for other in sorted(fitting, key=by_objective, reverse=True):  # the best counts
+            place = places[other.gpu.key, other.question.ranks]
+            remedied[place] = with_alternatives(remedied[place], [other])
     return list(remedied.values())
 
 
@@ -124,6 +131,8 @@ def _jobs(
 
 def _possible(row: Estimated, changes: Changes, varied: WithOptions) -> Question | None:
     """The question after changes, with its own attention if the GPU lacks the other."""
+    if changes.get("strategy") == "tp" and row.weights_gib >= row.estimate.usable_gib:
+        return None  # it divides no more of the weights
     without = {name: value for name, value in changes.items() if name != "attention"}
     for some in (changes, without):
         question = varied(row.question, dict(row.question.changes) | some) if some else None
@@ -194,11 +203,9 @@ def lacks_offloading(row: Estimated) -> bool:
 
 
 def can_leave_to_host(row: Estimated) -> bool:
-    """Whether the host could hold weights and optimizer, which no change tries."""
-    question, layout = row.question, row.question.parallel
-    if layout is None:  # by DeepSpeed alone, which does not divide weights of 4 bits
-        return question.recipe.task == "sft" and question.recipe.method != "qlora"
-    return layout.offload is None and question.recipe.task == "sft"
+    """Whether the host could hold weights and optimizer, which no change tries on one GPU."""
+    recipe = row.question.recipe  # by DeepSpeed alone, which does not divide weights of 4 bits
+    return row.question.parallel is None and recipe.task == "sft" and recipe.method != "qlora"
 
 
 def _can_offload(question: Question) -> bool:
@@ -221,6 +228,16 @@ def _offloaded(question: Question) -> Iterator[Changes]:
     """Activations on the host, which takes TRL to simulate, and longer: all layers are traced."""
     if _can_offload(question) and _is_offloading_simulated():
         yield {"activation_offloading": True}
+
+
+def _laid_out(question: Question) -> Iterator[Changes]:
+    """The same GPUs with parts of each layer, which divide activations, or shards on the host."""
+    layout = question.parallel
+    if layout is None or layout.offload is not None or question.recipe.task != "sft":
+        return
+    if layout.gpus_per_node > 1:
+        yield {"strategy": "tp"}
+    yield {"strategy": "hsdp" if layout.strategy == "hsdp" else "fsdp2", "offload": "all"}
 
 
 def _altered(question: Question) -> Iterator[Changes]:
@@ -268,7 +285,8 @@ SETTINGS: Sequence[Alteration] = (_alike,)
 ON_GPU: Sequence[Alteration] = (*SETTINGS, _altered, _altered_twice, _shorter)
 """These first, then those that alter one thing, then two, then shorter examples."""
 ALL_CHANGES: Sequence[Alteration] = (
-    *(_alike, _offloaded),
+    *(_alike, _laid_out, _offloaded),
     *(_altered, _altered_twice, _smallest_offloaded, _shorter),
 )
-"""The same with activations on the host, for which all layers are traced."""
+"""The same with other layouts of several GPUs, and with activations on the host, for which all
+layers are traced."""

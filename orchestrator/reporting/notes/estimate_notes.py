@@ -320,4 +320,6 @@ def _lengths(rows: Sequence[Estimate], question: Question) -> str:
     if all(row.tokens_per_example == row.seq_len for row in rows):
         return f"{span([row.seq_len for row in rows], '.0f')} tokens per {unit}"
     most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
-    return f"memory at {longest} tokens per {unit}, times at {padded[0]:.0f}{most}{padding}"
+    waits = not question.recipe.packing and any(row.gpus > 1 for row in rows)
+    waited = "; several GPUs wait for the longest of their batches, which has more" * waits
+    return f"memory at {longest} tokens per {unit}, times at {padded[0]:.0f}{most}{padding}{waited}"

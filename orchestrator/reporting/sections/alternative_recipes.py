@@ -107,14 +107,10 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
     if hopeless:
         names = ", ".join(row.estimate.gpu for row in hopeless)
         yield f"No change that was tried makes the job fit on {names}."
-    left = [row.question.parallel for row in hopeless if can_leave_to_host(row)]
-    if left:
-        alone = not any(left)
-        by = "deepspeed-zero3" if alone else "fsdp2"
-        nor = "" if alone else ", nor deepspeed-zero3"
+    if any(map(can_leave_to_host, hopeless)):
         yield (
-            f"--strategy {by} --offload all was not tried{nor}: the host then holds weights and "
-            "optimizer state."
+            "--strategy deepspeed-zero3 --offload all was not tried: the host then holds weights "
+            "and optimizer state."
         )
     untried = [row.estimate.gpu for row in rows if lacks_offloading(row)]
     if untried:

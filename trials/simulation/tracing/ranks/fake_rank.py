@@ -1,6 +1,9 @@
 """The first rank of a group that moves nothing, with its shards of a fake model.
 
-Uneven shards are largest on the first rank, so its memory is the most of all ranks'.
+No other rank takes more memory, or does more. FSDP2 divides rows by rounding up: the last ranks
+have fewer, and what they gather and reduce is padded to the same bytes. Parts of ``tp`` are equal.
+``tests/test_ranks_fake_and_real.py`` compares all ranks. A trace is of one length: examples of
+varying length, by which ranks differ, are for those who use it.
 """
 
 import contextlib
