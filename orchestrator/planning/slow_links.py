@@ -15,7 +15,7 @@ class SlowLink:
     """A slow link of a node.
 
     Attributes:
-        link: interconnect of its GPUs by the catalog.
+        link: interconnect of its GPUs by the layout or the catalog.
         collective: collective that takes the longest.
         times: ratio of its time to that of the catalog's link.
     """
@@ -48,18 +48,20 @@ def slow_links(links: Iterable[LinkTimes], catalog: Catalog) -> list[SlowLink]:
         if not link.times or link.environment is None or link.cell.nodes > 1:
             continue
         gpu, gpus = catalog.gpu(link.cell.device), link.cell.ranks
-        if gpu.interconnect in (None, "none"):
+        layout = link.cell.parallel
+        interconnect = (layout and layout.interconnect) or gpu.interconnect
+        if interconnect in (None, "none"):
             continue
         largest = {one.collective: one for one in sorted(link.times, key=lambda t: t.buffer_bytes)}
         ratios = {
             name: one.seconds
-            / link_speed(gpu.interconnect, gpus, name).seconds(name, gpus, one.buffer_bytes)
+            / link_speed(interconnect, gpus, name).seconds(name, gpus, one.buffer_bytes)
             for name, one in largest.items()
         }
         worst = max(ratios, key=ratios.__getitem__)
         if ratios[worst] >= SLOW:
             host, node_id = link.environment.host, link.environment.node_id
             slow[node_id or host, gpus] = SlowLink(
-                host, node_id, gpu.key, gpus, gpu.interconnect, worst, ratios[worst]
+                host, node_id, gpu.key, gpus, interconnect, worst, ratios[worst]
             )
     return list(slow.values())
