@@ -91,11 +91,23 @@ def test_a_killed_rank_costs_one_probe_and_nothing_is_lost_or_measured_twice(
     failed = [o.detail for o in probes if o.outcome is Outcome.FAILED]
     assert failed == [f"rank {int(layout[0]) - 1}: the child was killed by SIGKILL"]
     assert len({o.key for o in probes}) == len(probes)
-    (link,) = RunFolder(run.path).links()  # of a budget that leaves no buffer
-    assert (link.times, link.detail) == ((), None)
+    assert largest_batch([o for o in probes if o.cell.key.endswith(f"/{layout}")]) is not None
+
+
+def test_links_are_timed_once_and_are_no_probe(layout: str, run: RunFolder) -> None:
+    """The first line of their cell has them, with the node of the ranks."""
+    (link,) = run.links()
+    assert next(record for record in run.logged() if record.cell == link.cell) == link
+    assert link.outcome is Outcome.FITS
+    assert link.cell.key.endswith(f"/{layout}")
+    assert {time.collective for time in link.times} == {
+        "all-gather",
+        "reduce-scatter",
+        "all-reduce",
+    }
+    assert link.environment is not None
     assert link.node_ids == (link.environment.node_id,)
     assert link.environment.backend == "gloo"
-    assert largest_batch([o for o in probes if o.cell.key.endswith(f"/{layout}")]) is not None
 
 
 def test_ranks_share_what_one_process_holds_alone(layout: str, run: RunFolder) -> None:
