@@ -1,7 +1,7 @@
 """Speeds of collectives, fitted to their times in runs on several GPUs."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink
 from gpu_catalog.record import Record
 from trials.records.collectives import CollectiveTime
-from trials.records.observation import Basis, Observation
+from trials.records.profile import LinkTimes
 
 
 class FittedLink(Record):
@@ -27,24 +27,20 @@ class FittedLink(Record):
     largest_mib: float
 
 
-def fitted_links(
-    observations: Sequence[Observation], gpus: Mapping[str, Gpu]
-) -> tuple[FittedLink, ...]:
+def fitted_links(links: Iterable[LinkTimes], gpus: Mapping[str, Gpu]) -> tuple[FittedLink, ...]:
     """Fit the equation of ``within_nodes`` to the times of each collective, GPU and number of GPUs.
 
     Times of several hosts count together. A collective needs two sizes of its buffer. CPUs and
     several nodes are left out.
     """
     timed: dict[tuple[str, int, CollectiveName], list[CollectiveTime]] = defaultdict(list)
-    for o in observations:
-        layout, measurement = o.cell.parallel, o.measurement
-        is_cuda = o.cell.gpu in gpus and gpus[o.cell.gpu].kind == "cuda"
-        if layout is None or layout.nodes > 1 or measurement is None or not is_cuda:
-            continue
-        for one in measurement.collectives if o.basis is Basis.MEASURED else ():
-            timed[o.cell.gpu, layout.gpus, one.collective].append(one)
-    links = (_fitted(*key, times) for key, times in sorted(timed.items()))
-    return tuple(link for link in links if link is not None)
+    for link in links:
+        cell, gpu = link.cell, gpus.get(link.cell.device)
+        if cell.nodes == 1 and gpu is not None and gpu.kind == "cuda":
+            for one in link.times:
+                timed[gpu.key, cell.ranks, one.collective].append(one)
+    fitted = (_fitted(*key, times) for key, times in sorted(timed.items()))
+    return tuple(link for link in fitted if link is not None)
 
 
 def _fitted(

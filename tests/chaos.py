@@ -36,6 +36,7 @@ from fakes.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 
 from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.records.observation import Observation
+from trials.records.profile import logged, observations_of
 
 LENGTHS = list(range(24, 24 + 8 * 10, 8))
 # A child that was stopped holds its trial until the probe's time is over.
@@ -198,7 +199,7 @@ class Round:
         else:
             file = self._out / OBSERVATIONS
             content = file.read_bytes() if file.exists() else b""
-        return [Observation.model_validate_json(line) for line in content.split(b"\n")[:-1]]
+        return observations_of(map(logged, content.split(b"\n")[:-1]))
 
     def is_complete(self) -> bool:
         """Whether every cell was timed: a trial whose child was killed thrice ends without."""

@@ -15,9 +15,10 @@ from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.forked_child import ProbeEnd
 from trials.child_process.nodes_prober import NodesProber, ThreadProber, interface_of, joint_end
-from trials.records.messages import RankPlace, RankProgress
+from trials.records.messages import LINK_REQUEST, RankPlace, RankProgress
 from trials.records.observation import Outcome
 
+COLLECTIVES = {"all-gather", "reduce-scatter", "all-reduce"}
 SOON_SECONDS = 5.0  # some hundredths of a second where a core is free
 SETUP = small_setup(gang_cell(gpus=4, seq_len=8, nodes=2))
 
@@ -98,6 +99,16 @@ def test_lack_of_memory_on_any_node_is_the_verdict(nodes: Nodes) -> None:
     assert end.detail is not None
     assert end.detail.startswith("rank ")
     assert gone_within(before, SOON_SECONDS)
+
+
+def test_links_are_timed_by_ranks_without_a_model_on_all_nodes(nodes: Nodes) -> None:
+    """They are others than those that train, which end first; none is left."""
+    before = nodes.every
+    end = nodes.prober.probe(LINK_REQUEST)
+    assert (end.outcome, end.detail, end.measurement) == (Outcome.FITS, None, None)
+    assert {time.collective for time in end.collectives or ()} == COLLECTIVES
+    assert gone_within(before, SOON_SECONDS)
+    assert [prober.child_pid for prober in nodes.probers] == [None, None]
 
 
 def test_an_interrupt_that_comes_too_late_harms_no_further_probe(nodes: Nodes) -> None:

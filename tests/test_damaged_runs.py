@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.cli.main import main
 from orchestrator.storage.append_log import AppendFile
 from orchestrator.storage.run_storage import StoreError
+from trials.records.observation import LOG_VERSION
 
 EXTREMES = st.sampled_from(
     [None, 0, -1, 1, 10**9, 10**30, -(10**30), 1e-300, 1e300, 1e-9, 1e9, True, "", "x", [], {}]
@@ -120,7 +121,7 @@ def test_a_peak_of_zero_bytes_enters_no_law(run: FinishedRun, command: str) -> N
     assert main([command, str(run.log.parent)]) == 0
 
 
-@pytest.mark.parametrize("addition", [{"log_version": 2, "new": 1}, {"new": 1}])
+@pytest.mark.parametrize("addition", [{"log_version": LOG_VERSION + 1}, {"new": 1}])
 def test_a_line_of_a_newer_version_is_not_to_be_deleted(
     run: FinishedRun,
     addition: dict[str, int],

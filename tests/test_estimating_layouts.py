@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import orchestrator
@@ -23,13 +24,19 @@ from orchestrator.estimating.choosing.layouts import (
 )
 from orchestrator.estimating.estimate_request import EstimateRequest, question_of
 from orchestrator.estimating.question import EstimateError
+from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.request import request_of
 from trials.recipes.parallel import Parallel
 from trials.records.observation import Outcome
+from trials.simulation.ranks.rank_timeline import collective_seconds
+from trials.simulation.recording import Collective, Column
 from trials.simulation.trace_cache import StepTrace
 from trials.simulation.trace_request import TraceRequest
 
 CATALOG = load_catalog()
+ALL_REDUCE = np.array([Collective.ALL_REDUCE])
+MOVED = np.zeros((1, len(Column)))
+MOVED[:, Column.BYTES], MOVED[:, [Column.PRODUCTS, Column.COLUMNS]] = 1e9, (2, 1)
 TODAY = dt.date(2026, 11, 23)
 
 
@@ -166,6 +173,7 @@ def test_a_layout_of_several_nodes_is_estimated_on_each_network_of_the_instances
     assert {one and one.network: [gpu.key for gpu in some] for one, some in placed} == {
         NodeNetwork(25, rdma=False): ["H100-SXM"],
         NodeNetwork(100, rdma=False): ["A100-80GB-SXM"],
+        NodeNetwork(350, rdma=False): ["H100-SXM"],
         NodeNetwork(400, rdma=True): ["A100-80GB-SXM"],
         NodeNetwork(800, rdma=False): ["H100-SXM"],
         NodeNetwork(1600, rdma=True): ["A100-80GB-SXM"],
@@ -178,3 +186,31 @@ def test_a_layout_of_several_nodes_is_estimated_on_each_network_of_the_instances
     assert one.network == NodeNetwork(400, rdma=True)
     (beside,) = layouts(8, "fsdp2", 1)
     assert placed_layouts(beside, gpus, CATALOG, only) == [(beside, gpus)]
+
+
+def test_a_layout_of_one_node_is_estimated_on_each_link_between_its_gpus() -> None:
+    """A100 PCIe that Azure joins in pairs are another layout, priced by Azure's offers alone.
+
+    Of two GPUs as of four; a measured layout, whose link nobody states, is priced by all offers.
+    """
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 128})
+    question = question_of(request, CATALOG, TODAY)
+    gpu = CATALOG.gpu("A100-80GB-PCIe")
+    offers = CATALOG.offers(gpu.key)
+    for count in (2, 4):
+        (layout,) = layouts(count, "ddp", 1)
+        placed = dict(placed_layouts(layout, [gpu], CATALOG, question.constraints))
+        assert {one and one.interconnect for one in placed} == {None, "nvlink-pair-3"}
+        for one in placed:
+            assert one is not None
+            instances = {offer.instance for offer in layout_offers(offers, one)}
+            joined = "Standard_NC96ads_A100_v4" in instances
+            assert joined == (one.interconnect is not None)
+            assert (instances == {"Standard_NC96ads_A100_v4"}) == joined
+            seconds = collective_seconds(ALL_REDUCE, MOVED, gpu, one)
+            own = gpu.model_copy(update={"interconnect": one.interconnect or gpu.interconnect})
+            assert seconds == collective_seconds(ALL_REDUCE, MOVED, own, layout)
+        every = layout_offers(offers, layout, is_simulated=False)
+        assert len(every) == sum(len(layout_offers(offers, one)) for one in placed)
+        assert {one and one.on_one_node for one in placed} == {layout}  # of one trace
+    assert {one and one.key for one in placed} == {"4xddp", "4xddp-nvlink-pair-3"}

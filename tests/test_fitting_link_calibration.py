@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders.gangs import gang_cell
+from builders.gangs import gang_cell, link_times
 from builders.observations import environment, measurement, observation
 from builders.runs import ONE_CELL, spec_of
 
@@ -19,7 +19,7 @@ from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from trials.recipes.parallel import Parallel
 from trials.records.collectives import CollectiveTime
-from trials.records.observation import Observation
+from trials.records.profile import LinkTimes
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.ranks.rank_timeline import collective_seconds
 from trials.simulation.recording import Collective, Column
@@ -39,16 +39,15 @@ def timed(
     layout: Parallel = DDP,
     names: tuple[CollectiveName, ...] = ("all-gather", "all-reduce"),
     host: str = "box",
-) -> Observation:
-    """A probe of two GPUs before which collectives of growing buffers took these seconds."""
+) -> LinkTimes:
+    """Links of two GPUs over which collectives of growing buffers took these seconds."""
     cell = gang_cell(gpus=2, seq_len=128).model_copy(update={"gpu": gpu, "parallel": layout})
     times = tuple(
         CollectiveTime(collective=name, buffer_bytes=size, seconds=seconds(name, size))
         for name in names
         for size in SIZES
     )
-    measured = measurement(2**30, (0.02,) * 6).model_copy(update={"collectives": times})
-    return observation(4, cell=cell, measurement=measured, environment=environment(host=host))
+    return link_times(cell, *times, environment=environment(host=host))
 
 
 def by_own_link(name: CollectiveName, size: int) -> float:
@@ -86,9 +85,7 @@ def test_times_that_do_not_grow_with_the_buffer_give_no_bandwidth() -> None:
     assert steep.link.alpha_us == 0
     assert 0.05 < steep.mean_error < 0.5
     one = timed(by_own_link)
-    assert one.measurement is not None
-    first = one.measurement.model_copy(update={"collectives": one.measurement.collectives[:1]})
-    assert fitted_links([one.model_copy(update={"measurement": first})], GPUS) == ()
+    assert fitted_links([one.model_copy(update={"times": one.times[:1]})], GPUS) == ()
 
 
 def test_a_second_bandwidth_is_printed_and_kept_in_the_file() -> None:
@@ -137,9 +134,11 @@ def test_calibrate_hands_measured_links_to_an_estimate(
     monkeypatch.chdir(tmp_path)
     slow = LinkSpeed(alpha_seconds=40e-6, bytes_per_second=0.02e9)
     (cell,) = spec_of(SPEC).all_cells()
-    probe = timed(lambda name, size: slow.seconds(name, 2, size))
+    link = timed(lambda name, size: slow.seconds(name, 2, size))
+    measured = measurement(2**30, (0.02,) * 6)
     with ObservationWriter(open_run("run", SPEC, spec_of(SPEC))) as writer:
-        writer.append(probe.model_copy(update={"cell": cell}))
+        writer.append(link.model_copy(update={"cell": cell}))
+        writer.append(observation(4, cell=cell, measurement=measured))
     assert main(["calibrate", "run", "--out", "constants.json"]) == 0
     shown = capsys.readouterr().out
     assert "| 2xL40S | all-reduce | 40 " in shown

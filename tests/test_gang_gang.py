@@ -23,7 +23,7 @@ from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE
 
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.rank_verdict import measurement_of_ranks, with_reading
-from trials.records.messages import ProbeRequest
+from trials.records.messages import LINK_REQUEST
 from trials.records.observation import Measurement, MemoryReading, Outcome
 from trials.training.gang.gang import RankEnd
 from trials.training.gang.rank_process import visible_gpu
@@ -84,15 +84,17 @@ def test_a_fit_records_each_rank_the_slowest_step_and_the_largest_peak(
 
 
 def test_collectives_are_timed_where_requested(prober: ChildProber) -> None:
-    """Every collective, at growing buffers from 1 MiB up that the memory allows."""
-    end = prober.probe(ProbeRequest(batch_size=1, timing=None, times_collectives=True))
-    assert end.measurement is not None
-    times = end.measurement.collectives
+    """Every collective, at growing buffers from 1 MiB up that the memory allows; no step."""
+    end = prober.probe(LINK_REQUEST)
+    assert (end.outcome, end.measurement) == (Outcome.FITS, None)
+    times = end.collectives or ()
     assert {one.collective for one in times} == {"all-gather", "reduce-scatter", "all-reduce"}
     assert {one.buffer_bytes for one in times} == {MIB}  # an eighth of the budget
+    assert end.environment is not None
+    assert end.environment.backend == "gloo"
     plain = prober.probe(SMALL)
     assert plain.measurement is not None
-    assert plain.measurement.collectives == ()
+    assert plain.collectives is None
 
 
 def test_ranks_that_fit_share_their_processes(prober: ChildProber) -> None:

@@ -9,10 +9,10 @@ from gpu_catalog.links.between_nodes import (
     InstanceNetwork,
     NetworkLink,
     NodeNetwork,
+    distinct_links,
+    links_of,
     network_notes,
-    network_of,
     network_speed,
-    networks_of,
 )
 
 CATALOG = load_catalog()
@@ -43,12 +43,24 @@ def test_instances_with_a_network_have_an_offer() -> None:
 def test_an_offer_has_the_network_of_its_instance() -> None:
     """Without a record it is unknown; instances with too few GPUs do not count."""
     offers = CATALOG.offers("A100-80GB-SXM")
-    by_name = {offer.instance: network_of(offer) for offer in offers}
+    by_name = {offer.instance: links_of(offer).network for offer in offers}
     assert by_name["p4de.24xlarge"] == EFA
     assert by_name["4A100.88V"] is None
-    assert set(networks_of(offers, 8)) == {EFA, TCP, NodeNetwork(1600, rdma=True), None}
-    assert None in networks_of(offers, 4)
-    assert networks_of(offers, 16) == []
+    networks = [links.network for links in distinct_links(offers, 8)]
+    assert set(networks) == {EFA, TCP, NodeNetwork(1600, rdma=True), None}
+    assert None in [links.network for links in distinct_links(offers, 4)]
+    assert distinct_links(offers, 16) == []
+
+
+def test_an_instance_states_a_link_between_its_gpus_only_where_it_is_not_theirs() -> None:
+    """Azure joins A100 PCIe in pairs by NVLink; the same link as elsewhere would split offers."""
+    own = {
+        (offer.instance, offer.gpu): links_of(offer).interconnect
+        for offer in CATALOG.all_offers
+        if links_of(offer).interconnect is not None
+    }
+    assert own["Standard_NC96ads_A100_v4", "A100-80GB-PCIe"] == "nvlink-pair-3"
+    assert all(CATALOG.gpu(gpu).interconnect != link for (_, gpu), link in own.items())
 
 
 def test_a_measured_collective_has_its_own_speed() -> None:
@@ -77,13 +89,22 @@ def test_an_unmeasured_collective_has_the_slowest_part_of_its_network_and_says_s
 
 
 def test_a_network_that_bypasses_the_host_without_rdma_is_no_measured_one() -> None:
-    """A3 High has the Gb/s of the A100 that reduced over RoCE, but its GPUDirect-TCPX is TCP."""
-    (a3,) = {network_of(o) for o in CATALOG.offers("H100-SXM") if o.instance == "a3-highgpu-8g"}
+    """A3 High has the Gb/s of the A100 that reduced over RoCE, but its GPUDirect-TCPX is TCP.
+
+    Its own all-gather was measured, which says nothing of TCP by the host.
+    """
+    (a3,) = {
+        links_of(o).network for o in CATALOG.offers("H100-SXM") if o.instance == "a3-highgpu-8g"
+    }
     assert a3 == NodeNetwork(800, rdma=False)
     (note,) = network_notes(a3, 2, 16, ["all-reduce"])
     assert note.endswith(
         "is timed as all-reduce on 32 GPUs of 4 nodes, 100 Gb/s without RDMA: 32 GB/s a node"
     )
+    assert network_notes(a3, 2, 16, ["all-gather"]) == []
+    assert network_speed(TCP, 2, 16, "all-gather").bytes_per_second == pytest.approx(4e9)
+    # The start of a collective without RDMA is none with it.
+    assert network_speed(NDR, 2, 16, "all-gather").alpha_seconds == pytest.approx(164e-6)
 
 
 def test_an_unknown_network_is_as_slow_as_the_slowest_measured() -> None:

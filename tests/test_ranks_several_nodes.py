@@ -44,18 +44,25 @@ def test_a_group_is_on_the_nodes_of_its_ranks(group: Group, nodes: int) -> None:
 
 def test_gpus_of_a_node_share_its_network() -> None:
     """One GPU of eight has an eighth; all have it whole, up to the link between them (A100)."""
-    whole = network_speed(NDR, 2, 16, "all-reduce").bytes_per_second
+    whole = network_speed(NDR, 4, 32, "all-reduce").bytes_per_second
     assert collective_speed(
-        Group(2, 8, 8), "all-reduce", SWITCH, NDR
+        Group(4, 8, 8), "all-reduce", SWITCH, NDR
     ).bytes_per_second == pytest.approx(whole / 8)
     within = link_speed("nvlink-switch-3", 8, "all-reduce").bytes_per_second
     assert within < whole < link_speed(SWITCH, 8, "all-reduce").bytes_per_second
     for interconnect, reached in (("nvlink-switch-3", within), (SWITCH, whole)):
-        every = collective_speed(Group(16, 1, 8), "all-reduce", interconnect, NDR)
+        every = collective_speed(Group(32, 1, 8), "all-reduce", interconnect, NDR)
         assert every.bytes_per_second == reached
     assert collective_speed(Group(8, 1, 8), "all-reduce", SWITCH, NDR) == link_speed(
         SWITCH, 8, "all-reduce"
     )
+
+
+def test_a_gpu_alone_on_its_node_exchanges_no_more_than_its_part_of_the_network() -> None:
+    """Two nodes together reduce at more than that, since a tree sends less between them."""
+    assert network_speed(NDR, 2, 16, "all-reduce").bytes_per_second > NDR.bytes_per_second
+    alone = collective_speed(Group(2, 8, 8), "all-reduce", SWITCH, NDR)
+    assert alone.bytes_per_second == NDR.bytes_per_second / 8
 
 
 def numbers(*groups: tuple[int, int]) -> np.ndarray:
@@ -76,7 +83,7 @@ def test_shards_of_a_node_stay_on_its_switch_and_copies_cross_the_network() -> N
     switch = link_speed(SWITCH, 8, "all-gather")
     assert gather == pytest.approx(switch.alpha_seconds + 7 / 8 * 1e9 / switch.bytes_per_second)
     network = network_speed(NDR, 2, 16, "all-reduce")
-    assert reduce == pytest.approx(network.alpha_seconds + 8e9 / network.bytes_per_second)
+    assert reduce == pytest.approx(network.alpha_seconds + 8e9 / NDR.bytes_per_second)
 
 
 def test_links_work_at_the_same_time_and_each_does_one_collective_after_another() -> None:
@@ -92,8 +99,10 @@ def test_links_work_at_the_same_time_and_each_does_one_collective_after_another(
 
 
 def test_notes_name_the_links_that_stand_in() -> None:
-    """The switch was measured; the sum over two nodes was not."""
-    (note,) = layout_notes(H100, HSDP)
-    assert note.startswith("all-reduce on 16 GPUs of 2 nodes by 3200 Gb/s with RDMA is timed as ")
+    """The switch and the sum over two nodes were measured; that over four was not."""
+    assert layout_notes(H100, HSDP) == []
+    four = HSDP.model_copy(update={"gpus": 32, "nodes": 4, "replicas": 4})
+    (note,) = layout_notes(H100, four)
+    assert note.startswith("all-reduce on 32 GPUs of 4 nodes by 3200 Gb/s with RDMA is timed as ")
     (alone,) = layout_notes(H100, Parallel(gpus=16, strategy="ddp"))
     assert alone.startswith("all-reduce by nvlink-switch-4 is timed as all-reduce on 8 GPUs ")

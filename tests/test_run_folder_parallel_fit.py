@@ -19,7 +19,7 @@ from orchestrator.run_folder.parallel_fit import fits_of
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.storage.local_storage import OBSERVATIONS, lines_of
 from orchestrator.storage.run_storage import StoreError
-from trials.records.profile import is_profile
+from trials.records.profile import is_observation
 
 PROBES = 400  # of ten cells or so
 PART_BYTES = 100_000  # of the 900 kB that they take
@@ -42,7 +42,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     write_run(folder, PROBES)
     written = (folder / OBSERVATIONS).read_bytes().splitlines(keepends=True)
     profile = b'{"kind":"profile","cell":{}}\n'
-    assert is_profile(profile)
+    assert not is_observation(profile)
     return [*written[:150], profile, *written[150:]]
 
 

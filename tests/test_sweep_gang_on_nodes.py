@@ -80,8 +80,10 @@ def test_shards_and_copies_train_on_two_nodes(run: RunFolder) -> None:
     assert largest > 0
     assert miss is not None
     assert {o.batch_size for o in probes if o.is_timing} >= {largest}
-    times = [time for o in probes if o.measurement for time in o.measurement.collectives]
-    assert {time.collective for time in times} == COLLECTIVES
+    links = run.links()
+    assert {time.collective for link in links for time in link.times} == COLLECTIVES
+    assert all(link.detail is None and len(link.node_ids) == 2 for link in links)
+    assert len({frozenset(link.node_ids) for link in links}) == len(links)
 
 
 def test_ranks_on_two_nodes_are_priced_by_two_whole_instances(run: RunFolder) -> None:

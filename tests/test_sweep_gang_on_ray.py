@@ -10,6 +10,7 @@ import pytest
 from fakes.ray_sweeps import observations, start_sweep
 
 from orchestrator.run_folder.run_folder import RunFolder
+from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.records.observation import Outcome, largest_batch
 
 SPEC = """\
@@ -46,10 +47,13 @@ FSDP2, TP = "2xfsdp2", "4xtp-2degree"
 LAYOUTS = {FSDP2: "{gpus: 2, strategy: fsdp2}", TP: "{gpus: 4, strategy: tp, degree: 2}"}
 
 
-def kill_a_rank(driver: int, gpus: int) -> None:
-    """Kill the last rank of the first gang that has all."""
+def kill_a_rank(driver: int, gpus: int, out: Path) -> None:
+    """Kill the last rank of the first gang that has all, once the links were timed."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
+        if not ((out / OBSERVATIONS).exists() and RunFolder(out).links()):
+            time.sleep(0.05)
+            continue
         for process in psutil.Process(driver).children(recursive=True):
             try:
                 ranks = process.children()
@@ -74,7 +78,7 @@ def run(layout: str, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     home = tmp_path_factory.mktemp("home")
     (home / "gangs.yaml").write_text(SPEC.replace("LAYOUT", LAYOUTS[layout]), encoding="utf-8")
     sweep = start_sweep(home / "gangs.yaml", home / "run", home, **FOUR_CPUS)
-    kill_a_rank(sweep.pid, int(layout[0]))
+    kill_a_rank(sweep.pid, int(layout[0]), home / "run")
     assert sweep.wait(timeout=1800) == 0, (home / "run.log").read_text()
     return RunFolder(home / "run")
 
@@ -88,6 +92,22 @@ def test_a_killed_rank_costs_one_probe_and_nothing_is_lost_or_measured_twice(
     assert failed == [f"rank {int(layout[0]) - 1}: the child was killed by SIGKILL"]
     assert len({o.key for o in probes}) == len(probes)
     assert largest_batch([o for o in probes if o.cell.key.endswith(f"/{layout}")]) is not None
+
+
+def test_links_are_timed_once_and_are_no_probe(layout: str, run: RunFolder) -> None:
+    """The first line of their cell has them, with the node of the ranks."""
+    (link,) = run.links()
+    assert next(record for record in run.logged() if record.cell == link.cell) == link
+    assert link.outcome is Outcome.FITS
+    assert link.cell.key.endswith(f"/{layout}")
+    assert {time.collective for time in link.times} == {
+        "all-gather",
+        "reduce-scatter",
+        "all-reduce",
+    }
+    assert link.environment is not None
+    assert link.node_ids == (link.environment.node_id,)
+    assert link.environment.backend == "gloo"
 
 
 def test_ranks_share_what_one_process_holds_alone(layout: str, run: RunFolder) -> None:

@@ -43,7 +43,8 @@ def run_trials_here(
                 return
             listener.started(task)
             with child_prober(task, servers=servers) as prober:
-                run_trial(task, prober, listener.observed, keep_going=keep_going)
+                emit = listener.observed
+                run_trial(task, prober, emit, emit_link=emit, keep_going=keep_going)
             listener.ended(task.cell, None)
 
 

@@ -9,8 +9,9 @@ from trials.child_process.child_prober import ChildProber, Prober
 from trials.child_process.fork_server import ForkServers
 from trials.child_process.forked_child import ProbeEnd
 from trials.drawn_lengths import DrawnBatch
-from trials.records.messages import ProbeRequest, RankPlace
-from trials.records.observation import Observation
+from trials.records.messages import LINK_REQUEST, ProbeRequest, RankPlace
+from trials.records.observation import Environment, Observation
+from trials.records.profile import LinkTimes
 from trials.trial import PlannedProbe, TrialTask, most_attempts, probe_after
 
 
@@ -36,15 +37,16 @@ def child_prober(
     )
 
 
-def run_trial(
+def run_trial(  # noqa: PLR0913 - a trial, and what is called as it goes on
     task: TrialTask,
     prober: Prober,
     emit: Callable[[Observation], None],
     *,
     node_ids: Sequence[str] = (),
+    emit_link: Callable[[LinkTimes], None] | None = None,
     keep_going: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Probe until the trial is complete or cannot continue.
+    """Probe until the trial is complete or cannot continue; of several GPUs, time links first.
 
     A build does not depend on the batch size. The trial ends when as many builds in a row fail as a
     probe has attempts, rather than wait for those of the rest of the ladder.
@@ -54,6 +56,7 @@ def run_trial(
         prober: answers the probes.
         emit: called with each observation as its probe ends.
         node_ids: ids of its Ray nodes, in the order of its ranks; empty outside a cluster.
+        emit_link: called with the times of the links; None to time none.
         keep_going: called before each probe; False ends the trial.
     """
     new: list[Observation] = []
@@ -62,6 +65,8 @@ def run_trial(
     while (planned := probe_after(task, new)) is not None and keep_going():
         if time.monotonic() > until:
             return
+        if not new and emit_link is not None and task.times_link(node_ids):
+            emit_link(_link_times(task, prober, node_ids))
         observation, final = _observe(task, planned, prober, [*task.done, *new], node_ids)
         new.append(observation)
         emit(observation)
@@ -69,6 +74,30 @@ def run_trial(
         failed_builds = failed_builds + 1 if silent and observation.environment is None else 0
         if final or failed_builds >= most_attempts(observation.outcome):
             return
+
+
+def _link_times(task: TrialTask, prober: Prober, node_ids: Sequence[str]) -> LinkTimes:
+    """Time the collectives of the ranks, which no probe depends on."""
+    started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    started = time.monotonic()
+    end = prober.probe(LINK_REQUEST)
+    return LinkTimes(
+        cell=task.cell,
+        node_ids=tuple(node_ids),
+        outcome=end.outcome,
+        detail=end.detail,
+        times=end.collectives or (),
+        environment=_on_node(end.environment, node_ids),
+        started_at=started_at,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _on_node(environment: Environment | None, node_ids: Sequence[str]) -> Environment | None:
+    """Environment of the first of these nodes; unchanged outside a cluster."""
+    if environment is None or not node_ids:
+        return environment
+    return environment.model_copy(update={"node_id": node_ids[0]})
 
 
 def _observe(
@@ -88,16 +117,11 @@ def _observe(
         draw=planned.repeat + 1 if planned.purpose == "boundary" else 0,
         lengths=tuple(batch.tokens for batch in drawn),
         padded=tuple(batch.is_padded for batch in drawn),
-        times_collectives=task.cell.parallel is not None
-        and task.cell.parallel.gpus > 1
-        and not any(o.measurement is not None and o.measurement.collectives for o in observed),
     )
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     started = time.monotonic()
     end = prober.probe(request, fresh=planned.purpose in {"boundary", "drawn"})
-    environment, measured = end.environment, end.measurement
-    if environment is not None and node_ids:
-        environment = environment.model_copy(update={"node_id": node_ids[0]})
+    measured = end.measurement
     if measured is not None and node_ids:
         on_node = (
             reading.model_copy(update={"node_id": node_ids[task.cell.node_of(reading.rank)]})
@@ -124,7 +148,7 @@ def _observe(
         batch_limit=task.batch_limit,
         seed=task.seed,
         measurement=measured,
-        environment=environment,
+        environment=_on_node(end.environment, node_ids),
         started_at=started_at,
         seconds=round(time.monotonic() - started, 3),
     )

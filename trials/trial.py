@@ -54,6 +54,7 @@ class TrialTask(Record):
         most_seconds: no probe starts later than this after the start of the trial; absent for no
             limit.
         slow_nodes: ids of slow nodes: batch sizes timed there are timed again.
+        linked: ids of nodes on which the links of as many GPUs were timed together.
     """
 
     cell: Cell
@@ -73,6 +74,7 @@ class TrialTask(Record):
     timed: tuple[int, ...] | None = None
     most_seconds: float | None = None
     slow_nodes: tuple[str, ...] = ()
+    linked: tuple[tuple[str, ...], ...] = ()
 
     @property
     def memory_guess_bytes(self) -> int:
@@ -93,6 +95,11 @@ class TrialTask(Record):
         if self.cell.simulated:
             return Basis.SIMULATED
         return Basis.MEASURED if self.target is None else Basis.CAPPED
+
+    def times_link(self, node_ids: Sequence[str]) -> bool:
+        """Whether the links between its GPUs on these nodes are still to be timed."""
+        is_several = self.cell.ranks > 1 and not self.cell.simulated
+        return is_several and {*node_ids} not in map(set, self.linked)
 
     @property
     def setup(self) -> Setup:

@@ -9,12 +9,12 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gpu_catalog.catalog import shipped_rows
-from gpu_catalog.gpu import Positive, Source
+from gpu_catalog.gpu import Interconnect, Positive, Source
 from gpu_catalog.links.within_nodes import CollectiveName, LinkSpeed, stand_in_notes
 from gpu_catalog.offer import Offer, Text
 from gpu_catalog.record import Record
@@ -38,28 +38,62 @@ class NodeNetwork:
     rdma: bool
 
     @property
+    def bytes_per_second(self) -> float:
+        """Bytes per second in each direction."""
+        return 1e9 * self.gbps / BITS
+
+    @property
     def text(self) -> str:
         """The network in a few words."""
         return f"{self.gbps:g} Gb/s {'with' if self.rdma else 'without'} RDMA"
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceLinks:
+    """Links of an instance.
+
+    Attributes:
+        network: its network to others of its kind; None where unknown.
+        interconnect: link between its GPUs, where it is not that of such GPUs elsewhere.
+    """
+
+    network: NodeNetwork | None = None
+    interconnect: Interconnect | None = None
+
+
 class InstanceNetwork(Record):
-    """Network of an instance to others of its kind.
+    """Network of an instance to others of its kind, and the link between its GPUs.
 
     Attributes:
         provider, instance: as in offers.
-        node_network_gbps: of all its cards for GPUs, in 10^9 bits per second and direction.
-        rdma: whether it reaches memory without the host.
+        node_network_gbps: of all its cards for GPUs, in 10^9 bits per second and direction; absent
+            where unknown.
+        rdma: whether it reaches memory without the host; absent as above.
+        interconnect: as in ``Gpu``, where that is not the link between these GPUs.
         source: source of the figures.
         recorded: date of this record.
     """
 
     provider: Text
     instance: Text
-    node_network_gbps: Positive
-    rdma: bool
+    node_network_gbps: Positive | None = None
+    rdma: bool | None = None
+    interconnect: Interconnect | None = None
     source: Source
     recorded: dt.date
+
+    @model_validator(mode="after")
+    def _network_is_whole(self) -> Self:
+        if (self.node_network_gbps is None) != (self.rdma is None):
+            raise ValueError("node_network_gbps and rdma are given together or not at all")
+        return self
+
+    @property
+    def links(self) -> InstanceLinks:
+        """The links that it states."""
+        if self.node_network_gbps is None or self.rdma is None:
+            return InstanceLinks(None, self.interconnect)
+        return InstanceLinks(NodeNetwork(self.node_network_gbps, self.rdma), self.interconnect)
 
 
 class NetworkLink(Record):
@@ -94,23 +128,21 @@ class NetworkLink(Record):
         return self.bus_gb_per_second * BITS / self.node_network_gbps
 
 
-def network_of(offer: Offer) -> NodeNetwork | None:
-    """Network of an offer's instance; None where the catalog has none."""
-    return _networks().get((offer.provider, offer.instance))
+def links_of(offer: Offer) -> InstanceLinks:
+    """Links of an offer's instance, as far as the catalog has them."""
+    return _links().get((offer.provider, offer.instance), InstanceLinks())
 
 
-def networks_of(offers: Iterable[Offer], gpus_per_node: int) -> list[NodeNetwork | None]:
-    """Networks of instances with at least as many GPUs, each once; None for unknown ones."""
+def distinct_links(offers: Iterable[Offer], gpus_per_node: int) -> list[InstanceLinks]:
+    """Links of instances with at least as many GPUs, each once."""
     enough = (offer for offer in offers if offer.gpus_per_instance >= gpus_per_node)
-    return list(dict.fromkeys(map(network_of, enough)))
+    return list(dict.fromkeys(map(links_of, enough)))
 
 
 @cache
-def _networks() -> dict[tuple[str, str], NodeNetwork]:
+def _links() -> dict[tuple[str, str], InstanceLinks]:
     rows = shipped_rows(InstanceNetwork, INSTANCES)
-    return {
-        (row.provider, row.instance): NodeNetwork(row.node_network_gbps, row.rdma) for row in rows
-    }
+    return {(row.provider, row.instance): row.links for row in rows}
 
 
 @cache
@@ -120,8 +152,9 @@ def network_speed(
     """Speed of a collective of all GPUs of several nodes: as measured, or else the slowest.
 
     It is the slowest among the nearest links measured, in parts of the network: those of the same
-    network and collective, then with the same RDMA and collective, then of the same RDMA. Of an
-    unknown network it is the slowest of all.
+    network and collective, then with RDMA and the same collective, then of the same RDMA. Without
+    RDMA the collective alone says little: Google's GPUDirect is much faster than TCP by the host.
+    Of an unknown network it is the slowest of all.
     """
     links = shipped_rows(NetworkLink, LINKS)
     if network is None:
@@ -131,10 +164,10 @@ def network_speed(
     like = [link for link in alike if link.collective == collective]
     same = [link for link in like if link.node_network_gbps == network.gbps]
     exact = [link for link in same if (link.nodes, link.gpus) == (nodes, gpus)]
-    nearest = exact or same or like or alike
+    nearest = exact or same or (like if network.rdma else []) or alike
     slowest = min(nearest, key=lambda link: link.reached)
     reached = slowest.reached * network.gbps / BITS
-    return _speed(slowest, nearest, links, reached, is_exact=bool(exact))
+    return _speed(slowest, nearest, alike, reached, is_exact=bool(exact))
 
 
 def _speed(

@@ -212,7 +212,10 @@ def _layout(question: Question, gpu: Gpu, step: SimulatedStepTime | None) -> dic
     return {
         "gpu": layout.counted(gpu.key),
         **layout.model_dump(
-            include={"gpus", "strategy", "replicas", "degree", "nodes", "node_network_gbps", "rdma"}
+            include={
+                *("gpus", "strategy", "replicas", "degree"),
+                *("nodes", "node_network_gbps", "rdma", "interconnect"),
+            }
         ),
         "exposed_seconds": None if step is None else step.exposed_seconds,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from fitting.laws.fit_result import Interval
-from gpu_catalog.gpu import Gpu
+from gpu_catalog.gpu import Gpu, Interconnect
 from gpu_catalog.record import Record
 from orchestrator.estimating.memory_error import MemoryError90
 from orchestrator.estimating.question import Placement, Question, placement
@@ -125,6 +125,7 @@ class Estimate(Record):
         degree: GPUs of a group among which linear layers are divided; for ``tp`` alone.
         nodes: nodes with as many of the GPUs each.
         node_network_gbps, rdma: network of each of several nodes; None where unknown.
+        interconnect: link between the GPUs of its instance; None for that of the catalog's GPU.
         exposed_seconds: part of ``step_seconds`` in which GPUs only wait for one another; None for
             one GPU.
         sparsity: active experts over experts; 1.0 without experts.
@@ -188,6 +189,7 @@ class Estimate(Record):
     nodes: int = 1
     node_network_gbps: float | None = None
     rdma: bool | None = None
+    interconnect: Annotated[Interconnect | None, Field(exclude_if=lambda n: n is None)] = None
     method: str
     recipe: str
     experts: int | None

@@ -1,11 +1,11 @@
 """Links between GPUs that are far slower than links of their kind. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.links.within_nodes import CollectiveName, link_speed
-from trials.records.observation import Observation
+from trials.records.profile import LinkTimes
 
 SLOW = 2.0  # ratio to the time of the same collective over such a link where it was measured
 
@@ -15,7 +15,7 @@ class SlowLink:
     """A slow link of a node.
 
     Attributes:
-        link: interconnect of its GPUs by the catalog.
+        link: interconnect of its GPUs by the layout or the catalog.
         collective: collective that takes the longest.
         times: ratio of its time to that of the catalog's link.
     """
@@ -40,27 +40,28 @@ class SlowLink:
         )
 
 
-def slow_links(observations: Sequence[Observation], catalog: Catalog) -> list[SlowLink]:
+def slow_links(links: Iterable[LinkTimes], catalog: Catalog) -> list[SlowLink]:
     """Find links over which the largest buffer of a collective takes several times as long."""
     slow: dict[tuple[str, int], SlowLink] = {}
-    for o in observations:
-        times = () if o.measurement is None else o.measurement.collectives
+    for link in links:
         # Links between nodes are the network's.
-        if not times or o.environment is None or o.cell.parallel is None or o.cell.nodes > 1:
+        if not link.times or link.environment is None or link.cell.nodes > 1:
             continue
-        gpu, gpus = catalog.gpu(o.cell.gpu), o.cell.parallel.gpus
-        if gpu.interconnect in (None, "none"):
+        gpu, gpus = catalog.gpu(link.cell.device), link.cell.ranks
+        layout = link.cell.parallel
+        interconnect = (layout and layout.interconnect) or gpu.interconnect
+        if interconnect in (None, "none"):
             continue
-        largest = {one.collective: one for one in sorted(times, key=lambda t: t.buffer_bytes)}
+        largest = {one.collective: one for one in sorted(link.times, key=lambda t: t.buffer_bytes)}
         ratios = {
             name: one.seconds
-            / link_speed(gpu.interconnect, gpus, name).seconds(name, gpus, one.buffer_bytes)
+            / link_speed(interconnect, gpus, name).seconds(name, gpus, one.buffer_bytes)
             for name, one in largest.items()
         }
         worst = max(ratios, key=ratios.__getitem__)
         if ratios[worst] >= SLOW:
-            host, node_id = o.environment.host, o.environment.node_id
+            host, node_id = link.environment.host, link.environment.node_id
             slow[node_id or host, gpus] = SlowLink(
-                host, node_id, gpu.key, gpus, gpu.interconnect, worst, ratios[worst]
+                host, node_id, gpu.key, gpus, interconnect, worst, ratios[worst]
             )
     return list(slow.values())

@@ -10,7 +10,7 @@ from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.spec.job import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.records.profile import Logged, Profiled
+from trials.records.profile import LinkTimes, Logged, Profiled
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class Spending:
         start_seconds: assumed seconds to start a node; 0 for a machine that the user owns.
         nodes_each: nodes of a trial.
         probes: number of probes and profiles.
+        probe_seconds: their seconds, and those in which links were timed.
         lost_seconds: seconds of trials that died, since their last report.
     """
 
@@ -98,18 +99,22 @@ class Meter:
         return list(self._spent.values())
 
     def observed(self, ended: Logged) -> None:
-        """Count a probe or profile that ended."""
+        """Count a probe or profile that ended, and the time in which links were timed."""
         if ended.cell.simulated:
             return
         where = ended.environment
         node_id = None if where is None else where.node_id
         spending = self._spending(ended.cell.devices, node_id)
         spending.on(node_id, None if where is None else where.host)
+        spending.probe_seconds += ended.seconds
+        if isinstance(ended, LinkTimes):
+            for one in ended.node_ids:
+                spending.on(one)
+            return
         if not isinstance(ended, Profiled) and ended.measurement is not None:
             for rank in ended.measurement.ranks:
                 spending.on(rank.node_id)
         spending.probes += 1
-        spending.probe_seconds += ended.seconds
 
     def lost(self, fault: Fault) -> None:
         """Count the work that a fault lost, which is paid for as well."""

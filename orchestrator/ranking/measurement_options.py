@@ -110,7 +110,8 @@ class CostBeliefs:
 
     def _offers(self, cell: Cell) -> list[Offer]:
         """Offers of instances with as many GPUs as a cell takes."""
-        return layout_offers(self._catalog.offers(cell.device), cell.parallel)
+        offers = self._catalog.offers(cell.device)
+        return layout_offers(offers, cell.parallel, is_simulated=cell.simulated)
 
     def _largest(self, cell: Cell) -> int | None:
         largest = trainable_batch(self._step_times.observations(cell))

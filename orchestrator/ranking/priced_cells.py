@@ -115,7 +115,8 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
     for cell in cells:
         groups[comparable(cell)].append(cell)
     for cell in itertools.chain.from_iterable(groups.values()):
-        offers = layout_offers(inputs.catalog.offers(cell.gpu), cell.parallel)
+        every = inputs.catalog.offers(cell.gpu)
+        offers = layout_offers(every, cell.parallel, is_simulated=cell.simulated)
         host_gib = _host_gib(cell, inputs.step_times.observations(cell))
         enough, too_small = by_host_memory(offers, host_gib)
         allowed = [offer for offer in enough if inputs.constraints.allows(offer)]

@@ -62,13 +62,13 @@ def run_on_node(config: dict[str, dict[str, Any]]) -> None:
             run_profile(task, prober, _emit, node_id=this_node().node_id)
     elif trial["nodes"] == 1:
         with child_prober(task, servers=_servers()) as prober:
-            run_trial(task, prober, _emit, node_ids=[this_node().node_id])
+            run_trial(task, prober, _emit, node_ids=[this_node().node_id], emit_link=_emit)
     else:
         several = NodesOfTrial(task, trial["resources"])
         _report_nodes(*several.nodes)
         with several.prober() as prober_of_all:
             ids = [node.node_id for node in several.nodes]
-            run_trial(task, prober_of_all, _emit, node_ids=ids)
+            run_trial(task, prober_of_all, _emit, node_ids=ids, emit_link=_emit)
 
 
 @functools.cache

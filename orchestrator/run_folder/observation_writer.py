@@ -30,6 +30,7 @@ class ObservationWriter:
         try:
             self._written = {o.key for o in self._run.each_observation()}
             self._written |= {p.key for p in self._run.profiles()}
+            self._written |= {link.key for link in self._run.links()}
             self._written |= self._log.recover(self._written)
         except BaseException:
             self._log.close(failed=True)
@@ -40,7 +41,7 @@ class ObservationWriter:
         self._log.close(failed=error is not None)
 
     def append(self, observation: Logged) -> bool:
-        """Write an observation, or a profile, durably.
+        """Write an observation, a profile or the times of a link, durably.
 
         Returns:
             Whether it was new: a record that the run has is not written again.

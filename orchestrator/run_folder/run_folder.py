@@ -42,7 +42,7 @@ from trials.records.cell import Cell
 from trials.records.log_reader import LineReader
 from trials.records.model import Model
 from trials.records.observation import Observation
-from trials.records.profile import Logged, Profiled, profile_or_none
+from trials.records.profile import LinkTimes, Logged, Profiled, link_or_none, profile_or_none
 
 if TYPE_CHECKING:
     from orchestrator.ranking.ranked_offer import Ranking
@@ -181,6 +181,10 @@ class RunFolder:
     def profiles(self) -> list[Profiled]:
         """All profiles. They share the log with the observations."""
         return self._listed(profile_or_none)
+
+    def links(self) -> list[LinkTimes]:
+        """Times of links, which share the log likewise."""
+        return self._listed(link_or_none)
 
     def logged(self, reader: LineReader | None = None) -> list[Logged]:
         """All results that cost money, in the order written, by one reading of the log.

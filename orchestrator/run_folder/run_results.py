@@ -29,7 +29,7 @@ from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell, by_cell
 from trials.records.log_reader import LineReader
 from trials.records.observation import Basis, Observation
-from trials.records.profile import Logged, Profiled
+from trials.records.profile import LinkTimes, Logged, Profiled, links_of, observations_of
 
 MOST_CELLS = 300
 """Cells of a large run that its reports show: each takes some 13 kB of the page, which is to have
@@ -67,6 +67,7 @@ class RunResults:
     plan: Plan
     observed: Sequence[Observation]
     profiled: Sequence[Profiled] = ()
+    links: Sequence[LinkTimes] = ()
     learned: Sequence[LearningCurve] = ()
     faults: Faults = NO_FAULTS
     rented: NodeRentals = NOT_SAID
@@ -116,8 +117,8 @@ class RunResults:
 
     @property
     def logged(self) -> list[Logged]:
-        """Observations, then profiles."""
-        return [*self.observed, *self.profiled]
+        """Observations, then profiles and links."""
+        return [*self.observed, *self.profiled, *self.links]
 
     @cached_property
     def meter(self) -> Meter:
@@ -128,7 +129,7 @@ class RunResults:
     @cached_property
     def whole(self) -> WholeRun:
         """Facts of the whole run."""
-        links = slow_links(self.observed, self.spec.merged_catalog())
+        links = slow_links(links_of(self.logged), self.spec.merged_catalog())
         bases = Counter(o.basis for o in self.observed)
         return WholeRun(len(self.cells), bases, slow_nodes(self.observed), links)
 
@@ -195,13 +196,14 @@ def results_of(  # noqa: PLR0913 - a run by its parts, and two options
     cells = spec.all_cells()
     brief = () if in_full else {*cells}.difference(first_cells(cells))
     logged = folder.logged(LineReader(brief=brief, cells=cells))
-    observations = [record for record in logged if not isinstance(record, Profiled)]
+    observations = observations_of(logged)
     return RunResults(
         spec,
         catalog,
         plan or plan_of(folder, spec, observations),
         observations,
         profiled=[record for record in logged if isinstance(record, Profiled)],
+        links=[record for record in logged if isinstance(record, LinkTimes)],
         learned=curves(learned_in(folder)),
         faults=folder.faults(),
         rented=folder.rented(),

@@ -1,7 +1,9 @@
 """Records that a driver keeps while trials run: observations, faults and the rentals of nodes."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.planning.faults import Fault, Faults
@@ -14,17 +16,24 @@ from orchestrator.running.progress import Progress
 from orchestrator.scheduling.node_queue import Task
 from trials.records.cell import Cell
 from trials.records.observation import Observation
-from trials.records.profile import Logged, Profiled
+from trials.records.profile import LinkTimes, Logged, Profiled
 
 
 @dataclass(frozen=True, slots=True)
 class ObservationRecorder:
-    """Writes the results of trials to the run, shows them, and counts their costs."""
+    """Writes the results of trials to the run, shows them, and counts their costs.
+
+    Attributes:
+        results: probes or profiles by cell, to which new ones are added.
+        links: timed links, to which new ones are added.
+        observations: new observations.
+    """
 
     writer: ObservationWriter
     progress: Progress
     meter: Meter | None = None
-    learn: Callable[[Logged], None] = lambda _: None
+    results: Mapping[Cell, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    links: list[LinkTimes] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
 
     def started(self, task: Task) -> None:
@@ -32,13 +41,18 @@ class ObservationRecorder:
         self.progress.started(task)
 
     def observed(self, result: Logged) -> None:
-        """Record a probe or a profile that ended, unless the run has it."""
+        """Record a probe, a profile or a link, unless the run has it."""
         if not self.writer.append(result):
             return
-        self.learn(result)
         if self.meter is not None:
             self.meter.observed(result)
             self.progress.spent_usd = self.meter.usd
+        if isinstance(result, LinkTimes):
+            self.links.append(result)
+            if result.detail is not None:
+                self.progress.remark(f"{result.cell.key}: links were not timed: {result.detail}")
+            return
+        self.results[result.cell].append(result)
         if isinstance(result, Profiled):
             self.progress.profiled(result)
         else:

@@ -25,7 +25,7 @@ from orchestrator.scheduling.strategy import MeasurementRequest
 from trials.profile_trial import ProfileTask
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import Observation
-from trials.records.profile import ProfileRule, sizes_to_profile
+from trials.records.profile import ProfileRule, linked_nodes, sizes_to_profile
 from trials.trial import TrialTask, next_probe
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class TrialExecutor:
         self.no_node: dict[Cell, str] = {}
         self.died: dict[Cell, str] = {}
         self._cluster = cluster
+        self._links = session.folder.links()
         self._wait_seconds = wait_seconds
         self._budget_usd = budget_usd
         self._journal = journal
@@ -186,6 +187,7 @@ class TrialExecutor:
                     "timed": request.timed,
                     "most_seconds": request.most_seconds,
                     "slow_nodes": tuple(batch.nodes_out),
+                    "linked": linked_nodes(self._links, cell),
                 }
             )
             return None if next_probe(trial, trial.done) is None else trial
@@ -239,8 +241,6 @@ class TrialExecutor:
                 note=note,
                 is_spent=partial(meter.reaches, self._budget_usd),
             )
-            recorder = ObservationRecorder(
-                session.writer, progress, meter, lambda result: results[result.cell].append(result)
-            )
+            recorder = ObservationRecorder(session.writer, progress, meter, results, self._links)
             run_trials(scheduler, recorder, cluster_now, batch.loggers, journal.record_nodes)
         return scheduler

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, WrapValidator
 
 from gpu_catalog.catalog import Catalog, UnknownGpuError, load_catalog
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links.between_nodes import networks_of
+from gpu_catalog.links.between_nodes import distinct_links
 from gpu_catalog.offer import Offer
 from gpu_catalog.record import Record
 from orchestrator.spec.job import Job, Seconds
@@ -18,7 +18,7 @@ from orchestrator.spec.recipe_options import AutoRecipe, ChosenRecipe, OpenCell,
 from orchestrator.spec.trainer_defaults import RecipeDefaults, trl_defaults
 from trials.recipes.fields import PositiveInt, Switch
 from trials.recipes.named_recipes import NAMED_RECIPES
-from trials.recipes.parallel import Parallel
+from trials.recipes.parallel import Parallel, on_instances
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell, Weights
 from trials.records.compatibility import with_defaults
@@ -246,7 +246,7 @@ class SweepSpec(Record):
                 yield _Place(device, target, block, model, recipe, experts, seq_len, layout)
 
     def _layouts(self, device: Gpu, block: CellBlock) -> list[Parallel | None]:
-        """Layouts of a block; simulated ones of several nodes on each network of instances."""
+        """Layouts of a block; simulated ones by the links of each instance."""
         if block.parallel is None:
             return [None]
         if block.simulated_on is None:
@@ -255,7 +255,7 @@ class SweepSpec(Record):
         return [
             placed
             for layout in block.parallel
-            for placed in layout.on_networks(networks_of(offers, layout.gpus_per_node))
+            for placed in on_instances(layout, distinct_links(offers, layout.gpus_per_node))
         ]
 
     def all_cells(self) -> list[Cell]:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import psutil
 
-from builders.observations import recipe, tiny_cell
+from builders.observations import environment, recipe, tiny_cell
 from trials.recipes.fields import Method
 from trials.recipes.parallel import Parallel, Strategy
 from trials.records.cell import Cell
+from trials.records.collectives import CollectiveTime
+from trials.records.observation import Outcome
+from trials.records.profile import LinkTimes
 
 
 def gang_cell(
@@ -24,6 +27,19 @@ def gang_cell(
     cell = tiny_cell("llama-tiny", recipe(method), seq_len=seq_len)
     layout = Parallel(gpus=gpus, strategy=strategy, nodes=nodes)
     return cell.model_copy(update={"parallel": layout})
+
+
+def link_times(cell: Cell, *times: CollectiveTime, **changed: object) -> LinkTimes:
+    """Times of the collectives of a cell's ranks."""
+    values: dict[str, object] = {
+        "cell": cell,
+        "outcome": Outcome.FITS,
+        "times": times,
+        "environment": environment(),
+        "started_at": "2026-11-20T12:00:00+00:00",
+        "seconds": 36.0,
+    }
+    return LinkTimes.model_validate(values | changed)
 
 
 def ranks_of(parent: int) -> list[psutil.Process]:

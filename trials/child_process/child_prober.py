@@ -26,7 +26,7 @@ class Prober(Protocol):
         """Try one batch size. Failures of the probe are outcomes, never exceptions.
 
         Args:
-            request: batch size to try.
+            request: batch size to try, or collectives to time.
             fresh: use a process that has tried nothing before.
         """
 
@@ -69,12 +69,16 @@ class ChildProber(ForkedChild):
         self._ready: Ready | None = None
 
     def probe(self, request: ProbeRequest, *, fresh: bool = False) -> ProbeEnd:
-        """Try one batch size, in the living child or a fresh one."""
-        if fresh:
+        """Try one batch size, in the living child or a fresh one.
+
+        Collectives are timed by a child of their own, which has no model.
+        """
+        if fresh or request.times_link:
             self._discard_child()
         try:
             if self.child_pid is None:
-                line = self.start_child(self._build_timeout_seconds)
+                setup = self._setup.model_copy(update={"times_link": request.times_link})
+                line = self.start_child(self._build_timeout_seconds, setup=setup)
                 self._ready = Ready.model_validate_json(line)
             self.send(request)
             end = self._end(request)
@@ -90,7 +94,7 @@ class ChildProber(ForkedChild):
                 environment=self._ready.environment,
                 memory_limit_bytes=self._ready.memory_limit_bytes,
             )
-        if end.outcome is not Outcome.FITS:
+        if end.outcome is not Outcome.FITS or request.times_link:
             self._discard_child()
         return end
 
@@ -103,7 +107,7 @@ class ChildProber(ForkedChild):
         measured = None
         while True:
             try:
-                line = self.receive(self._probe_timeout_seconds, f"batch {request.batch_size}")
+                line = self.receive(self._probe_timeout_seconds, request.text)
             except ChildGoneError as gone:
                 raise ChildGoneError(replace(gone.end, measurement=measured)) from None
             try:
@@ -121,12 +125,14 @@ def _checked(request: ProbeRequest, reply: ProbeReply) -> ProbeEnd:
     """End of a probe by the child's reply; FAILED when the reply does not answer the request."""
     if reply.batch_size != request.batch_size:
         return failed(f"the child answered batch {reply.batch_size}, not {request.batch_size}")
-    if reply.outcome in (Outcome.FITS, Outcome.THRASHING) and reply.measurement is None:
+    answer = reply.collectives if request.times_link else reply.measurement
+    if reply.outcome in (Outcome.FITS, Outcome.THRASHING) and answer is None:
         return failed(f"the child reported {reply.outcome} without a measurement")
     return ProbeEnd(
         reply.outcome,
         reply.detail,
         reply.measurement,
         profile=reply.profile,
+        collectives=reply.collectives,
         waiting=reply.waiting,
     )

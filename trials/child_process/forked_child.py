@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gpu_catalog.record import Record
 from trials.child_process.environment import child_environment
 from trials.child_process.fork_server import ForkServers, MessageError, ServerProcess
+from trials.records.collectives import CollectiveTime
 from trials.records.failure_classification import ending, host_oom_kills
 from trials.records.messages import ChildStarted, Ended, RankProgress, Refused, Setup
 from trials.records.observation import Environment, Measurement, Outcome
@@ -35,6 +36,7 @@ class ProbeEnd:
         memory_limit_bytes: device memory that the probe was allowed; present as above.
         final: whether another attempt is pointless.
         profile: present when it was requested and the steps ran.
+        collectives: times of the collectives where they were requested.
         waiting: ranks of this node that had not answered at its end; for several nodes alone.
     """
 
@@ -45,6 +47,7 @@ class ProbeEnd:
     memory_limit_bytes: int | None = None
     final: bool = False
     profile: Profile | None = None
+    collectives: tuple[CollectiveTime, ...] | None = None
     waiting: tuple[RankProgress, ...] = ()
 
 
@@ -105,12 +108,18 @@ class ForkedChild:
         listening = None if place is None else place.listening
         return ServerProcess(command, environment, () if listening is None else (listening,))
 
-    def start_child(self, timeout_seconds: float, variables: dict[str, str] | None = None) -> str:
+    def start_child(
+        self,
+        timeout_seconds: float,
+        variables: dict[str, str] | None = None,
+        setup: Setup | None = None,
+    ) -> str:
         """Start a child, and its fork server where there is none, and return the first message.
 
         Args:
             timeout_seconds: longest time until the child is ready.
             variables: further environment variables of a new fork server.
+            setup: request for another child than the others; None for one like them.
 
         Raises:
             ChildGoneError: the child ended, was silent too long or refused.
@@ -120,7 +129,7 @@ class ForkedChild:
             self._server = self._start_fork_server(variables or {})
         self._oom_kills_before = host_oom_kills()
         self._owes_child = True
-        self.send(self._setup)
+        self.send(setup or self._setup)
         started = time.monotonic()
         line = self.receive(timeout_seconds, "importing the libraries")
         self.child_pid = ChildStarted.model_validate_json(line).pid

@@ -176,6 +176,8 @@ def _decisive(ends: Sequence[ProbeEnd], own: Sequence[int]) -> ProbeEnd:
     if not misses or any(ends[number].measurement is not None for number in misses):
         measured = [end.measurement for end in ends if end.measurement is not None]
         end = ends[misses[0]] if misses else ends[0]
+        if not measured:  # but collectives
+            return end
         return replace(end, measurement=measurement_of_ranks(measured))
     for number in misses:
         if _is_certain(ends[number]):

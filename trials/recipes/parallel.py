@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from gpu_catalog.gpu import Positive
-from gpu_catalog.links.between_nodes import NodeNetwork
+from gpu_catalog.gpu import Interconnect, Positive
+from gpu_catalog.links.between_nodes import InstanceLinks, NodeNetwork
 from gpu_catalog.record import Record
 from trials.recipes.unsimulated_strategies import unsimulated_strategy
 from trials.recipes.zero_settings import BY_WIDTH, Offload, ZeroSettings
@@ -55,6 +55,7 @@ class Parallel(Record):
         node_network_gbps: network of a node to the others, in 10^9 bits per second and direction;
             absent for one node, or where unknown.
         rdma: whether that network reaches memory without the host: InfiniBand, RoCE or EFA.
+        interconnect: link between the GPUs of a node; absent for that of the GPU in the catalog.
     """
 
     gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)]
@@ -68,6 +69,7 @@ class Parallel(Record):
     nodes: Annotated[int, Field(ge=1, exclude_if=lambda n: n == 1)] = 1
     node_network_gbps: Annotated[Positive | None, Field(exclude_if=lambda n: n is None)] = None
     rdma: Annotated[bool | None, Field(exclude_if=lambda yes: yes is None)] = None
+    interconnect: Annotated[Interconnect | None, Field(exclude_if=lambda n: n is None)] = None
 
     @field_validator("strategy", mode="before")
     @classmethod
@@ -192,17 +194,13 @@ class Parallel(Record):
             return None
         return NodeNetwork(self.node_network_gbps, self.rdma)
 
-    def on_network(self, network: NodeNetwork | None) -> Self:
-        """The same GPUs on nodes with this network."""
+    def on_network(
+        self, network: NodeNetwork | None, interconnect: Interconnect | None = None
+    ) -> Self:
+        """The same GPUs on nodes with this network, and with this link between those of a node."""
         fields = (None, None) if network is None else (network.gbps, network.rdma)
-        names = ("node_network_gbps", "rdma")
-        return self.model_copy(update=dict(zip(names, fields, strict=True)))
-
-    def on_networks(self, networks: Iterable[NodeNetwork | None]) -> list[Self]:
-        """The same on each network; itself on one node, or with a network of its own."""
-        if self.nodes == 1 or self.network is not None:
-            return [self]
-        return [self.on_network(network) for network in networks] or [self]
+        names = ("node_network_gbps", "rdma", "interconnect")
+        return self.model_copy(update=dict(zip(names, (*fields, interconnect), strict=True)))
 
     @property
     def on_one_node(self) -> Self:
@@ -223,8 +221,19 @@ class Parallel(Record):
             f"{self.node_network_gbps:g}gbps" if self.node_network_gbps else "": self.rdma
             is not None,
             "rdma": bool(self.rdma),
+            f"{self.interconnect}": self.interconnect is not None,
         }
         return "-".join(part for part, is_there in parts.items() if is_there)
+
+
+def on_instances(layout: Parallel, instances: Iterable[InstanceLinks]) -> list[Parallel]:
+    """A layout by the links of each instance, each once; links of its own stay."""
+    placed: dict[Parallel, None] = {}
+    for links in instances:
+        network = layout.network or (links.network if layout.nodes > 1 else None)
+        inside = links.interconnect if layout.gpus_per_node > 1 else None
+        placed[layout.on_network(network, layout.interconnect or inside)] = None
+    return list(placed) or [layout]
 
 
 def _problems(layout: Parallel) -> Iterator[str]:
@@ -257,10 +266,16 @@ def _problems(layout: Parallel) -> Iterator[str]:
             f"replicas of {layout.shards} GPUs do not fill whole nodes of {layout.gpus_per_node}: "
             f"use as many replicas as nodes, {layout.nodes}"
         )
+    yield from _problems_of_links(layout)
+
+
+def _problems_of_links(layout: Parallel) -> Iterator[str]:
     if (layout.node_network_gbps is None) != (layout.rdma is None):
         yield "node_network_gbps and rdma are given together or not at all"
     if layout.nodes == 1 and layout.rdma is not None:
         yield "node_network_gbps and rdma are those of several nodes: add nodes, or leave them"
+    if layout.gpus_per_node == 1 and layout.interconnect is not None:
+        yield "interconnect is the link between GPUs of a node, which has one: leave it out"
 
 
 def _problems_of_offload(layout: Parallel) -> Iterator[str]:

@@ -31,7 +31,7 @@ from trials.records.observation import (
     RankReading,
     StopReason,
 )
-from trials.records.profile import Logged, is_profile, logged
+from trials.records.profile import Logged, is_observation, logged
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     environment: Raw = NULL
     started_at: str
     seconds: _Positive
-    log_version: Annotated[int, Meta(ge=1, le=LOG_VERSION)] = LOG_VERSION
+    log_version: Annotated[int, Meta(ge=1, le=LOG_VERSION)] = 1
 
 
 # What follows from the fields of a record follows from those of a line.
@@ -177,10 +177,10 @@ class LineReader:
             return Observation.model_validate_json(line)
 
     def logged(self, line: bytes) -> Logged:
-        """Parse one line, an observation or a profile.
+        """Parse one line, of any kind.
 
         Raises:
-            ValidationError: the line is neither.
+            ValidationError: the line is no record of a log.
         """
         try:
             return self._taken_apart(line)
@@ -188,15 +188,15 @@ class LineReader:
             return logged(line)
 
     def observation_or_none(self, line: bytes) -> Observation | None:
-        """Parse one line; None for a profile.
+        """Parse one line; None for another kind.
 
         Raises:
-            ValidationError: the line is neither.
+            ValidationError: the line begins as an observation, and is none.
         """
         try:
             return self._taken_apart(line)
         except MISTAKES:
-            return None if is_profile(line) else Observation.model_validate_json(line)
+            return Observation.model_validate_json(line) if is_observation(line) else None
 
     def _taken_apart(self, line: bytes) -> Observation:
         # Most lines follow another one of their cell, which is nearly half of their text.

@@ -3,6 +3,7 @@
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
 from trials.records.cell import Cell
+from trials.records.collectives import CollectiveTime
 from trials.records.model import Model
 from trials.records.observation import Environment, Measurement, Outcome
 from trials.records.profile import Profile, ProfileRule
@@ -56,6 +57,7 @@ class Setup(Record):
             them all, and says which one hangs; absent for one process.
         probe_timeout_seconds: longest time of a probe on several ranks; absent as above.
         place: place of this node's ranks among those of several nodes; absent for one node.
+        times_link: whether its ranks, instead, build no model and time their collectives.
     """
 
     cell: Cell
@@ -67,6 +69,7 @@ class Setup(Record):
     build_timeout_seconds: float | None = None
     probe_timeout_seconds: float | None = None
     place: RankPlace | None = None
+    times_link: bool = False
 
 
 class ChildStarted(Record):
@@ -104,7 +107,7 @@ class ProbeRequest(Record):
             the length of the cell.
         padded: whether each of these micro-batches has padding; empty where none has.
         profile: how to profile the batch size if it fits; absent for no profile.
-        times_collectives: whether to time the collectives of several GPUs first.
+        times_link: whether to time the collectives of several GPUs instead of any step.
     """
 
     batch_size: int
@@ -113,7 +116,15 @@ class ProbeRequest(Record):
     lengths: tuple[int, ...] = ()
     padded: tuple[bool, ...] = ()
     profile: ProfileRule | None = None
-    times_collectives: bool = False
+    times_link: bool = False
+
+    @property
+    def text(self) -> str:
+        """Name of what is done, in messages."""
+        return "timing the links" if self.times_link else f"batch {self.batch_size}"
+
+
+LINK_REQUEST = ProbeRequest(batch_size=0, timing=None, times_link=True)
 
 
 class StepsRun(Record):
@@ -127,6 +138,7 @@ class ProbeReply(Record):
     """End of the probe of this batch size.
 
     Attributes:
+        collectives: times of the collectives where they were requested.
         waiting: ranks that had not answered at a lost connection or a timeout of several nodes.
     """
 
@@ -135,6 +147,7 @@ class ProbeReply(Record):
     detail: str | None = None
     measurement: Measurement | None = None
     profile: Profile | None = None
+    collectives: tuple[CollectiveTime, ...] | None = None
     waiting: tuple[RankProgress, ...] = ()
 
 

@@ -14,7 +14,7 @@ from trials.records.built import Built
 from trials.records.cell import Cell
 from trials.records.collectives import CollectiveCount, CollectiveTime, Second, Whole
 
-LOG_VERSION = 1
+LOG_VERSION = 2
 """Version of the log's format, to be raised when earlier programs can no longer read it."""
 
 
@@ -191,7 +191,7 @@ class Measurement(Record):
         shorter_step_seconds: simulated step times at this batch size with examples shorter than the
             cell's, by their tokens; empty when the job's lengths are not simulated.
         ranks: measurements of each of several GPUs.
-        collectives: times of collectives; empty but in one measurement of a cell on several GPUs.
+        collectives: times of collectives in logs before ``LinkTimes``; else empty.
         host_bytes: most bytes that simulated processes of a node keep on its host; None for none.
         step_collectives: collectives of one step like the timed ones, on each of several GPUs;
             empty where a probe timed none, or its GPU had no room to count them.
@@ -250,7 +250,7 @@ class Observation(Record):
         environment: present when the child lived long enough to report it.
         started_at: UTC time in ISO 8601.
         seconds: wall time of the whole probe.
-        log_version: version of the log's format.
+        log_version: version of the log's format since which such lines are as they are.
     """
 
     cell: Cell
@@ -269,7 +269,7 @@ class Observation(Record):
     environment: Environment | None = None
     started_at: str
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    log_version: Annotated[int, Field(ge=1, le=LOG_VERSION)] = LOG_VERSION
+    log_version: Annotated[int, Field(ge=1, le=LOG_VERSION)] = 1
 
     @property
     def key(self) -> str:

@@ -1,12 +1,12 @@
-"""Profiles: the record of the time that the parts of a step took. No torch here.
+"""Records of the log beside observations: profiles of steps, and times of links. No torch here.
 
-Profiles are no observations: steps run slower under a profiler, so their times enter no law, no
-ranking and no search.
+They enter no law, no ranking and no search: steps run slower under a profiler, and links are timed
+without any step.
 """
 
 import re
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from gpu_catalog.record import Record, former_names
 from trials.recipes.fields import PositiveInt
 from trials.records.cell import Cell
-from trials.records.observation import Environment, Observation, Outcome, Seconds
+from trials.records.collectives import CollectiveTime
+from trials.records.observation import LOG_VERSION, Environment, Observation, Outcome, Seconds
 
 Stage = Literal["forward", "backward", "recompute", "optimizer"]
 """Part of a step. ``recompute`` is the forward pass that gradient checkpointing repeats, a part of
@@ -216,8 +217,52 @@ class Profiled(Record):
         return "profile", self.batch_size, self.attempt
 
 
-PROFILE_LINE = re.compile(rb'\s*\{\s*"kind"\s*:\s*"profile"')
-Logged = Observation | Profiled
+class LinkTimes(Record):
+    """Times of collectives of several GPUs, a line of the observation log.
+
+    A trial times them before its first probe, by processes without a model, unless an earlier trial
+    of the run has timed as many GPUs on the same nodes.
+
+    Attributes:
+        kind: as of ``Profiled``.
+        log_version: earlier programs know no such lines.
+        cell: cell of the trial; the times are those of its GPUs and nodes, whatever it trains.
+        node_ids: ids of the Ray nodes, in the order of the ranks; empty outside a cluster.
+        outcome: ``FITS`` where they were timed.
+        detail: one line on the cause, for every outcome but FITS.
+        times: times of the collectives at growing buffers; empty where memory allows none.
+        environment: present when the processes lived long enough to report it.
+        started_at: UTC time in ISO 8601.
+        seconds: wall time, with the start of the processes.
+    """
+
+    kind: Literal["link"] = "link"
+    log_version: Annotated[int, Field(ge=2, le=LOG_VERSION)] = 2
+    cell: Cell
+    node_ids: tuple[str, ...] = ()
+    outcome: Outcome
+    detail: str | None = None
+    times: tuple[CollectiveTime, ...] = ()
+    environment: Environment | None = None
+    started_at: str
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+    @property
+    def key(self) -> str:
+        """Unique key within a run."""
+        return f"{self.cell.key}/link/{self.started_at}"
+
+    @property
+    def key_in_cell(self) -> tuple[object, ...]:
+        """Unique key among the records of its cell, without the text of ``key``."""
+        return "link", self.started_at
+
+
+KIND = re.compile(rb'\s*\{\s*"kind"\s*:\s*"(profile|link)"')
+KINDS: dict[bytes, type["Beside"]] = {b"profile": Profiled, b"link": LinkTimes}
+Beside = Profiled | LinkTimes
+"""Records of a log that are no observations."""
+Logged = Observation | Beside
 """Records in a run's log of observations."""
 
 
@@ -225,11 +270,9 @@ def logged(line: bytes) -> Logged:
     """Parse one line of the log.
 
     Raises:
-        ValidationError: the line is neither an observation nor a profile.
+        ValidationError: the line is no record of a log.
     """
-    if is_profile(line):
-        return Profiled.model_validate_json(line)
-    return Observation.model_validate_json(line)
+    return (_kind(line) or Observation).model_validate_json(line)
 
 
 def profile_or_none(line: bytes) -> Profiled | None:
@@ -238,12 +281,51 @@ def profile_or_none(line: bytes) -> Profiled | None:
     Raises:
         ValidationError: it begins as a profile, and is none.
     """
-    return Profiled.model_validate_json(line) if is_profile(line) else None
+    return Profiled.model_validate_json(line) if _kind(line) is Profiled else None
 
 
-def is_profile(line: bytes) -> bool:
-    """Whether a line of the log is a profile, by its first field."""
-    return PROFILE_LINE.match(line) is not None
+def link_or_none(line: bytes) -> LinkTimes | None:
+    """Read the times of a link, as ``profile_or_none``."""
+    return LinkTimes.model_validate_json(line) if _kind(line) is LinkTimes else None
+
+
+def is_observation(line: bytes) -> bool:
+    """Whether a line of the log is no other kind of record, by its first field."""
+    return _kind(line) is None
+
+
+def _kind(line: bytes) -> type[Beside] | None:
+    match = KIND.match(line)
+    return None if match is None else KINDS[match[1]]
+
+
+def observations_of(records: Iterable[Logged]) -> list[Observation]:
+    """Observations among the records of a log, some of which may be lines that stand for them."""
+    return [record for record in records if not isinstance(record, Beside)]
+
+
+def links_of(records: Sequence[Logged]) -> list[LinkTimes]:
+    """Links that were timed; logs before ``LinkTimes`` have their times within a probe."""
+    within = [
+        LinkTimes(
+            cell=o.cell,
+            node_ids=tuple(dict.fromkeys(r.node_id for r in o.measurement.ranks if r.node_id)),
+            outcome=Outcome.FITS,
+            times=o.measurement.collectives,
+            environment=o.environment,
+            started_at=o.started_at,
+            seconds=0.0,  # among those of the probe
+        )
+        for o in observations_of(records)
+        if o.measurement is not None and o.measurement.collectives
+    ]
+    return within + [record for record in records if isinstance(record, LinkTimes)]
+
+
+def linked_nodes(links: Iterable[LinkTimes], cell: Cell) -> tuple[tuple[str, ...], ...]:
+    """Nodes, by set, on which the links of as many GPUs of that kind as a cell's were timed."""
+    alike = (link for link in links if link.cell.devices == cell.devices)
+    return tuple(link.node_ids for link in alike if link.outcome is Outcome.FITS)
 
 
 def sizes_to_profile(largest: int, profiled: Sequence[Profiled]) -> list[int]:

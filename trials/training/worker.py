@@ -23,9 +23,8 @@ from trials.devices.device import Device, DeviceOutOfMemoryError, of_steps
 from trials.devices.software import environment
 from trials.devices.storages import storage_of
 from trials.ranks.collective_counts import CollectiveCounter
-from trials.ranks.collective_times import collective_times
 from trials.ranks.rank import Rank, slowest
-from trials.records.collectives import CollectiveCount, CollectiveTime
+from trials.records.collectives import CollectiveCount
 from trials.records.messages import ProbeReply, ProbeRequest, Setup, StepsRun
 from trials.records.observation import (
     DeviceReading,
@@ -81,6 +80,13 @@ def open_device(setup: Setup, rank: Rank | None = None) -> Device:
         return CudaDevice(setup.gpu, memory_cap_bytes=cap, held_share=held)
     # Memory of the links between ranks is not free.
     return CudaDevice(setup.gpu, memory_cap_bytes=cap, held_share=held, on_context=rank.meet)
+
+
+def environment_of(device: Device, threads: int, rank: Rank | None = None) -> Environment:
+    """Software and device of this process."""
+    versions = device.versions | ({} if rank is None else rank.versions())
+    own = environment(versions, device.name, device.allocator, threads)
+    return own if rank is None else own.model_copy(update={"backend": rank.backend})
 
 
 def _check_budget(setup: Setup, device: Device, shards: int) -> None:
@@ -140,10 +146,7 @@ class Worker:
 
     def environment(self) -> Environment:
         """Software and device of this process."""
-        device, rank = self.device, self._rank
-        versions = device.versions | ({} if rank is None else rank.versions())
-        own = environment(versions, device.name, device.allocator, self._threads)
-        return own if rank is None else own.model_copy(update={"backend": rank.backend})
+        return environment_of(self.device, self._threads, self._rank)
 
     def probe(self, request: ProbeRequest, report: Report = lambda _: None) -> ProbeReply:
         """Run whole optimizer steps at a batch size: memory first, then time if requested.
@@ -161,7 +164,6 @@ class Worker:
                 "code has none: leave compile out"
             )
         tuning.start_over()
-        collectives = self._collectives() if request.times_collectives else ()
         self.device.settle()
         tokens = tuning.tokens(request.batch_size, request.draw)
         step = partial(
@@ -179,7 +181,6 @@ class Worker:
             memory=memory,
             model_memory_bytes=self._model_memory_bytes(),
             built=self._built,
-            collectives=collectives,
             step_collectives=counts,
             **asdict(timed),
         )
@@ -196,10 +197,6 @@ class Worker:
             measurement=measurement,
             profile=self._profile(request, tokens[: request.batch_size * tuning.sequences]),
         )
-
-    def _collectives(self) -> tuple[CollectiveTime, ...]:
-        assert self._rank is not None
-        return collective_times(self._rank, self.device.memory_limit_bytes // 8)
 
     def _counted_collectives(
         self, step: Callable[[], object], memory: MemoryReading

@@ -60,6 +60,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     from orchestrator.estimating.calibration_file import calibration_text, links_text
     from orchestrator.run_folder.run_folder import RunFolder
     from orchestrator.tables.table_or_run import run_of
+    from trials.records.profile import links_of, observations_of
     from trials.simulation.timing_model import EfficiencyConstants
     from trials.simulation.trace_cache import Traces
 
@@ -69,11 +70,11 @@ def run_calibrate(options: argparse.Namespace) -> int:
     models = {name: model for spec in specs for name, model in spec.models.items()}
     gpus = {gpu.key: gpu for spec in specs for gpu in spec.merged_catalog().gpus}
     gpus |= {gpu.key: gpu for gpu in load_catalog().gpus}
-    observations = [o for folder in folders for o in folder.observations()]
-    points, reasons = measured_points(observations, models, gpus, Traces(report=remark))
+    logged = [record for folder in folders for record in folder.logged()]
+    points, reasons = measured_points(observations_of(logged), models, gpus, Traces(report=remark))
     for reason in reasons:
         remark(reason)
-    links = fitted_links(observations, gpus)
+    links = fitted_links(links_of(logged), gpus)
     start = EfficiencyConstants(links=tuple(fitted.link for fitted in links))
     calibration = calibrate(points, start)
     out.write_text(f"{calibration.model_dump_json(indent=2)}\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from orchestrator.storage.run_storage import distinct_names
 from trials.records.cell import by_cell
 from trials.records.log_reader import LineReader
 from trials.records.observation import largest_batch
-from trials.records.profile import Profiled
+from trials.records.profile import Profiled, observations_of
 
 
 def run_rank(options: argparse.Namespace) -> int:
@@ -101,7 +101,7 @@ def run_status(options: argparse.Namespace) -> int:
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     cells = spec.all_cells()
     logged = folder.logged(LineReader(brief=cells, steps=False, cells=cells))
-    observations = [record for record in logged if not isinstance(record, Profiled)]
+    observations = observations_of(logged)
     plan = plan_of(folder, spec, observations)
     complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}
     is_running = folder.is_running()
@@ -126,6 +126,6 @@ def run_status(options: argparse.Namespace) -> int:
     faults = folder.faults()
     catalog = prices.over(spec.merged_catalog())
     meter = Meter(spec, NodePrices(catalog, folder.rented()), logged, faults.faults)
-    for line in (*meter.text(), *trouble_lines(faults, observations, catalog)):
+    for line in (*meter.text(), *trouble_lines(faults, logged, catalog)):
         print_result(line)
     return 0

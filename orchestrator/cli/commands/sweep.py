@@ -64,8 +64,8 @@ def run_sweep(options: argparse.Namespace) -> int:
             _print_dry_run(request, plan, cluster, observations)
             return 0
     outcome = sweep.run_sweep(request, now())
-    faults, observations = outcome.folder.faults(), outcome.folder.observations()
-    for line in trouble_lines(faults, observations, request.catalog):
+    faults, logged = outcome.folder.faults(), outcome.folder.logged()
+    for line in trouble_lines(faults, logged, request.catalog):
         remark(line)
     remark(f"In use: {request.prices.age(request.catalog, today())}")
     return print_outcome(outcome, options.budget_usd)

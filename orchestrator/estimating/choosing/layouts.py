@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
-from gpu_catalog.links.between_nodes import networks_of
+from gpu_catalog.links.between_nodes import distinct_links
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Estimated
@@ -22,6 +22,7 @@ from trials.recipes.parallel import (
     Parallel,
     Strategy,
     default_zero,
+    on_instances,
 )
 from trials.recipes.parallel import STRATEGIES as ALL_STRATEGIES
 from trials.recipes.recipe import Recipe
@@ -160,13 +161,13 @@ def _zero_settings(
 def placed_layouts(
     layout: Parallel | None, gpus: Sequence[Gpu], catalog: Catalog, constraints: Constraints
 ) -> list[tuple[Parallel | None, list[Gpu]]]:
-    """A layout on each network between instances of the GPUs, with those that have it."""
+    """A layout by the links of each instance of the GPUs, with those that have them."""
     if layout is None:
         return [(layout, list(gpus))]
     placed: dict[Parallel | None, list[Gpu]] = defaultdict(list)
     for gpu in gpus:
         offers = filter(constraints.allows, catalog.offers(gpu.key))
-        for one in layout.on_networks(networks_of(offers, layout.gpus_per_node)):
+        for one in on_instances(layout, distinct_links(offers, layout.gpus_per_node)):
             placed[one].append(gpu)
     return list(placed.items())
 

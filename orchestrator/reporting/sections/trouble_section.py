@@ -8,7 +8,7 @@ from orchestrator.markdown_table import records_table
 from orchestrator.planning.faults import Fault, Faults
 from orchestrator.planning.slow_links import SlowLink, slow_links
 from orchestrator.planning.slow_nodes import SlowNode, slow_nodes
-from trials.records.observation import Observation
+from trials.records.profile import Logged, links_of, observations_of
 
 EVENTS = {
     "died": "trial died",
@@ -96,11 +96,9 @@ def slow_links_section(links: Iterable[SlowLink]) -> str:
     return "\n".join(["## Slow links\n", *lines]) if lines else ""
 
 
-def trouble_lines(
-    faults: Faults, observations: Sequence[Observation], catalog: Catalog
-) -> Iterator[str]:
+def trouble_lines(faults: Faults, logged: Sequence[Logged], catalog: Catalog) -> Iterator[str]:
     """Lines on trials that were cut short, on slow nodes and on slow links."""
     if faults.faults:
         yield f"{faults_text(faults)} See Faults in the report."
-    yield from slow_nodes_text(slow_nodes(observations))
-    yield from (link.text for link in slow_links(observations, catalog))
+    yield from slow_nodes_text(slow_nodes(observations_of(logged)))
+    yield from (link.text for link in slow_links(links_of(logged), catalog))

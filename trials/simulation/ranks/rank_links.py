@@ -49,7 +49,8 @@ def collective_speed(
     """Speed of a group's collective.
 
     Between nodes, each GPU has an equal share of its node's network: other groups use the rest at
-    the same time. GPUs of one node pass on to one another no more than their own link does.
+    the same time. GPUs of one node pass on to one another no more than their own link does; one
+    that is alone there exchanges all with other nodes, where NCCL's tree saves nothing.
     """
     if group.nodes == 1 or group.gpus_per_node is None:
         return link_speed(interconnect, group.ranks, collective)
@@ -59,6 +60,8 @@ def collective_speed(
     if in_each > 1:
         within = link_speed(interconnect, in_each, collective)
         reached = min(reached, within.bytes_per_second)
+    elif network is not None:
+        reached = min(reached, network.bytes_per_second / group.gpus_per_node)
     return speed.model_copy(update={"bytes_per_second": reached})
 
 
@@ -73,9 +76,17 @@ def measured_speed(
     return None
 
 
+def with_own_link(gpu: Gpu, layout: Parallel | None) -> Gpu:
+    """The GPU with the link that a layout states, if any."""
+    if layout is None or layout.interconnect is None:
+        return gpu
+    return gpu.model_copy(update={"interconnect": layout.interconnect})
+
+
 def layout_notes(gpu: Gpu, layout: Parallel, links: Sequence[MeasuredLink] = ()) -> list[str]:
     """Collectives of a layout whose speed was not measured, and what stands in for each."""
     notes: list[str] = []
+    gpu = with_own_link(gpu, layout)
     for group, names in _collectives(layout) if layout.gpus > 1 else ():
         collectives = [n for n in names if measured_speed(group, n, gpu, links) is None]
         if group.nodes == 1:

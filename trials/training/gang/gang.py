@@ -82,6 +82,7 @@ class Gang:
         assert setup.cell.parallel is not None
         assert setup.build_timeout_seconds is not None
         assert setup.probe_timeout_seconds is not None
+        self._beginning = "opening the links" if setup.times_link else "building the model"
         self._build_timeout_seconds = setup.build_timeout_seconds
         self._probe_timeout_seconds = setup.probe_timeout_seconds
         self._oom_kills_before = host_oom_kills()
@@ -114,7 +115,7 @@ class Gang:
         Raises:
             GangEndError: one of them cannot.
         """
-        readies = self._answers(Ready, self._build_timeout_seconds, "building the model")
+        readies = self._answers(Ready, self._build_timeout_seconds, self._beginning)
         return Ready(
             environment=readies[0].environment,
             memory_limit_bytes=min(ready.memory_limit_bytes for ready in readies),
@@ -140,9 +141,8 @@ class Gang:
         """Try one batch size on all ranks; a failure of one is the reply."""
         for rank in self._ranks:
             rank.send(request)
-        activity = f"batch {request.batch_size}"
         try:
-            replies = self._answers(ProbeReply, self._probe_timeout_seconds, activity)
+            replies = self._answers(ProbeReply, self._probe_timeout_seconds, request.text)
         except GangEndError as gone:
             end = gone.end
             return ProbeReply(
@@ -156,6 +156,8 @@ class Gang:
             for rank, reply in zip(self._ranks, replies, strict=True)
             if reply.measurement is not None
         ]
+        if not measured:  # but collectives
+            return replies[0]
         return replies[0].model_copy(update={"measurement": measurement_of_ranks(measured)})
 
     def _answers(self, kind: type[R], timeout_seconds: float, activity: str) -> list[R]:
@@ -210,7 +212,7 @@ class Gang:
             refused = Refused.model_validate_json(line)
             return RankEnd(rank.number, refused.outcome, refused.detail, is_final=refused.final)
         answer = kind.model_validate_json(line)
-        if isinstance(answer, ProbeReply) and answer.measurement is None:
+        if isinstance(answer, ProbeReply) and answer.measurement is answer.collectives is None:
             return RankEnd(rank.number, answer.outcome, answer.detail or "no reason was given")
         return answer
 

@@ -18,6 +18,7 @@ from trials.ranks.rank import Rank
 from trials.records.failure_classification import ending
 from trials.records.messages import RankPlace, Setup
 from trials.records.observation import Outcome
+from trials.training.gang.link_worker import LinkWorker
 from trials.training.serving.fork_loop import serve
 from trials.training.serving.message_pipe import MessagePipe
 from trials.training.worker import Worker
@@ -121,8 +122,8 @@ class RankProcess:
 
 def _worker(
     setup: Setup, *, rank: RankProcess, place: RankPlace, note: Callable[[int, float], None]
-) -> Worker:
-    """Model of one rank, on the device of its number among those of this node."""
+) -> Worker | LinkWorker:
+    """Model of one rank, if any, on the device of its number among those of this node."""
     cell = setup.cell
     assert cell.parallel is not None
     if setup.gpu.kind == "cuda":
@@ -140,7 +141,8 @@ def _worker(
     )
     _count(one.collectives, note)
     of_rank = cell.model_copy(update={"parallel": None, "recipe": cell.rank_recipe})
-    return Worker(setup.model_copy(update={"cell": of_rank}), one)
+    of_rank_setup = setup.model_copy(update={"cell": of_rank})
+    return (LinkWorker if setup.times_link else Worker)(of_rank_setup, one)
 
 
 def visible_gpu(number: int, visible: str | None) -> str:
