@@ -101,11 +101,11 @@ def test_prices_drift_with_the_days_and_bills_have_a_minimum() -> None:
     overheads = NO_OVERHEADS.model_copy(update={"price_drift": 0.2})
     job = JOB.model_copy(update={"overheads": overheads})
     (quoted,) = priced(ON_DEMAND, job=job)
-    assert quoted.price_sigma == 0
+    assert quoted.price.sigma == 0
     assert quoted.drawn_usd == pytest.approx(7.2 * quoted.rented.drawn)
     (drifted,) = priced(ON_DEMAND, job=job, days=30)
-    assert drifted.price_sigma == pytest.approx(0.2)
-    errors = drifted.drift.errors(ON_DEMAND)
+    assert drifted.price.sigma == pytest.approx(0.2)
+    errors = drifted.price.drift.errors(ON_DEMAND)
     assert drifted.drawn_usd == pytest.approx(quoted.drawn_usd * np.exp(errors))
     assert drifted.usd_interval[0] < quoted.usd_interval[0]
     assert drifted.usd_interval[1] > quoted.usd_interval[1]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 
 import pytest
 from builders.catalog_offers import offer as offer_row
@@ -113,9 +114,11 @@ def test_ranking_survives_a_round_trip_through_json() -> None:
 
 @pytest.mark.parametrize("offers", [0, 1, None])
 def test_json_offer_by_offer_is_that_of_the_whole(offers: int | None) -> None:
-    """The file is the same as if it were made at once, to the byte."""
+    """The file is the same as if it were made at once, to the byte; also with extreme numbers."""
     whole = full_ranking()
-    ranking = whole.model_copy(update={"offers": whole.offers[:offers]})
+    extreme = {"probability_cheapest": 5e-5, "usd": 1e-7, "usd_low": 5e-324, "usd_high": math.inf}
+    rows = [whole.offers[0].model_copy(update=extreme), *whole.offers[1:]]
+    ranking = whole.model_copy(update={"offers": tuple(rows[:offers])})
     assert b"".join(ranking_json(ranking)).decode() == ranking.model_dump_json(indent=1) + "\n"
 
 

@@ -16,6 +16,7 @@ from trials.records.cell import Cell
 from trials.records.messages import Setup
 from trials.records.model import Model
 from trials.records.observation import (
+    FITS,
     MEMORY_MISSES,
     Basis,
     Observation,
@@ -167,6 +168,8 @@ def nodes_of(o: Observation) -> set[str]:
     """Ids of the Ray nodes of a probe, as far as it reports them; empty outside a cluster."""
     ranks = () if o.measurement is None else o.measurement.ranks
     first = None if o.environment is None else o.environment.node_id
+    if not ranks:
+        return set() if first is None else {first}
     return {node for node in (first, *(rank.node_id for rank in ranks)) if node is not None}
 
 
@@ -288,7 +291,7 @@ def _evidence(observed: Sequence[Observation]) -> tuple[dict[int, ProbeResult], 
     for observation in observed:
         below = smallest_miss is None or observation.batch_size < smallest_miss
         memory = observation.memory
-        if observation.outcome is Outcome.FITS and below and memory is not None:
+        if observation.outcome is FITS and below and memory is not None:
             peak = memory.peak_allocated_bytes
             fits.setdefault(observation.batch_size, ProbeResult(fits=True, peak_memory_bytes=peak))
     return fits, smallest_miss

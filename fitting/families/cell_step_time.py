@@ -1,5 +1,6 @@
 """Step time of a cell at a batch size: measured, simulated, or predicted by its family's law."""
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -17,10 +18,12 @@ from fitting.numerics.uncertainty import NORMAL_90, TimeUncertainty, simulated_u
 from fitting.points.fit_points import series_name
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
+    CAPPED,
+    FITS,
+    MEASURED,
     Basis,
     Measurement,
     Observation,
-    Outcome,
     Shorter,
     trainable_batch,
     without_superseded,
@@ -108,9 +111,10 @@ class StepTimeSource:
 
         Where no law scales to the length of ``tokens``, steps keep the time of the full length.
         """
+        spread = self._spread
         return {
             series: {
-                size: self._scaled(_timed_step(size, visits, self._spread), cell, series, tokens)
+                size: self._scaled(_timed_step(size, visits, spread), cell, series, tokens)
                 for size, visits in by_batch.items()
             }
             for series, by_batch in _timed_visits(self.observations(cell)).items()
@@ -131,6 +135,9 @@ class StepTimeSource:
             rows: rows of an epoch; a batch is no larger.
             tokens: padded tokens per example; None for the full length.
         """
+        if batch == "fastest" and tokens is None:
+            visits = _timed_visits(self.observations(cell))
+            return {series: self._fastest(sizes, rows) for series, sizes in visits.items()}
         timed = self.timed(cell, tokens)
         if batch == "fastest":
             return {
@@ -151,6 +158,15 @@ class StepTimeSource:
             series: steps.get(batch) or predictions.get(series) for series, steps in timed.items()
         }
         return {series: step for series, step in at_batch.items() if step is not None}
+
+    def _fastest(self, visits: Mapping[int, Sequence[Observation]], rows: int) -> CellStepTime:
+        """Fastest of the batch sizes at the full length: the others need no interval."""
+
+        def epoch_seconds(size: int) -> float:
+            return max(rows / size, 1.0) * _seconds(visits[size])
+
+        size = min(visits, key=epoch_seconds)
+        return _timed_step(size, visits[size], self._spread)
 
     def by_law(
         self, cell: Cell, batch: int, tokens: PaddedTokens | None = None
@@ -246,7 +262,7 @@ def _visit_spread(observations: Sequence[Observation]) -> _VisitSpread:
     visits: dict[tuple[Cell, str, int], list[float]] = defaultdict(list)
     for o in without_superseded(observations):
         steps = o.micro_batch_seconds
-        if o.basis is Basis.MEASURED and steps and o.environment is not None:
+        if o.basis is MEASURED and steps and o.environment is not None:
             key = (o.cell, o.environment.stack, o.batch_size)
             visits[key].append(math.log(statistics.median(steps)))
     squares, degrees = VISIT_DEGREES * VISIT**2, VISIT_DEGREES
@@ -293,17 +309,15 @@ def _timed_visits(
 
     A capped GPU has none: its probes ran at the speed of the larger GPU that stood in for it.
     """
-    misses = (
-        o.batch_size for o in observations if o.outcome.is_verdict and o.outcome is not Outcome.FITS
-    )
+    misses = (o.batch_size for o in observations if o.outcome.is_verdict and o.outcome is not FITS)
     lowest_miss = min(misses, default=math.inf)
     visits: dict[StackAndBasis, dict[int, list[Observation]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for o in without_superseded(observations):
-        trainable = o.outcome is Outcome.FITS and o.batch_size < lowest_miss
+        trainable = o.outcome is FITS and o.batch_size < lowest_miss
         timed = o.measurement is not None and o.measurement.step_seconds
-        if trainable and timed and o.basis is not Basis.CAPPED and o.environment is not None:
+        if trainable and timed and o.basis is not CAPPED and o.environment is not None:
             visits[o.environment.stack, o.basis][o.batch_size].append(o)
     return visits
 
@@ -311,28 +325,37 @@ def _timed_visits(
 def _timed_step(
     batch_size: int, visits: Sequence[Observation], spread: _VisitSpread
 ) -> CellStepTime:
-    """Median step over all visits; a simulated step is the same in all of them."""
+    """Step of a batch size with its uncertainty."""
     measurements = [v.measurement for v in visits if v.measurement is not None]
-    steps = [v.micro_batch_seconds for v in visits if v.measurement is not None]
-    if all(m.relative_error is not None for m in measurements):
+    if _are_simulated(visits):
         uncertainty = _simulation_uncertainty(measurements)
         shorter = tuple(
             (tokens, seconds / visits[0].micro_batches)
             for tokens, seconds in measurements[0].shorter_step_seconds
         )
         return CellStepTime(
-            batch_size, steps[0][0], uncertainty, "simulated steps", shorter=shorter
+            batch_size, _seconds(visits), uncertainty, "simulated steps", shorter=shorter
         )
-    within = [median_interval(s) or (min(s), max(s)) for s in steps]
+    within = [
+        median_interval(s) or (min(s), max(s)) for s in (v.micro_batch_seconds for v in visits)
+    ]
     squares = [(math.log(high / low) / 2 / NORMAL_95) ** 2 for low, high in within]
     # The spread of visits includes the variation within one visit, so the larger of both counts.
     own = math.sqrt(max(spread.sigma**2, statistics.fmean(squares)) / len(visits))
-    return CellStepTime(
-        batch_size,
-        statistics.median([second for visit in steps for second in visit]),
-        TimeUncertainty(own, spread.degrees),
-        "measured steps",
-    )
+    uncertainty = TimeUncertainty(own, spread.degrees)
+    return CellStepTime(batch_size, _seconds(visits), uncertainty, "measured steps")
+
+
+def _seconds(visits: Sequence[Observation]) -> float:
+    """Median step over all visits; a simulated step is the same in all of them."""
+    if _are_simulated(visits):
+        return visits[0].micro_batch_seconds[0]
+    return statistics.median(itertools.chain.from_iterable(v.micro_batch_seconds for v in visits))
+
+
+def _are_simulated(visits: Iterable[Observation]) -> bool:
+    measurements = (v.measurement for v in visits)
+    return all(m is not None and m.relative_error is not None for m in measurements)
 
 
 def _simulation_uncertainty(measurements: Sequence[Measurement]) -> TimeUncertainty:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from orchestrator.planning.throughput import median_seconds
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
-    Basis,
+    FITS,
+    MEASURED,
     Observation,
-    Outcome,
     without_superseded,
 )
 from trials.trial import nodes_of
@@ -141,16 +141,25 @@ class _Timings:
     def __init__(self, observations: Iterable[Observation]) -> None:
         where = (o.environment for o in observations if o.environment is not None)
         self._hosts = {one.node_id: one.host for one in where}
+        self._nodes: dict[tuple[str, ...], tuple[_Node, ...]] = {}
 
     def __call__(self, o: Observation) -> _Timed | None:
+        if o.outcome is not FITS or o.basis is not MEASURED:
+            return None
         node_ids, seconds = nodes_of(o), median_seconds(o)
         if not node_ids or seconds is None:
             return None
-        if o.outcome is not Outcome.FITS or o.basis is not Basis.MEASURED:
-            return None
         tokens = o.batch_size * o.cell.seq_len
-        nodes = (_Node(o.cell.device, self._hosts.get(n, n[:8]), n) for n in sorted(node_ids))
-        return _Timed(o.cell, tuple(nodes), tokens, tokens / seconds)
+        return _Timed(
+            o.cell, self._named(o.cell.device, *sorted(node_ids)), tokens, tokens / seconds
+        )
+
+    def _named(self, gpu: str, *node_ids: str) -> tuple[_Node, ...]:
+        """Nodes with their hosts, the same objects each time."""
+        key = gpu, *node_ids
+        if key not in self._nodes:
+            self._nodes[key] = tuple(_Node(gpu, self._hosts.get(n, n[:8]), n) for n in node_ids)
+        return self._nodes[key]
 
 
 def _differ(group: Sequence[_Timed]) -> bool:

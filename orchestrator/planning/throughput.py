@@ -5,12 +5,14 @@ import statistics
 from collections.abc import Sequence
 
 from gpu_catalog.number_text import short
-from trials.records.observation import MEMORY_MISSES, Basis, Observation, Outcome
+from trials.records.observation import CAPPED, FITS, MEMORY_MISSES, Observation
 
 
 def median_seconds(o: Observation) -> float | None:
     """Median of a probe's seconds per micro-batch; None without timed steps."""
     steps = o.micro_batch_seconds
+    if len(steps) == 1:  # of all lines that are read without their steps
+        return steps[0]
     return statistics.median(steps) if steps else None
 
 
@@ -23,9 +25,9 @@ def fastest(observations: Sequence[Observation]) -> str | None:
         (
             o.cell.examples_per_second(o.batch_size, seconds)
             for o in observations
-            if o.batch_size < lowest_miss and (seconds := median_seconds(o)) is not None
             # A capped GPU's speed is that of the larger one that stood in for it.
-            if o.outcome is Outcome.FITS and o.basis is not Basis.CAPPED
+            if o.outcome is FITS and o.basis is not CAPPED
+            if o.batch_size < lowest_miss and (seconds := median_seconds(o)) is not None
         ),
         default=None,
     )

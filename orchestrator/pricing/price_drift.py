@@ -4,6 +4,7 @@ import datetime as dt
 import hashlib
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.live_prices.price_checks import MARKETPLACES
 from gpu_catalog.offer import Offer
 from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.rental_cost import Billing, Hours, billing
 from orchestrator.spec.job import Overheads
 
 # Multiples of ``Overheads.price_drift``. That of a marketplace's asks is estimated as it is, from
@@ -63,6 +65,7 @@ class PriceDrift:
         self.sigma = cache(self._sigma)
         self.errors = cache(self._errors)
         self.factors = cache(self._factors)
+        self.price = cache(self._price)
 
     def _sigma(self, offer: Offer) -> float:
         """Standard deviation of the logarithm of a price; 0 for a machine that the user owns."""
@@ -87,6 +90,28 @@ class PriceDrift:
     def _factors(self, offer: Offer) -> FloatArray | None:
         """(draws,) factors of a price; None for one that does not change."""
         return np.exp(self.errors(offer)) if self.sigma(offer) else None
+
+    def _price(self, offer: Offer) -> "OfferPrice":
+        """Price of an offer, with its change."""
+        return OfferPrice(offer, billing(offer), self.sigma(offer), self)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferPrice:
+    """Price of an offer. Thousands of jobs ask for its parts, and each look-up by an offer is slow.
+
+    Attributes:
+        sigma: standard deviation of the logarithm of the price since it was recorded.
+    """
+
+    offer: Offer
+    billing: Billing
+    sigma: float
+    drift: PriceDrift
+
+    def usd(self, hours: Hours) -> Hours:
+        """Dollars for hours, as they are billed."""
+        return self.billing.charged(hours) * self.offer.usd_per_hour
 
 
 def sigma_of(error: float) -> float:

@@ -6,7 +6,7 @@ Hours are wall-clock time.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -93,18 +93,29 @@ def best_interval(rate: float, checkpoint: float) -> float:
     return low / rate
 
 
-@lru_cache(maxsize=4096)  # a long ranking asks several times for each of its cells
-def _billed_hours(offer: Offer) -> tuple[float, float]:
-    """Unit of billed hours, and the fewest."""
+class Billing(NamedTuple):
+    """Unit of billed hours, by the second where it is not known, and the fewest."""
+
+    unit: float
+    least: float
+
+    def charged(self, hours: Hours) -> Hours:
+        """Billed hours: whole units."""
+        unit, least = self
+        is_in_units = unit > 1.0 / SECONDS_PER_HOUR
+        # A millionth is no started unit. NumPy takes ten times as long for a single number.
+        if isinstance(hours, float):
+            return max(math.ceil(hours / unit - 1e-6) * unit if is_in_units else hours, least)
+        return np.maximum(np.ceil(hours / unit - 1e-6) * unit if is_in_units else hours, least)
+
+
+@lru_cache(maxsize=4096)  # an estimate asks several times for each offer
+def billing(offer: Offer) -> Billing:
+    """Billing of an offer by its provider's terms."""
     unit = (billed_seconds(offer) or 1.0) / SECONDS_PER_HOUR
-    return unit, minimum_minutes(offer) / MINUTES_PER_HOUR
+    return Billing(unit, minimum_minutes(offer) / MINUTES_PER_HOUR)
 
 
 def charged_hours(hours: Hours, offer: Offer) -> Hours:
-    """Billed hours: whole units of the provider's billing, by the second where it is not known."""
-    unit, least = _billed_hours(offer)
-    is_in_units = unit > 1.0 / SECONDS_PER_HOUR
-    # A millionth is no started unit. NumPy takes ten times as long for a single number.
-    if isinstance(hours, float):
-        return max(math.ceil(hours / unit - 1e-6) * unit if is_in_units else hours, least)
-    return np.maximum(np.ceil(hours / unit - 1e-6) * unit if is_in_units else hours, least)
+    """Billed hours on an offer."""
+    return billing(offer).charged(hours)

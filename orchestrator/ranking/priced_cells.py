@@ -5,11 +5,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
 from fitting.families.cell_step_time import Batch, StepTimeSource
 from gpu_catalog.catalog import Catalog
+from gpu_catalog.offer import Offer
 from orchestrator.planning.plan import Plan
 from orchestrator.pricing.host_memory import (
     TooLittleHostMemory,
@@ -26,6 +29,7 @@ from orchestrator.ranking.ranked_offer import comparable
 from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import job_of, rows
 from trials.recipes.host_bytes import least_host_bytes
+from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
 from trials.records.observation import Observation, trainable_batch
 
@@ -114,23 +118,44 @@ def priced_cells(inputs: RankingInputs) -> Iterator[PricedCell]:
     groups: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[comparable(cell)].append(cell)
+    offers_for = cache(partial(_offers_for, inputs))
     for cell in itertools.chain.from_iterable(groups.values()):
-        every = inputs.catalog.offers(cell.gpu)
-        offers = layout_offers(every, cell.parallel, is_simulated=cell.simulated)
         host_gib = _host_gib(cell, inputs.step_times.observations(cell))
-        enough, too_small = by_host_memory(offers, host_gib)
-        allowed = [offer for offer in enough if inputs.constraints.allows(offer)]
+        offers = offers_for(cell.gpu, cell.parallel, host_gib, cell.simulated)
         job, mismatch = _job_of_cell(inputs, cell)
         mismatch = unsuited(job, cell, cells) or mismatch
         jobs = [] if mismatch is not None else _jobs(inputs, job, cell, host_gib)
         yield PricedCell(
             cell=cell,
-            offers=[p for cell_job in jobs for p in cell_job.on(allowed, shared, drift)],
-            offers_of_gpu=len(offers),
+            offers=[p for cell_job in jobs for p in cell_job.on(offers.allowed, shared, drift)],
+            offers_of_gpu=offers.of_gpu,
             has_step_time=bool(jobs),
             reason=skipped.get(cell) or mismatch or given_up.get(cell),
-            too_little_host_memory=allowed_instances(too_small, inputs.constraints.allows),
+            too_little_host_memory=offers.too_little_host_memory,
         )
+
+
+class _Offers(NamedTuple):
+    """Fields of a ``PricedCell`` that follow from its GPU, layout and memory on the host."""
+
+    of_gpu: int
+    allowed: list[Offer]
+    too_little_host_memory: tuple[TooLittleHostMemory, ...]
+
+
+def _offers_for(
+    inputs: RankingInputs,
+    gpu: str,
+    layout: Parallel | None,
+    host_gib: float | None,
+    is_simulated: bool,  # noqa: FBT001 - of a cached call
+) -> _Offers:
+    offers = layout_offers(inputs.catalog.offers(gpu), layout, is_simulated=is_simulated)
+    enough, too_small = by_host_memory(offers, host_gib)
+    allows = inputs.constraints.allows
+    return _Offers(
+        len(offers), [o for o in enough if allows(o)], allowed_instances(too_small, allows)
+    )
 
 
 def _host_gib(cell: Cell, observations: Sequence[Observation]) -> float | None:

@@ -4,13 +4,14 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from fitting.families.cell_step_time import CellStepTime
 from fitting.numerics.arrays import FloatArray
 from gpu_catalog.offer import Offer
-from orchestrator.pricing.price_drift import PriceDrift, sigma_of, widened
+from orchestrator.pricing.price_drift import OfferPrice, PriceDrift, sigma_of, widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
 from orchestrator.spec.job import SECONDS_PER_HOUR, Job
 from orchestrator.spec.job_tokens import rows
@@ -20,6 +21,7 @@ from trials.records.observation import Basis, Observation
 DRAWS = 2000  # draws of the unknowns: probabilities are precise to about 1 %
 
 LENGTHS = 1  # stream of random numbers apart from that of the simulation's error
+SPOT = "spot"
 LOW, HIGH = 5.0, 95.0  # percentiles: the ends of the 90 % intervals
 
 
@@ -40,12 +42,8 @@ def offer_usd(job: Job, steps_hours: FloatArray, offer: Offer) -> float:
         steps_hours: (1,) hours of its steps alone.
         offer: offer to rent.
     """
-    rented = rental(steps_hours, job.overheads, spot=_is_spot(offer))
-    return _usd(offer, float(rented.hours[0]))
-
-
-def _usd(offer: Offer, hours: float) -> float:
-    return charged_hours(hours, offer) * offer.usd_per_hour
+    rented = rental(steps_hours, job.overheads, spot=offer.market == SPOT)
+    return charged_hours(float(rented.hours[0]), offer) * offer.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +66,29 @@ class RentedJob:
     checkpoint_minutes: float
 
 
-@dataclass(frozen=True, slots=True)
-class PricedOffer:
+class PricedOffer(NamedTuple):
     """A job on one offer, with its expected dollars."""
 
-    offer: Offer
+    price: OfferPrice
     rented: RentedJob
     usd: float
-    drift: PriceDrift
+
+    @property
+    def offer(self) -> Offer:
+        """The offer."""
+        return self.price.offer
 
     @property
     def usd_interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the dollars, by the hours and the change of the price."""
-        low, high = _usd(self.offer, self.rented.low), _usd(self.offer, self.rented.high)
-        return widened(self.usd, low, high, self.price_sigma)
-
-    @property
-    def price_sigma(self) -> float:
-        """Standard deviation of the logarithm of the price since it was recorded."""
-        return self.drift.sigma(self.offer)
+        low, high = self.price.usd(self.rented.low), self.price.usd(self.rented.high)
+        return widened(self.usd, low, high, self.price.sigma)
 
     @property
     def drawn_usd(self) -> FloatArray:
         """(draws,) dollars."""
-        usd = charged_hours(self.rented.drawn, self.offer) * self.offer.usd_per_hour
-        factors = self.drift.factors(self.offer)
+        usd = self.price.usd(self.rented.drawn)
+        factors = self.price.drift.factors(self.offer)
         return usd if factors is None else usd * factors
 
 
@@ -133,17 +129,18 @@ class CellJob:
         errors = np.concatenate([[0.0], step.uncertainty.drawn(shared, random) + self._lengths()])
         batch_size = step.batch_size * self.cell.data_parallel_ranks
         drawn = job_hours(self.job, batch_size, step.seconds) * np.exp(errors)
-        rentals = {spot: self._rented(drawn, spot=spot) for spot in {_is_spot(o) for o in offers}}
+        markets = {offer.market for offer in offers}
+        rentals = {market: self._rented(drawn, spot=market == SPOT) for market in markets}
         for offer in offers:
-            rented = rentals[_is_spot(offer)]
-            yield PricedOffer(offer, rented, _usd(offer, rented.hours), drift)
+            price, rented = drift.price(offer), rentals[offer.market]
+            yield PricedOffer(price, rented, price.usd(rented.hours))
 
     @property
     def own_error_share(self) -> float:
         """Share of the variance of the hours' logarithm that no other cell's hours have."""
         step = self.step_time.uncertainty
-        own, shared = step.alone**2, step.shared**2 + self._length_sigma**2
-        return own / (own + shared) if shared else 1.0
+        shared = step.shared**2 + self._length_sigma**2
+        return step.alone**2 / (step.alone**2 + shared) if shared else 1.0
 
     @property
     def _length_sigma(self) -> float:
@@ -184,7 +181,3 @@ def _between(ordered: FloatArray, place: float) -> float:
     below, share = int(place), place - int(place)
     low, high = float(ordered[below]), float(ordered[below + 1])
     return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
-
-
-def _is_spot(offer: Offer) -> bool:
-    return offer.market == "spot"

@@ -13,7 +13,6 @@ from fitting.numerics.value_of_information import INDIFFERENCE
 from gpu_catalog.offer import TERMS, Offer
 from orchestrator.pricing.host_memory import host_memory_gib
 from orchestrator.pricing.offer_constraints import Constraints
-from orchestrator.pricing.rental_cost import charged_hours
 from orchestrator.ranking.exclusions import excluded
 from orchestrator.ranking.job_lengths import of_like_lengths
 from orchestrator.ranking.priced_cells import RankingInputs, priced_cells
@@ -26,7 +25,7 @@ from orchestrator.ranking.ranked_offer import (
     comparable,
 )
 from trials.records.cell import Cell
-from trials.records.observation import Basis, Observation
+from trials.records.observation import SIMULATED, Observation
 
 FAR = 4.0  # standard deviations that no draw of ``DRAWS`` is likely to be off
 TIED = 0.05  # probability of costing about as little as the cheapest that makes an offer tied
@@ -94,9 +93,7 @@ NO_CHANCE = _Odds()
 def ordered_offers(group: Sequence[PricedOffer], batch: Batch) -> Iterator[RankedOffer]:
     """Offers of comparable cells, cheapest first."""
     # At the same cost, a measured cell precedes a simulated one.
-    ordered = sorted(
-        group, key=lambda p: (p.usd, p.rented.job.basis is Basis.SIMULATED, p.rented.hours)
-    )
+    ordered = sorted(group, key=lambda p: (p.usd, p.rented.job.basis is SIMULATED, p.rented.hours))
     odds = _odds(ordered)
     of_jobs: dict[int, dict[str, object]] = {}
     fastest, last = math.inf, (math.inf, math.inf)
@@ -105,7 +102,9 @@ def ordered_offers(group: Sequence[PricedOffer], batch: Batch) -> Iterator[Ranke
         if id(rented) not in of_jobs:
             of_jobs[id(rented)] = _of_job(rented, batch)
         usd_low, usd_high = priced.usd_interval
-        own = {
+        row = {
+            **of_jobs[id(rented)],
+            **_of_offer(priced.offer),
             "rank": rank_,
             "probability_cheapest": chances.cheapest,
             "tied": rank_ == 1 or chances.near >= TIED,
@@ -114,7 +113,7 @@ def ordered_offers(group: Sequence[PricedOffer], batch: Batch) -> Iterator[Ranke
             "usd_low": usd_low,
             "usd_high": usd_high,
         }
-        yield RankedOffer.of_checked({**of_jobs[id(rented)], **_of_offer(priced.offer), **own})
+        yield RankedOffer.of_checked(row)
         if rented.hours < fastest:
             fastest, last = rented.hours, (rented.hours, priced.usd)
 
@@ -182,7 +181,7 @@ def _odds(ordered: Sequence[PricedOffer]) -> dict[int, _Odds]:
             continue
         # Costs are proportional to prices only where the billed hours are those of the job.
         drawn = priced.rented.drawn
-        if (charged_hours(drawn, priced.offer) <= drawn).all():
+        if (priced.price.billing.charged(drawn) <= drawn).all():
             cheapest_of_job[id(priced.rented)] = priced
     close = [p for p in ordered if _can_win(p, cheapest_of_job.get(id(p.rented)))]
     usd = np.stack([priced.drawn_usd for priced in close])
@@ -199,6 +198,6 @@ def _can_win(priced: PricedOffer, cheapest_of_job: PricedOffer | None) -> bool:
     """Whether an offer may cost about as little as the cheapest one of the same job."""
     if cheapest_of_job is None or priced is cheapest_of_job:
         return True
-    apart = FAR * math.hypot(priced.price_sigma, cheapest_of_job.price_sigma)
+    apart = FAR * math.hypot(priced.price.sigma, cheapest_of_job.price.sigma)
     limit = cheapest_of_job.offer.usd_per_hour * (1 + INDIFFERENCE) * math.exp(apart)
     return priced.offer.usd_per_hour <= limit

@@ -60,7 +60,7 @@ class LocalStorage:
         """Replace a file atomically: readers see the old or the new one."""
         target, part = self._path / name, self._path / f".{name}.part"
         try:
-            with part.open("wb") as file:
+            with part.open("wb", BUFFER_BYTES) as file:
                 file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 os.fsync(file.fileno())

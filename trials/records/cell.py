@@ -121,8 +121,9 @@ class Cell(Record):
     @property
     def rank_recipe(self) -> Recipe:
         """Recipe of one GPU, whose effective batch is its part of the whole one."""
-        ranks = self.data_parallel_ranks
-        return self.recipe if ranks == 1 else self.recipe.of_rank(ranks)
+        if self.parallel is None:
+            return self.recipe
+        return self.recipe.of_rank(self.data_parallel_ranks)
 
     @property
     def sparsity(self) -> float:
@@ -139,6 +140,8 @@ class Cell(Record):
     @property
     def devices(self) -> str:
         """Number and key of the GPUs that run the cell, by ``devices_name``."""
+        if self.parallel is None:
+            return self.device
         return devices_name(self.device, self.ranks_per_node, self.nodes)
 
     @property

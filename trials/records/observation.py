@@ -43,9 +43,10 @@ class Outcome(StrEnum):
         return self in VERDICTS
 
 
+FITS = Outcome.FITS  # Python 3.11 calls a function to look a member up: slow in a long loop
 MEMORY_MISSES = (Outcome.OUT_OF_MEMORY, Outcome.THRASHING)
 """Outcomes of a batch too large for the device's memory."""
-VERDICTS = (Outcome.FITS, *MEMORY_MISSES)
+VERDICTS = (FITS, *MEMORY_MISSES)
 
 
 class Basis(StrEnum):
@@ -58,6 +59,7 @@ class Basis(StrEnum):
     SIMULATED = "simulated"
 
 
+MEASURED, CAPPED, SIMULATED = Basis.MEASURED, Basis.CAPPED, Basis.SIMULATED  # as above
 Purpose = Literal["search", "boundary", "drawn", "ladder"]
 StopReason = Literal["precise", "step cap", "time cap"]
 Seconds = tuple[Second, ...]
@@ -315,7 +317,7 @@ class Observation(Record):
     @property
     def is_timing(self) -> bool:
         """Whether it measured throughput."""
-        return self.purpose == "ladder" and self.outcome is Outcome.FITS
+        return self.purpose == "ladder" and self.outcome is FITS
 
 
 def without_superseded(observations: Iterable[Observation]) -> list[Observation]:
@@ -348,13 +350,12 @@ def largest_batch(observations: Sequence[Observation]) -> tuple[int, Observation
     whole_fits = fits_always(verdicts, whole)
     if whole is not None and whole_fits:
         return whole, None
-    misses = [o for o in verdicts if o.outcome is not Outcome.FITS]
+    misses = [o for o in verdicts if o.outcome is not FITS]
     lowest_miss = min(misses, key=lambda o: o.batch_size, default=None)
     fits = [
         o.batch_size
         for o in verdicts
-        if o.outcome is Outcome.FITS
-        and (lowest_miss is None or o.batch_size < lowest_miss.batch_size)
+        if o.outcome is FITS and (lowest_miss is None or o.batch_size < lowest_miss.batch_size)
     ]
     largest = max(fits, default=0)
     if lowest_miss is not None and lowest_miss.batch_size == largest + 1:
@@ -368,8 +369,8 @@ def surviving_batch(observations: Iterable[Observation]) -> int | None:
     It is None where no drawn lengths were run.
     """
     drawn = [o for o in observations if o.is_drawn and o.outcome.is_verdict]
-    misses = [o.batch_size for o in drawn if o.outcome is not Outcome.FITS]
-    fits = [o.batch_size for o in drawn if o.outcome is Outcome.FITS]
+    misses = [o.batch_size for o in drawn if o.outcome is not FITS]
+    fits = [o.batch_size for o in drawn if o.outcome is FITS]
     below = (size for size in fits if not misses or size < min(misses))
     return max(below, default=0) if drawn else None
 
@@ -380,7 +381,7 @@ def trainable_batch(
     """``largest_batch``, or the largest that survives drawn lengths where that is smaller."""
     largest, surviving = largest_batch(observations), surviving_batch(observations)
     drawn = (o for o in observations if o.is_drawn and o.outcome.is_verdict)
-    misses = (o for o in drawn if o.outcome is not Outcome.FITS)
+    misses = (o for o in drawn if o.outcome is not FITS)
     miss = min(misses, key=lambda o: o.batch_size, default=None)
     if largest is None or surviving is None or miss is None or surviving >= largest[0]:
         return largest
