@@ -39,6 +39,7 @@ class Movers:
         work, numbers: (operators,) classes, and (operators, columns) their numbers.
         places: (operators,) row that each belongs to.
         seconds: (rows,) measured.
+        beside_seconds: (rows,) part of them that the collector adds.
         gpu: key of the GPU.
     """
 
@@ -46,6 +47,7 @@ class Movers:
     numbers: FloatArray
     places: IntArray
     seconds: FloatArray
+    beside_seconds: FloatArray
     gpu: str
 
     def errors(self, constants: MovingConstants) -> FloatArray:
@@ -55,7 +57,7 @@ class Movers:
         floor *= 1e-6 * EfficiencyConstants().kernel_floor_us
         seconds = np.maximum(moving_seconds(self.work, self.numbers, rates, constants), floor)
         total = np.bincount(self.places, weights=seconds, minlength=len(self.seconds))
-        logarithms: FloatArray = np.log(total / self.seconds)
+        logarithms: FloatArray = np.log((total + self.beside_seconds) / self.seconds)
         return logarithms
 
 
@@ -63,7 +65,8 @@ def movers(rows: list[Measured]) -> Movers:
     """Operators of measured rows of one GPU."""
     operators, places = operators_of(rows)
     seconds = np.array([row.seconds for row in rows])
-    return Movers(operators.names // 4, operators.numbers, places, seconds, rows[0].gpu)
+    beside = np.array([row.beside_seconds for row in rows])
+    return Movers(operators.names // 4, operators.numbers, places, seconds, beside, rows[0].gpu)
 
 
 def halves(rows: Iterable[Measured]) -> tuple[dict[Key, Movers], dict[Key, Movers]]:

@@ -48,7 +48,8 @@ def predicted_seconds(rows: list[Measured], gpu: Gpu) -> FloatArray:
             peaks_of(gpu),
             surroundings=stacked([rows[at] for at in alone]),
         )
-    return np.bincount(places, weights=device, minlength=len(rows)).astype(np.float64)
+    seconds = np.bincount(places, weights=device, minlength=len(rows)).astype(np.float64)
+    return seconds + np.array([row.beside_seconds for row in rows])
 
 
 def report(measured: Iterable[Measured]) -> list[dict[str, str | int | float]]:
