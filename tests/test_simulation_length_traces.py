@@ -1,4 +1,4 @@
-"""Traces between traced lengths equal traces at their length."""
+"""Traces between traced lengths or numbers of ranks equal traces at theirs."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,10 @@ from fakes.in_process_traces import InProcess
 
 from gpu_catalog.catalog import load_catalog
 from trials.recipes.fields import Quantisation
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
-from trials.simulation.length_traces import LengthTraces
+from trials.simulation.length_traces import LengthTraces, RankTraces
 from trials.simulation.simulated_cell import SimulatedCell
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_request import TraceRequest
@@ -63,6 +64,43 @@ def test_without_three_lengths_each_length_is_traced() -> None:
     cell = SimulatedCell(tiny_cell(seq_len=320), find_model("llama-tiny"), traced)
     LengthTraces(traced, LENGTHS[:2]).get(cell.request_of(1))
     assert traced.lengths == {320}
+
+
+def on_ranks(settings: Recipe, *counts: int) -> list[TraceRequest]:
+    """Requests for a model in shards of FSDP2 on each number of GPUs."""
+    model, cell = find_model("llama-tiny"), tiny_cell("llama-tiny", settings, seq_len=64)
+    layouts = [Parallel(gpus=count, strategy="fsdp2") for count in counts]
+    return [
+        TraceRequest(cell=cell.model_copy(update={"parallel": layout}), model=model)
+        for layout in layouts
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        recipe("qlora", lora_rank=8, precision="bf16-mixed", loss="chunked"),
+        pytest.param(recipe("lora", lora_rank=8, precision="bf16"), marks=pytest.mark.long),
+        pytest.param(recipe("full", precision="bf16-mixed"), marks=pytest.mark.long),
+    ],
+    ids=["qlora", "lora", "full"],
+)
+def test_a_trace_of_four_ranks_follows_from_those_of_two_and_eight(settings: Recipe) -> None:
+    """An estimate of several numbers of GPUs traces the least and the greatest of them."""
+    requests, traced = on_ranks(settings, 2, 4, 8), InProcess()
+    between = RankTraces(traced)
+    between.prepare(requests)
+    made = between.get(requests[1])
+    assert traced.ranks == {2, 8}
+    assert made.digest == traced.get(requests[1]).digest
+
+
+def test_ranks_with_uneven_shards_are_traced() -> None:
+    """Four rows of an adapter on eight ranks: the first has one, as of four ranks."""
+    requests, traced = on_ranks(recipe("lora", precision="bf16"), 2, 4, 8), InProcess()
+    between = RankTraces(traced)
+    between.prepare(requests)
+    assert between.get(requests[1]) is traced.get(requests[1])
 
 
 @pytest.mark.parametrize("quantisation", ["nf4", "int8"])

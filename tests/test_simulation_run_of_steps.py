@@ -61,7 +61,7 @@ def traced(settings: Recipe, tokens: int, *, padded: bool) -> StepTrace:
     """Trace of all layers at one length."""
     cell = tiny_cell(MODEL, settings, seq_len=tokens)
     traceable = TraceableCell(cell, find_model(MODEL), target="cpu", whole=True)
-    traceable.set_length(tokens, padded=padded)
+    traceable.set_cell(cell, padded=padded)
     trace = traceable.trace(BATCH, lambda _: 0)
     return StepTrace((BATCH,), (trace.recording,), trace.held, trace.copies)
 

@@ -136,3 +136,19 @@ def test_updates_of_other_parameters_are_not_shared() -> None:
         recordings += Tracing().trace(request(LLAMA, settings, 4, None)).recordings
     with pytest.raises(StructureError, match="other gradients"):
         with_shared_updates(*recordings)
+
+
+@pytest.mark.parametrize(("settings", "layout"), [(FULL, None), (LORA, SHARDS)])
+def test_a_model_built_with_checkpointing_can_do_without_it(
+    settings: Recipe, layout: Parallel | None
+) -> None:
+    """Its next trace is that of a model built without; one with checkpointing is built anew."""
+    checkpointed = settings.model_copy(update={"gradient_checkpointing": True})
+    first, asked = (
+        request(LLAMA, one, 2, layout).model_copy(update={"with_updates": False})
+        for one in (checkpointed, settings)
+    )
+    tracing = Tracing()
+    tracing.trace(first)
+    assert tracing.trace(asked).digest == Tracing().trace(asked).digest
+    assert tracing.cell(asked) is not tracing.cell(first)

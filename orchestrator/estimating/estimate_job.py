@@ -52,7 +52,7 @@ from orchestrator.estimating.requested_gpus import (
     with_electricity,
 )
 from orchestrator.estimating.varying_memory import traced_lengths
-from trials.simulation.length_traces import LengthTraces, TraceSource
+from trials.simulation.length_traces import LengthTraces, RankTraces, TraceSource
 from trials.simulation.memory.streams import load_replay
 from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.trace_cache import TraceError, Traces
@@ -66,7 +66,7 @@ def estimate_job(request: EstimateRequest, today: dt.date) -> Estimates:
     Raises:
         UserError: options, data, model or prices are wrong, or the model cannot be traced.
     """
-    traces = Traces(report=log.info, meanwhile=load_replay)
+    traces = RankTraces(Traces(report=log.info, meanwhile=load_replay))
     if not isinstance(request.seq_len, tuple):
         return _estimates(request, today, traces)
     shared = LengthTraces(traces, lengths_among(request.seq_len))

@@ -306,6 +306,13 @@ def _checkpoint(model: nn.Module, recipe: Recipe) -> None:
             layer.gradient_checkpointing = False  # type: ignore[assignment]
 
 
+def disable_checkpointing(model: Any) -> None:
+    """Let a model that its recipe has checkpointed keep its activations, in place."""
+    disable = getattr(model, "activation_checkpointing_disable", None)  # as above
+    (disable or model.gradient_checkpointing_disable)()
+    model.disable_input_require_grads()  # transformers may leave the hook of the embedding
+
+
 def _cast_up(model: nn.Module) -> None:
     """Cast norms, embeddings and head of a 4-bit model to fp32."""
     from peft import prepare_model_for_kbit_training  # noqa: PLC0415 - seconds to import

@@ -65,7 +65,7 @@ def check_repeats(recording: Recording) -> None:
 
 
 def whole_steps(
-    recordings: Sequence[Recording], copies: int, micro_batches: int = 1
+    recordings: Sequence[Recording], copies: int, micro_batches: int = 1, first: int = 0
 ) -> list[Stream]:
     """Two steps of the whole model at each batch size: the first, and one like all later ones.
 
@@ -77,10 +77,11 @@ def whole_steps(
             which differ in their numbers alone.
         copies: number of turns that were not traced.
         micro_batches: forward and backward passes per step.
+        first: 1 for the later step alone, whose operators need no other.
     """
     recording = recordings[0]
     layout = _Layout(recording, copies)
-    for step, update in enumerate((Segment.FIRST_UPDATE, Segment.UPDATE)):
+    for step, update in [(0, Segment.FIRST_UPDATE), (1, Segment.UPDATE)][first:]:
         for micro_batch in range(micro_batches):
             if micro_batch > 0:
                 layout.add(Segment.FORGET, (step, micro_batch - 1), keeps_gradients=True)
@@ -90,7 +91,7 @@ def whole_steps(
         layout.begin_part()
         layout.add(update, (step, micro_batches - 1))
         layout.add(Segment.FORGET, (step, micro_batches - 1))
-    return layout.streams(recordings)
+    return layout.streams(recordings, -1 - micro_batches)
 
 
 def whole_model(held: Held, copies: int) -> Held:
@@ -287,7 +288,7 @@ class _Layout:
             return bases[places + TURN[owner] - TURN[segment]]
         return bases[[{1: 1, 2: 2 + copy, 3: self._copies + 3}[TURN[owner]]]]
 
-    def streams(self, recordings: Sequence[Recording]) -> list[Stream]:
+    def streams(self, recordings: Sequence[Recording], steady_part: int) -> list[Stream]:
         kinds, names, sources, segments = (
             np.concatenate(c) for c in zip(*self._events, strict=True)
         )
@@ -301,7 +302,7 @@ class _Layout:
                 rows=sources,
                 purposes=purposes,
                 parts_from=tuple(self._parts_from),
-                steady_from=self._parts_from[len(self._parts_from) // 2],
+                steady_from=self._parts_from[steady_part],
             )
             for recording in recordings
         ]

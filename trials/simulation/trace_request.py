@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gpu_catalog import kernel_rates
 from gpu_catalog.catalog import shipped_text
@@ -149,8 +149,19 @@ class TraceRequest(Record):
     @property
     def shared_updates(self) -> str:
         """Key of updates by parameters and optimizer alone, whatever the passes before them."""
-        alike = {"gradient_checkpointing": False, "loss": "chunked", "attention": "sdpa"}
-        recipe = self.cell.recipe.model_copy(update=alike)
+        return self._updates_with(gradient_checkpointing=False, loss="chunked", attention="sdpa")
+
+    @property
+    def built(self) -> str:
+        """Key of the model that is built: one with checkpointing can do without it later."""
+        recipe = self.cell.recipe
+        is_bound = recipe.activation_offloading or recipe.trained_layers is not None
+        if is_bound or self.is_by_engine:
+            return self.updates
+        return self._updates_with(gradient_checkpointing=False)
+
+    def _updates_with(self, **fields: Any) -> str:
+        recipe = self.cell.recipe.model_copy(update=fields)
         cell = self.cell.model_copy(update={"recipe": recipe})
         return self.model_copy(update={"cell": cell}).updates
 

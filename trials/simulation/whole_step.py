@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from trials.recipes.parallel import Parallel
 from trials.simulation.clock.operators import Operators
-from trials.simulation.layer_expansion import whole_model, whole_steps
+from trials.simulation.layer_expansion import NAMING, whole_model, whole_steps
 from trials.simulation.memory.blocks import MOST_BYTES, in_blocks, most_in_use
 from trials.simulation.memory.streams import Moves
 from trials.simulation.ranks.buckets import held_with_buckets, synchronises, with_buckets
@@ -22,6 +23,7 @@ from trials.simulation.recording import (
     IntArray,
     Kind,
     Purpose,
+    Recording,
     Stream,
     StructureError,
     TileColumn,
@@ -57,14 +59,15 @@ class Steps:
         self._peaks: dict[int, int] = {}
         # A third micro-batch is like the second.
         self._micro_batches = min(micro_batches, 2)
-        by_engine = is_by_engine(trace.recordings[0])
-        if by_engine:
+        self._trace, self._parallel = trace, parallel
+        self._is_by_engine = is_by_engine(trace.recordings[0])
+        if self._is_by_engine:
             streams = engine_steps(trace.recordings, self._micro_batches)
         else:
-            streams = whole_steps(trace.recordings, trace.copies, self._micro_batches)
-        if parallel is not None and parallel.strategy == "ddp":
+            alone = [_without_work(recording) for recording in trace.recordings]
+            streams = whole_steps(alone, trace.copies, self._micro_batches)
+        if self._is_ddp:
             self.held = held_with_buckets(self.held, streams[0])
-            streams = [with_buckets(stream, parallel.gpus) for stream in streams]
         stream = streams[0]
         moves = stream.kinds <= Kind.FREED
         made = stream.kinds == Kind.MADE
@@ -82,21 +85,37 @@ class Steps:
         tiled = made & (stream.numbers[:, TileColumn.ROW_BYTES] > 0)[stream.rows]
         self._tiles = [s.numbers[s.rows[tiled]] for s in streams]
         self._tile_moves = [np.flatnonzero(self.names == name) for name in stream.names[tiled]]
-        works = np.flatnonzero(~moves)
+
+    @property
+    def _is_ddp(self) -> bool:
+        return self._parallel is not None and self._parallel.strategy == "ddp"
+
+    @cached_property
+    def _works(self) -> "_Works":
+        """Operators of the second step; most GPUs that are too small ask for memory alone."""
+        if self._is_by_engine:
+            streams = engine_steps(self._trace.recordings, self._micro_batches)
+        else:
+            trace = self._trace
+            streams = whole_steps(trace.recordings, trace.copies, self._micro_batches, first=1)
+        if self._is_ddp:
+            assert self._parallel is not None
+            streams = [with_buckets(stream, self._parallel.gpus) for stream in streams]
+        stream = streams[0]
+        works = np.flatnonzero(stream.kinds > Kind.FREED)
         works = works[works >= stream.steady_from]
-        self._works, rows = _distinct(stream, works)
-        self._numbers = [s.numbers[rows] for s in streams]
+        operators, rows = _distinct(stream, works)
+        numbers = [s.numbers[rows] for s in streams]
         *_, second_last, last, update = (0, 0, *np.searchsorted(works, stream.parts_from))
-        self._last = last
-        if by_engine and self._micro_batches > 1:
-            self._first, self._repeated = np.arange(second_last), np.arange(second_last, last)
-            return
-        # A further micro-batch, which ddp does not synchronise.
-        self._first, repeated = np.arange(last), np.arange(last, update)
-        is_synchronised = parallel is not None and parallel.strategy == "ddp"
-        synchronising = synchronises(self._works.kinds, self._works.names)
-        synchronising = synchronising[self._works.events[repeated]]
-        self._repeated = repeated[~(is_synchronised & synchronising)]
+        if self._is_by_engine and self._micro_batches > 1:
+            first, repeated = np.arange(second_last), np.arange(second_last, last)
+        else:
+            # A further micro-batch, which ddp does not synchronise.
+            first, repeated = np.arange(last), np.arange(last, update)
+            if self._is_ddp:
+                synchronising = synchronises(operators.kinds, operators.names)
+                repeated = repeated[~synchronising[operators.events[repeated]]]
+        return _Works(operators, numbers, first, repeated, last)
 
     def storages(self, batch_size: int) -> tuple[IntArray, IntArray]:
         """Names of the storages allocated and freed, and their bytes, negative where freed."""
@@ -128,13 +147,14 @@ class Steps:
             batch_size: examples per micro-batch.
             micro_batches: at least as many as the steps have; None for just as many.
         """
-        numbers = np.maximum(self._at(batch_size, self._numbers), 0.0)
-        events = self._works.events
-        rest = np.arange(self._last, len(events))
-        more = [self._repeated] * ((micro_batches or self._micro_batches) - self._micro_batches)
+        works = self._works
+        numbers = np.maximum(self._at(batch_size, works.numbers), 0.0)
+        events = works.operators.events
+        rest = np.arange(works.last, len(events))
+        more = [works.repeated] * ((micro_batches or self._micro_batches) - self._micro_batches)
         # Before the last one, with which ddp's collectives begin.
-        at = np.concatenate([self._first, *more, rest])
-        return replace(self._works, numbers=numbers, order=events[at])
+        at = np.concatenate([works.first, *more, rest])
+        return replace(works.operators, numbers=numbers, order=events[at])
 
     def peak_bytes(self, batch_size: int) -> int:
         """Most bytes in use at once, with storages rounded up like the allocator's blocks."""
@@ -162,6 +182,32 @@ class Steps:
         if len(numbers) == 1:
             raise StructureError(f"batch size {batch_size} was not traced")
         return interpolated(self._sizes, numbers, batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Works:
+    """Operators of a step.
+
+    Attributes:
+        operators: those of all its micro-batches and the update.
+        numbers: their numbers at each traced batch size.
+        first, repeated: events before the last micro-batch, and those of each further one.
+        last: first event of the last micro-batch.
+    """
+
+    operators: Operators
+    numbers: list[FloatArray]
+    first: IntArray
+    repeated: IntArray
+    last: int
+
+
+def _without_work(recording: Recording) -> Recording:
+    """Recording without operators, but for the first event of each segment, which orders them."""
+    kept = np.isin(recording.kinds, [*NAMING, Kind.ADDED_ON_HOST])
+    kept[np.unique(recording.segments, return_index=True)[1]] = True
+    columns = ("kinds", "names", "segments", "numbers")
+    return replace(recording, **{name: getattr(recording, name)[kept] for name in columns})
 
 
 def interpolated(points: Sequence[int], numbers: Sequence[FloatArray], at: int) -> FloatArray:

@@ -34,6 +34,7 @@ def import_libraries() -> None:
     from trials.simulation.tracing import tracing_worker  # noqa: PLC0415 - as above
 
     tracing_worker.import_without_compiler()
+    importlib.import_module("peft")  # most recipes have adapters; else each process imports it
 
 
 def _load_libraries() -> None:

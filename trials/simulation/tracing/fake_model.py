@@ -132,6 +132,12 @@ def check_positions(model: nn.Module, cell: Cell) -> None:
             )
 
 
+def depends_on_past_lengths(model: nn.Module) -> bool:
+    """Whether a model keeps state from earlier lengths: frequencies that grow with them."""
+    kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]
+    return any("dynamic" in kind or "longrope" in kind for kind in kinds)
+
+
 class TracedCensus(StepCensus):
     """Census of a traced step, with the real kernels in place of those that replace them."""
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trials.models.build import disable_checkpointing
 from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS
 from trials.models.weight_placement import DTYPES, decoder_layers
 from trials.records.cell import Cell
@@ -226,21 +227,19 @@ class TraceableCell:
             torch.set_autocast_enabled("cuda", before[0])
             torch.set_autocast_dtype("cuda", before[1])
 
-    def set_length(self, seq_len: int, *, padded: bool = False) -> None:
-        """Set the sequence length of further traces, and whether some examples are padded to it.
+    def set_cell(self, cell: Cell, *, padded: bool = False) -> None:
+        """Set the cell of further traces, of another length or without checkpointing.
+
+        With ``padded``, some examples are padded to the length.
 
         Raises:
             UntraceableError: the model has fewer positions.
         """
-        cell = self._cell.model_copy(update={"seq_len": seq_len})
         check_positions(self.model, cell)
-        self._cell, self.is_padded = cell, padded
-
-    @property
-    def depends_on_past_lengths(self) -> bool:
-        """Whether the model keeps state from earlier lengths: frequencies that grow with them."""
-        kinds = [str(getattr(module, "rope_type", "")) for module in self.model.modules()]
-        return any("dynamic" in kind or "longrope" in kind for kind in kinds)
+        if self.recipe.gradient_checkpointing and not cell.recipe.gradient_checkpointing:
+            disable_checkpointing(self.model)
+            self._is_checked = False
+        self._cell, self.recipe, self.is_padded = cell, cell.recipe, padded
 
     def batch(self, batch_size: int) -> TaskBatch:
         """Batch of a step; to be made in the step, which holds it."""

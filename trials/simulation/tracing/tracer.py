@@ -96,7 +96,15 @@ class UntraceableError(ValueError):
     """The operations of a step depend on values of tensors, which a trace does not have."""
 
 
-class Tracer(StorageWatch):  # type: ignore[no-untyped-call]
+class UncompiledWatch(StorageWatch):  # type: ignore[no-untyped-call]
+    """Watch of steps that are not compiled, so that PyTorch need not guard each dispatch."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Tracer(UncompiledWatch):  # type: ignore[no-untyped-call]
     """Records the events of a step.
 
     Args:

@@ -39,6 +39,7 @@ from trials.simulation.layer_expansion import check_repeats
 from trials.simulation.recording import Recording, RepeatError, StructureError
 from trials.simulation.trace_cache import StepTrace, read_trace, write_failure, write_trace
 from trials.simulation.trace_request import Routing, TraceRequest
+from trials.simulation.tracing.fake_model import depends_on_past_lengths
 from trials.simulation.tracing.trace import Shares, TraceableCell, Traced
 from trials.simulation.tracing.tracer import UntraceableError
 from trials.simulation.tracing.watchdog import innermost_module, watchdog
@@ -156,17 +157,15 @@ class Tracing:
         )
 
     def cell(self, request: TraceRequest) -> TraceableCell:
-        """Traceable cell of a request, built once for all lengths."""
+        """Traceable cell of a request, built once for all lengths, checkpointed or not after it."""
         cell = request.cell
-        key = (request.updates, request.model.name, cell.active_experts, cell.image_tokens)
-        built = self._built.get(key)
-        if built is not None:
-            built.set_length(request.cell.seq_len, padded=request.padded)
-            return built
-        built = TraceableCell(cell, request.model, target=request.target, whole=request.whole)
-        built.set_length(request.cell.seq_len, padded=request.padded)
-        if not built.depends_on_past_lengths:
-            self._built[key] = built
+        key = (request.built, request.model.name, cell.active_experts, cell.image_tokens)
+        built, checkpoints = self._built.get(key), cell.recipe.gradient_checkpointing
+        if built is None or (checkpoints and not built.recipe.gradient_checkpointing):
+            built = TraceableCell(cell, request.model, target=request.target, whole=request.whole)
+            if not depends_on_past_lengths(built.model):
+                self._built[key] = built
+        built.set_cell(cell, padded=request.padded)
         return built
 
     def _first(
@@ -326,7 +325,9 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
         with contextlib.suppress(Exception), watchdog("", limit_seconds, lambda _: None):
             tracing.cell(requests[0])  # forked processes share the model; its trace reports errors
     else:
-        units = _units(lines, requests)
+        units = _units(lines, [(r, r.built) for r in requests])
+        if len(units) < processes:
+            units = _units(lines, [(r, r.updates) for r in requests])
     with tempfile.TemporaryFile() as queue:  # whose position all share
         queue.write(np.arange(len(units), dtype=NUMBER).tobytes())
         queue.seek(0)
@@ -345,16 +346,16 @@ def _answer_all(requests_file: int, replies_file: int, progress: int) -> NoRetur
     os._exit(0)
 
 
-def _units(lines: Sequence[str], requests: Sequence[TraceRequest]) -> list[list[str]]:
+def _units(lines: Sequence[str], requests: Sequence[tuple[TraceRequest, str]]) -> list[list[str]]:
     """Lines that one process traces one after another, in the order of their start.
 
-    Those of one model, recipe and length share what is built. Of units with the same updates the
-    first starts early and the others late, so that these find its updates.
+    Those of one model, length and key, which comes with the request, share what is built. Of units
+    with the same updates the first starts early and the others late, so that these find them.
     """
     units: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     started: defaultdict[str, dict[tuple[object, ...], int]] = defaultdict(dict)
-    for line, request in zip(lines, requests, strict=True):
-        unit = (request.model.name, request.updates, request.cell.seq_len, request.routing)
+    for line, (request, key) in zip(lines, requests, strict=True):
+        unit = (request.model.name, key, request.cell.seq_len, request.routing)
         units[unit].append(line)
         alike = started[request.shared_updates]
         alike.setdefault(unit, len(alike))
