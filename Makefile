@@ -26,8 +26,8 @@ setup: $(VENV)/.ready  ## the virtual environment, with pinned versions
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one with make PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --no-compile --disable-pip-version-check --upgrade pip
-	$(RUN) -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(RUN) -m pip install -qq --no-compile --disable-pip-version-check --upgrade pip
+	$(RUN) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 sweep: setup  ## small models on this machine: measures, fits, ranks (SPEC=my.yaml for your own)
