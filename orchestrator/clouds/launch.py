@@ -235,8 +235,9 @@ class _Head:
             LaunchError: it failed, for the reason that a provider gave, if there is one.
         """
         lines = []
+        # Without a restart, a job on it continues. `ray` is found on the PATH above.
         with subprocess.Popen(
-            ["ray", "up", "--yes", "--no-restart", str(self.file)],  # noqa: S607 - a job on it continues
+            ["ray", "up", "--yes", "--no-restart", str(self.file)],  # noqa: S607 - as said
             env=self._env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

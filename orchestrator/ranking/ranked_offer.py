@@ -3,14 +3,13 @@
 import csv
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import date
 from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
-from pydantic_core import to_json
 
 from fitting.families.cell_step_time import StepTimeOrigin
 from fitting.laws.forms import Form
@@ -121,12 +120,6 @@ class RankedOffer(Record):
         return stands_in(self.cell.gpu, self.provider)
 
 
-PARTS_FROM = ("stack", "host_gib", "usd", "own_error_share")
-"""First fields of the offer, of the job, of the dollars and of the origin, in a row of a file.
-
-All but the fields before, and the dollars, are those of other rows, too."""
-
-
 class Excluded(Record):
     """A cell that is not ranked.
 
@@ -196,7 +189,7 @@ def ranking_csv(ranking: Ranking) -> str:
     parts.append("layout")
     # Most of a row's text is that of other rows, of the same offer or the same job.
     shared = cache(_csv_cells)
-    stack, host, usd, rest = map(fields.index, PARTS_FROM)
+    stack, host, usd, rest = map(fields.index, ("stack", "host_gib", "usd", "own_error_share"))
     own, of_offer, of_job, prices, others = (
         itemgetter(*fields[start:end])
         for start, end in itertools.pairwise((0, stack, host, usd, rest, None))
@@ -233,46 +226,17 @@ def ranking_json(ranking: Ranking) -> Iterator[bytes]:
     others = ranking.model_copy(update={"offers": ()}).model_dump_json(indent=1).encode()
     before, key, after = others.partition(b'\n "offers": [')  # a key of the ranking itself
     yield before + key
-    names = [*RankedOffer.model_fields]
-    cell, stack, host, usd, rest = map(names.index, ("cell", *PARTS_FROM))
-    own, dollars = names[:cell], names[usd:rest]
-    numbers = itemgetter(*own, *dollars)
-    texts = [_SharedFields(part) for part in (names[stack:host], names[host:usd], names[rest:])]
     cells: dict[Cell, bytes] = {}  # most of the text, and the same for many offers
-    lines = (*own, "", "", "", *dollars, "")  # of cell, offer, job and origin without a name here
-    fields = ",".join(f'\n   "{name}": %b' if name else "%b" for name in lines)
-    template = f",\n  {{{fields}\n  }}".encode()
     for place, offer in enumerate(ranking.offers):
-        of_cell = cells.get(offer.cell)
-        if of_cell is None:
-            of_cell = b'\n   "cell": ' + _json(offer.cell, b"\n   ")
-            cells[offer.cell] = of_cell
-        figures = to_json(numbers(vars(offer)), inf_nan_mode="null")[1:-1].split(b",")
-        of_offer, of_job, origin = (text.of(offer) for text in texts)
-        row = template % (*figures[:cell], of_cell, of_offer, of_job, *figures[cell:], origin)
-        yield row if place else row.removeprefix(b",")
+        if offer.cell not in cells:
+            cells[offer.cell] = b'\n   "cell": ' + _json(offer.cell, b"\n   ") + b","
+        # The fields before are numbers.
+        first, stack, others = _json(offer, b"\n  ", without="cell").partition(b'\n   "stack": ')
+        yield b"".join((b"," * bool(place), b"\n  ", first, cells[offer.cell], stack, others))
     yield (b"\n " if ranking.offers else b"") + after + b"\n"
 
 
-class _SharedFields:
-    """JSON of neighbouring fields, made once for all rows of equal values."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = set(names)
-        self._values = itemgetter(*names)
-        self._known: dict[tuple[object, ...], bytes] = {}
-
-    def of(self, row: RankedOffer) -> bytes:
-        """Lines of these fields of a row."""
-        values = self._values(vars(row))
-        text = self._known.get(values)
-        if text is None:
-            whole = _json(row, b"\n  ", include=self._names)
-            text = self._known[values] = whole.removeprefix(b"{").removesuffix(b"\n  }")
-        return text
-
-
-def _json(record: Record, line_end: bytes, include: set[str] | None = None) -> bytes:
-    """JSON of a record, or of some of its fields, with these ends of its lines."""
+def _json(record: Record, line_end: bytes, without: str = "") -> bytes:
+    """JSON of a record, without a field, with these ends of its lines."""
     dump = record.__pydantic_serializer__.to_json
-    return dump(record, indent=1, include=include).replace(b"\n", line_end)
+    return dump(record, indent=1, exclude={without}).replace(b"\n", line_end)
