@@ -54,7 +54,7 @@ def test_sigterm_ends_a_command_and_its_processes_in_a_line(
     begun = command.children(recursive=True)
     command.terminate()
     _, complaint = command.communicate(timeout=60)
-    assert command.returncode == 143
+    assert command.returncode == 143, complaint
     last = complaint.splitlines()[-1]
     assert last.startswith("stopped")
     assert ("resume" in last) == resumes
@@ -94,3 +94,37 @@ def test_a_signal_ends_an_estimate_that_prices(number: int, code: int) -> None:
     assert command.returncode == code
     assert complaint.replace("pricing\n", "") == "stopped\n"
     assert psutil.wait_procs(begun, timeout=20)[1] == []
+
+
+INTERRUPTED_IN_A_CALLBACK = """
+import os, signal, sys, time
+from orchestrator.cli.main import program
+from orchestrator.estimating import estimate_job
+
+def forks(*_):
+    os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), {number}))
+    if os.fork() == 0:
+        os._exit(0)
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt as error:
+        raise RuntimeError("as a class raises that is being made") from error
+
+estimate_job.estimate_job = forks
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a caller may have ignored
+sys.argv = ["finetune-cost", "estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len", "24"]
+program()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_command_that_forks(number: int, code: int) -> None:
+    """Python ignores errors in callbacks of a fork, and a library may raise its own from one."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_A_CALLBACK.format(number=int(number))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (code, "stopped\n")

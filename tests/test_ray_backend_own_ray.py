@@ -38,7 +38,9 @@ with own_ray.own_ray() as folder:
 # SIGINT is heeded as in a terminal; tests that a shell runs in the background inherit ignoring it.
 STARTING = f"""
 import signal, time
+from orchestrator.cli.interruptions import heed_interruptions
 signal.signal(signal.SIGINT, signal.default_int_handler)
+heed_interruptions()
 {DRIVER.partition("        import ray")[0]}        time.sleep(600)
 """
 
@@ -153,7 +155,10 @@ def test_a_driver_that_ends_while_ray_starts_leaves_nothing(
             assert driver.poll() is None
         driver.send_signal(number)
         begun = named(place)
-        _, printed = driver.communicate(timeout=60)
+        try:
+            _, printed = driver.communicate(timeout=60)
+        finally:
+            driver.kill()
         assert driver.returncode == -number, printed.decode()
     assert psutil.wait_procs([*begun, *named(place)], timeout=60)[1] == []
     assert list(place.iterdir()) == []

@@ -38,7 +38,9 @@ def test_sweep_resumed_on_another_machine_equals_an_undisturbed_one(
     (tmp_path / "small.yaml").write_text(ONE_CELL, encoding="utf-8")
     first, second = tmp_path / "first", tmp_path / "second"
     out, law = ("--out", f"s3://{BUCKET}/small"), {"PYTHONPATH": LAW_PATH}
-    sweep = start_sweep(server, first, str(tmp_path / "small.yaml"), *out, **law)
+    (tmp_path / "fault").write_text("wait", encoding="utf-8")  # so that the first does not end
+    waits = law | {"LAW_WORKER_FAULTS": str(tmp_path / "fault")}
+    sweep = start_sweep(server, first, str(tmp_path / "small.yaml"), *out, **waits)
     end = time.monotonic() + 600
     while not sent(server, "small") and time.monotonic() < end:
         time.sleep(0.05)

@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event
-
-_left = Event()
 
 
 @contextmanager
@@ -13,7 +10,7 @@ def thread_pool(count: int | None = None) -> Iterator[ThreadPoolExecutor]:
     """A pool of threads for this context alone.
 
     An interruption (Ctrl-C, SIGTERM) leaves the context at once: a replay may take minutes, and
-    nothing can stop it. Its thread then goes on, and Python would wait for it when it ends.
+    nothing can stop it. Its thread then goes on until the process ends.
     """
     pool = ThreadPoolExecutor(count)
     try:
@@ -22,12 +19,6 @@ def thread_pool(count: int | None = None) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
         raise
     except BaseException:
-        _left.set()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
-
-
-def threads_are_left() -> bool:
-    """Whether an interruption has left a pool whose threads may still be at work."""
-    return _left.is_set()

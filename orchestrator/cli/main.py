@@ -6,14 +6,20 @@ The module of a command is imported when it runs, so that ``--help`` answers at 
 import atexit
 import gc
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from types import FrameType
 from typing import NoReturn
 
 from gpu_catalog.errors import UserError
+from orchestrator.cli.interruptions import (
+    SIGNALLED,
+    end_interrupted,
+    exit_code,
+    heed_interruptions,
+    ignore_interruptions,
+    is_interrupted,
+)
 from orchestrator.cli.parsers.program import build_parser
 from orchestrator.console import ALL_COLUMNS, OutputError, log_to_stderr, output, remark
 from trials.child_process.environment import SAFE_PATH
@@ -27,27 +33,16 @@ READING = frozenset({"status", "plan", "rank", "what-if", "report", "fit"})
 """Commands that read a run once and end, so that nothing is to be collected before."""
 RESUMED = frozenset({"sweep", "learn", "gpu-check", "launch"})
 """Commands that continue an interrupted run, or reconnect to it, when they are run again."""
-_received: list[int] = []
-"""Signals that ended this process. Ray forgets the type of an exception raised in its own code."""
-
-
-def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the command as Ctrl-C does."""
-    _received.append(number)
-    raise KeyboardInterrupt
 
 
 def program() -> NoReturn:
     """The command ``finetune-cost``."""
-    signal.signal(signal.SIGTERM, _terminate)
+    heed_interruptions()
     gc.set_threshold(*COLLECTED)
     os.environ |= SAFE_PATH  # for every process that it starts: Ray's, and those of a pool
     code = main(sys.argv[1:], is_alone=True)
-    # Imported by commands that have such threads.
-    pools = sys.modules.get("trials.thread_pool")
-    if pools is not None and pools.threads_are_left():
-        atexit._run_exitfuncs()  # noqa: SLF001 - else Python waits for the threads before it
-        os._exit(code)
+    if code > SIGNALLED:
+        end_interrupted(code)
     sys.exit(code)
 
 
@@ -93,12 +88,16 @@ def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
         first, rest = (lines := str(error).splitlines())[:MOST_MISTAKES], lines[MOST_MISTAKES:]
         remark("\n".join([*first, *[f"and {len(rest):,} more mistakes"] * bool(rest)]))
         return 1
-    except OSError as error:
-        if error.filename is None:
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            remark(f"{error.filename}: {error.strerror}")
+            return 1
+        if not is_interrupted():
             raise
-        remark(f"{error.filename}: {error.strerror}")
-        return 1
     except KeyboardInterrupt:
-        resumes = options.command in RESUMED
-        remark("stopped: run the same command again to resume" if resumes else "stopped")
-        return 128 + (_received or [signal.SIGINT])[0]
+        pass
+    if is_alone:
+        ignore_interruptions()
+    resumes = options.command in RESUMED
+    remark("stopped: run the same command again to resume" if resumes else "stopped")
+    return exit_code()

@@ -1,8 +1,8 @@
 """A worker without a model: the real fork server, fork and pipes, memory by a law, real arithmetic.
 
 It starts in a tenth of the time that PyTorch takes, for tests of what happens around trials. A
-file named by ``LAW_WORKER_FAULTS`` makes the worker of this node fail: ``hang`` (once), ``sick`` or
-``slow``.
+file named by ``LAW_WORKER_FAULTS`` makes the worker of this node fail: ``hang`` (once), ``sick``,
+``slow``, or ``wait``, with which a probe of more than one example does not end.
 """
 
 import os
@@ -43,6 +43,8 @@ class LawWorker:
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
         if faults and fault == "hang":
             Path(faults).write_text("", encoding="utf-8")
+            time.sleep(3600)
+        if fault == "wait" and request.batch_size > 1:
             time.sleep(3600)
         work = 20 if fault == "slow" else 1
         peak = 1_000_000 + BYTES_PER_TOKEN * self._tokens * request.batch_size
