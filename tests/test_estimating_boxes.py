@@ -104,8 +104,8 @@ def test_numbers_that_cannot_share_the_effective_batch_are_left_out_by_name() ->
     found = orchestrator.estimate(**options, gpus=(*tried, 8))
     assert sorted(row.estimate.gpus for row in found) == tried
     (reason,) = found.skipped
-    assert "give a multiple of 8" in reason
-    with pytest.raises(UserError, match="give a multiple of 8"):
+    assert "give a multiple of 8, or --strategy tp" in reason
+    with pytest.raises(UserError, match="give a multiple of 8, or --strategy tp"):
         orchestrator.estimate(**options, gpus=8)
 
 

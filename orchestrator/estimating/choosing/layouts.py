@@ -190,9 +190,11 @@ def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Ques
     recipes = question.recipe, question.fp16_recipe
     if whole is not None and whole % share:
         if not question.assumes_batch:
+            # A node is one group of tp, which shares each example.
+            by_tp = parallel.degree is None and whole % (parallel.nodes * size) == 0
             raise EstimateError(
                 f"--effective-batch {whole} cannot be shared by {parallel.sharers} with "
-                f"micro-batches of {size}: give a multiple of {share}"
+                f"micro-batches of {size}: give a multiple of {share}{', or --strategy tp' * by_tp}"
             )
         whole = share * math.ceil(whole / share)
         recipes = _with_batch(recipes[0], whole), _with_batch(recipes[1], whole)
