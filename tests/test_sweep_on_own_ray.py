@@ -24,11 +24,11 @@ def place() -> Iterator[Path]:
     folder.rmdir()
 
 
-def sweep_until(place: Path, home: Path, results: int) -> subprocess.Popen[bytes]:
+def sweep_until(place: Path, home: Path, results: int, **variables: str) -> subprocess.Popen[bytes]:
     """A sweep that has so many results."""
     (home / "small.yaml").write_text(SPEC, encoding="utf-8")
     out = home / "run"
-    variables = {"RAY_TMPDIR": str(place), "PYTHONPATH": LAW_PATH}  # laws in place of a model
+    variables |= {"RAY_TMPDIR": str(place), "PYTHONPATH": LAW_PATH}  # laws in place of a model
     sweep = start_sweep(home / "small.yaml", out, home, **variables)
     while sweep.poll() is None and not (out.exists() and len(observations(out)) >= results):
         time.sleep(0.1)
@@ -69,7 +69,8 @@ def test_a_sweep_whose_gcs_is_killed_goes_on(place: Path, tmp_path: Path) -> Non
 
 def test_a_sweep_that_is_stopped_leaves_no_folder(place: Path, tmp_path: Path) -> None:
     """Nor a process; until then, its trials have the priority of the command."""
-    sweep = sweep_until(place, tmp_path, 1)
+    (tmp_path / "fault").write_text("wait", encoding="utf-8")  # so that no trial ends
+    sweep = sweep_until(place, tmp_path, 1, LAW_WORKER_FAULTS=str(tmp_path / "fault"))
     driver = psutil.Process(sweep.pid)
     begun = driver.children(recursive=True)
     trials = [process for process in begun if is_trial(process)]

@@ -151,12 +151,12 @@ def test_a_pipe_whose_writer_is_late_and_slow_is_read_to_its_end(
     """As of ``<(...)``: only a pipe without a writer is refused, not one with a slow one."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    monkeypatch.setattr(user_file, "WRITER_SECONDS", 0.4)
+    monkeypatch.setattr(user_file, "WRITER_SECONDS", 1.0)
 
     def write() -> None:
         time.sleep(0.1)
         with pipe.open("wb", buffering=0) as file:
-            time.sleep(0.6)
+            time.sleep(1.2)
             file.write(b"a" * 100_000)
             time.sleep(0.1)
             file.write(b"b")
