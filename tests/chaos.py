@@ -39,13 +39,15 @@ from trials.records.observation import Observation
 from trials.records.profile import logged, observations_of
 
 LENGTHS = list(range(24, 24 + 8 * 10, 8))
-# A child that was stopped holds its trial until the probe's time is over.
-LAWS = SPEC.replace("[24, 32, 40]", str(LENGTHS)) + "probe_timeout_seconds: 20\n"
+# A child, or its fork server, that was stopped holds its trial until its time is over.
+LIMITS = "build_timeout_seconds: {0}\nprobe_timeout_seconds: {0}\n"
+LAWS = SPEC.replace("[24, 32, 40]", str(LENGTHS)) + LIMITS.format(20)
 MOST_RANKS = 4 if len(os.sched_getaffinity(0)) >= 4 else 2  # a rank holds a core
 LAYOUTS = f"[{{gpus: 2, strategy: fsdp2}}, {{gpus: {MOST_RANKS}, strategy: ddp}}]"
 GANGS = (
     SPEC.replace("seq_lens: [24, 32, 40]", f"seq_lens: [24, 32]\n    parallel: {LAYOUTS}")
-    + "probe_timeout_seconds: 60\nboundary_repeats: 0\n"
+    + LIMITS.format(60)
+    + "boundary_repeats: 0\n"
 )
 ON_NODES = GANGS.replace("{gpus: 2, ", f"{{gpus: {MOST_RANKS}, ").replace(
     " strategy:", " nodes: 2, strategy:"
