@@ -156,6 +156,20 @@ def test_links_are_timed_once_on_the_same_nodes() -> None:
     assert kinds(gang_cell().model_copy(update={"simulated": True})) == [Observation]
 
 
+def test_a_trial_that_was_told_to_end_while_it_timed_links_probes_nothing() -> None:
+    """As when its budget is spent."""
+    results: list[Logged] = []
+    run_trial(
+        task(gang_cell()),
+        Timing(broken=None),
+        results.append,
+        node_ids="ab",
+        emit_link=results.append,
+        keep_going=lambda: not results,
+    )
+    assert [type(result) for result in results] == [LinkTimes]
+
+
 def test_a_link_that_cannot_be_timed_says_why_and_the_trial_goes_on() -> None:
     """Its line has no times."""
     prober = Timing()

@@ -1,11 +1,13 @@
 """A sweep whose own Ray dies under it."""
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.gangs import link_times
 from builders.observations import environment, observation
 from builders.runs import TWO_CELLS, LineDevice, spec_of
 
@@ -24,7 +26,9 @@ from orchestrator.scheduling.node_queue import NodeAddress
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.scheduling.strategy import ExhaustiveStrategy
 from trials.profile_trial import ProfileTask
+from trials.records.cell import Cell
 from trials.records.observation import Observation, Outcome
+from trials.records.profile import Logged
 from trials.run_trial import run_trial
 
 SPEC = spec_of(TWO_CELLS)
@@ -104,25 +108,39 @@ def test_a_sweep_starts_another_ray_and_repeats_nothing(
 
 
 class StarvedRay(MortalRay):
-    """A Ray on a host that runs out of memory in every probe, and then kills Ray."""
+    """A Ray on a host that runs out of memory in every probe, or once links were timed."""
+
+    def __init__(self, result: Callable[[int, Cell], Logged]) -> None:
+        super().__init__()
+        self._result = result
 
     def run(self, scheduler: Scheduler, recorder: ObservationRecorder, *_: Any) -> None:
-        """Report one probe without a verdict, and die."""
+        """Report one result without a verdict on a probe, and die."""
         assert self.starts < 10
         placement = scheduler.next()
         assert placement is not None
         cell = placement.task.cell
         scheduler.started(cell)
-        recorder.observed(observation(self.starts, Outcome.HOST_OUT_OF_MEMORY, cell=cell))
+        recorder.observed(self._result(self.starts, cell))
         scheduler.interrupted(DEATH)
         raise RayEndedError(DEATH)
 
 
-@pytest.mark.parametrize("ray", [MortalRay(*[0] * 10), StarvedRay()])
+@pytest.mark.parametrize(
+    "ray",
+    [
+        MortalRay(*[0] * 10),
+        StarvedRay(lambda start, cell: observation(start, Outcome.HOST_OUT_OF_MEMORY, cell=cell)),
+        StarvedRay(
+            lambda start, cell: link_times(cell, node_ids=(f"n{start}",), started_at=f"at {start}")
+        ),
+    ],
+    ids=["no result", "no verdict", "times of links"],
+)
 def test_a_ray_that_never_lives_ends_the_sweep_in_a_line(
     ray: MortalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or never until a verdict; the same command continues it."""
+    """Or never until a verdict on a probe; the same command continues it."""
     monkeypatch.setattr(own_ray, "folder_of_own_ray", lambda: nullcontext(tmp_path))
     with pytest.raises(RayEndedError, match=r"3 times in a row: .* same command") as error:
         swept(ray, tmp_path, monkeypatch)

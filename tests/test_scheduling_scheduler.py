@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pytest
+from builders.gangs import link_times
 from builders.observations import observation
 from fakes.scheduled_cluster import DESK, ECC, HEAD, LAP, N1, N2, SICK, World, node
 
@@ -11,6 +13,7 @@ from orchestrator.planning.faults import Faults
 from orchestrator.reporting.sections.trouble_section import faults_section
 from orchestrator.scheduling.scheduler import MOST_UNFINISHED_STARTS, PLACEMENTS
 from trials.records.observation import Outcome
+from trials.records.profile import Logged
 
 
 def test_no_more_is_placed_than_nodes_can_hold_and_one_for_each_gpu() -> None:
@@ -61,14 +64,19 @@ def test_a_trial_that_dies_without_progress_is_given_up() -> None:
     assert world.scheduler.died == {DESK[0]: reason}
 
 
-def test_results_without_a_verdict_are_no_progress() -> None:
-    """A trial that reports that its host ran out of memory and then dies is not placed for ever."""
+@pytest.mark.parametrize(
+    "result",
+    [observation(1, Outcome.HOST_OUT_OF_MEMORY, cell=DESK[0]), link_times(DESK[0])],
+    ids=["no verdict", "times of links"],
+)
+def test_results_without_a_verdict_on_a_probe_are_no_progress(result: Logged) -> None:
+    """A trial that reports one and then dies is not placed for ever."""
     world = World(DESK[:1], node("n1", "desk"))
     for _ in range(PLACEMENTS):
         assert world.placed() == DESK[:1]
         world.scheduler.started(DESK[0])
         world.scheduler.located(DESK[0], N1)
-        world.scheduler.observed(observation(1, Outcome.HOST_OUT_OF_MEMORY, cell=DESK[0]))
+        world.scheduler.observed(result)
         world.scheduler.ended(DESK[0], "its worker died")
     assert world.placed() == []
     assert world.scheduler.died.keys() == {DESK[0]}

@@ -11,6 +11,8 @@ from fakes.ray_sweeps import SPEC, ended, observations
 from fakes.s3_server import BUCKET, S3Server, s3_server
 from fakes.s3_sweeps import sent, start_sweep, undisturbed
 
+from gpu_catalog.number_text import dollars
+from orchestrator.run_folder.run_folder import RunFolder
 from trials.records.observation import Observation
 
 GANGS = (
@@ -88,16 +90,19 @@ def test_a_killed_driver_of_a_gang_is_resumed_on_another_machine(
 
 @pytest.mark.long
 def test_a_sweep_of_gangs_ends_when_its_budget_is_spent(spec: Path, tmp_path: Path) -> None:
-    """A gang costs its whole instance, and ends with its probe; more money takes it further."""
+    """A gang costs its whole instance, and ends with its probe, or with its links, which cost too.
+
+    More money takes it further.
+    """
     budget, run = 0.5, tmp_path / "run"
     out = ("--out", str(run), "--budget-usd")
     done = ended(tmp_path, "sweep", str(spec), *out, str(budget), **TWO_CPUS)
     assert done.returncode == 0, done.stderr
-    probes = observations(run)
-    spent = sum(o.seconds for o in probes)
-    assert budget <= spent <= budget + max(o.seconds for o in probes)
+    probes, logged = observations(run), RunFolder(run).logged()
+    spent = sum(record.seconds for record in logged)
+    assert budget <= spent <= budget + max(record.seconds for record in logged)
     assert "2 trials are excluded by the budget of $0.5: " in done.stderr
-    assert f"spent: ${spent:.3g}" in done.stderr
+    assert f"spent: ${dollars(spent)}" in done.stderr
     more = ended(tmp_path, "sweep", "--resume", *out, "10000", **TWO_CPUS)
     assert more.returncode == 0, more.stderr
     assert observations(run)[: len(probes)] == probes

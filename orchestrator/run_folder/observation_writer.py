@@ -6,14 +6,14 @@ from pydantic import BaseModel
 
 from orchestrator.run_folder.observation_log import bytes_of
 from orchestrator.run_folder.run_folder import RunFolder
-from trials.records.profile import Logged
+from trials.records.profile import Logged, is_progress
 
 
 class ObservationWriter:
     """The only writer of a run's observations. A context manager.
 
     Attributes:
-        verdicts: number of verdicts that it has written.
+        verdicts: number of verdicts on probes and profiles that it has written.
 
     Raises:
         StoreError: on entering, when another driver is writing.
@@ -53,7 +53,7 @@ class ObservationWriter:
             return False
         self._log.append(observation.model_dump_json().encode() + b"\n")
         self._written.add(observation.key)
-        self.verdicts += observation.outcome.is_verdict
+        self.verdicts += is_progress(observation)
         return True
 
     def write(self, name: str, content: BaseModel) -> None:

@@ -17,7 +17,7 @@ from orchestrator.scheduling.node_queue import GpuQueue, NodeAddress, Placement,
 from orchestrator.scheduling.node_wait import NodeWait
 from trials.records.cell import Cell
 from trials.records.failure_classification import blames_device
-from trials.records.profile import Logged
+from trials.records.profile import Logged, is_progress
 
 PLACEMENTS = 3  # of a trial that dies each time before it has reported a verdict
 MOST_UNFINISHED_STARTS = 3  # deaths of a trial on nodes that had not finished starting
@@ -128,7 +128,7 @@ class Scheduler:
                 reason = self._nodes.blame(node, cell, result.detail)
                 if reason is not None:
                     self._note(_fault("node out", cell.devices, reason, node=node))
-        elif result.outcome.is_verdict:
+        elif is_progress(result):
             trial.made_progress, trial.blamed = True, None
             for node in trial.nodes:
                 self._nodes.acquit(node)

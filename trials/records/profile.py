@@ -299,6 +299,14 @@ def _kind(line: bytes) -> type[Beside] | None:
     return None if match is None else KINDS[match[1]]
 
 
+def is_progress(record: Logged) -> bool:
+    """Whether a record brings its cell nearer to its end.
+
+    Links do not: a trial that always dies may time them on each node that it comes to.
+    """
+    return record.outcome.is_verdict and not isinstance(record, LinkTimes)
+
+
 def observations_of(records: Iterable[Logged]) -> list[Observation]:
     """Observations among the records of a log, some of which may be lines that stand for them."""
     return [record for record in records if not isinstance(record, Beside)]
