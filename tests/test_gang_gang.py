@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -23,10 +24,12 @@ from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE
 
 from trials.child_process.child_prober import ChildProber
 from trials.child_process.rank_verdict import measurement_of_ranks, with_reading
-from trials.records.messages import LINK_REQUEST
+from trials.records.messages import LINK_REQUEST, Ready, Setup
 from trials.records.observation import Measurement, MemoryReading, Outcome
-from trials.training.gang.gang import RankEnd
+from trials.training.gang import rank_process
+from trials.training.gang.gang import Gang, GangEndError, RankEnd
 from trials.training.gang.rank_process import visible_gpu
+from trials.training.serving.message_pipe import MessagePipe
 
 SOON_SECONDS = 5.0  # some hundredths of a second where a core is free
 SECOND = 1.0
@@ -148,6 +151,24 @@ def test_a_rank_that_ends_between_probes_ends_the_others(prober: ChildProber) ->
     assert end.detail is not None
     assert end.detail.startswith("rank 1: ")
     assert prober.probe(SMALL).outcome is Outcome.FITS
+
+
+def test_a_rank_that_ends_after_its_answer_ends_those_that_have_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may wait for it."""
+
+    def answer_and_die(_setup: Setup, pipe: MessagePipe, make: partial[object]) -> None:
+        if make.keywords["rank"].number == 1:
+            signal.pause()
+        pipe.send(Ready(environment=environment(), memory_limit_bytes=BUDGET_BYTES))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(rank_process, "serve", answer_and_die)
+    limits = {"build_timeout_seconds": 20.0, "probe_timeout_seconds": 20.0}
+    with Gang(SETUP.model_copy(update=limits)) as gang, pytest.raises(GangEndError) as gone:
+        gang.ready()
+    assert gone.value.end.line == "rank 0: the child was killed by SIGKILL"
 
 
 def test_a_rank_that_hangs_is_named(prober: ChildProber) -> None:

@@ -174,7 +174,7 @@ class Gang:
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
                 selector.register(rank.replies, selectors.EVENT_READ, rank)
-            while selector.get_map():
+            while len(answers) + len(ends) < len(self._ranks):
                 left = deadline - time.monotonic()
                 events = selector.select(max(0.0, left)) if left > 0 else []
                 if not events:
@@ -187,14 +187,15 @@ class Gang:
                     answer = self._answer(rank, kind)
                     if answer is None:
                         continue
-                    selector.unregister(rank.replies)
                     if not isinstance(answer, RankEnd):
-                        answers[rank.number] = answer
-                    elif answer.is_echo:
-                        ends.append(answer)
-                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-                    else:
+                        answers[rank.number] = answer  # if it ends now, the others may wait for it
+                        continue
+                    if not answer.is_echo:
                         raise GangEndError(answer)
+                    selector.unregister(rank.replies)
+                    answers.pop(rank.number, None)
+                    ends.append(answer)
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if ends:
             raise GangEndError(replace(ends[0], waiting=self._progress(answers)))
         return [answers[rank.number] for rank in self._ranks]
