@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+from builders.gangs import gone_within
 
 from orchestrator.cli.main import main
-from orchestrator.clouds import launch
+from orchestrator.clouds import launch, process_tree
 
 SPEC = """\
 name: small
@@ -51,7 +53,7 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
             'case "$1 $2" in',
             f'"job status") case $n in {" ".join(answers)} *) {status[-1]} ;; esac ;;',
             f'"job submit") {submit} ;;',
-            '"job logs") echo one; echo two ;;',
+            r'"job logs") echo one; printf "two \377\n" ;;',
             f"up*) {up} ;;",
             f"rsync-down*) {fetch} ;;",
             f"exec*) {is_absent} ;;",
@@ -85,7 +87,7 @@ def test_it_waits_until_the_job_has_ended(
     assert "--no-wait" in submit
     assert "-id launch-my" in submit
     shown = capsys.readouterr()
-    assert shown.out == "one\ntwo\n"
+    assert shown.out == "one\ntwo \ufffd\n"
     assert shown.err.count("Failed to connect to Ray") == 2  # once for each time it was lost
 
 
@@ -99,7 +101,7 @@ def test_a_sweep_that_failed_takes_the_cluster_down_too(
     assert calls[-1] == "down --yes cluster.yaml"
     assert not any(call.startswith("job submit") for call in calls)
     shown = capsys.readouterr()
-    assert shown.out == "one\ntwo\n"
+    assert shown.out == "one\ntwo \ufffd\n"
     assert "launch-my is already" in shown.err
 
 
@@ -188,6 +190,22 @@ def test_stopping_it_prints_what_is_up(
     assert stopped.startswith("stopped: ")
 
 
+@pytest.mark.parametrize(("trap", "seconds"), [("", 5.0), ("trap '' TERM; ", 0.0)])
+def test_stopping_it_ends_what_ray_has_started(
+    trap: str, seconds: float, laptop: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head would start, and be paid for, after "stopped"; also where SIGTERM ends nothing."""
+    monkeypatch.setattr(process_tree, "END_SECONDS", seconds)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        up = f"{trap}sleep 30 & echo $! $$ > started; sleep 0.5; kill -INT $PPID; wait"
+        assert laptop(*BUCKET, status=[RUNS], up=up)[0] == "130"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    started = [int(pid) for pid in Path("started").read_text(encoding="utf-8").split()]
+    assert gone_within([one for one in psutil.process_iter() if one.pid in started], 10.0)
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [
@@ -197,6 +215,10 @@ def test_stopping_it_prints_what_is_up(
         ),
         (
             {"status": [CLOSED], "up": "echo 'no such host'; exit 1"},
+            "'ray up' failed: whatever is up costs money until 'ray down cluster.yaml'",
+        ),
+        (
+            {"status": [CLOSED], "up": r"printf 'not UTF-8: \377\n'; exit 1"},
             "'ray up' failed: whatever is up costs money until 'ray down cluster.yaml'",
         ),
         (

@@ -23,7 +23,7 @@ from ray.autoscaler._private.aws.utils import client_cache, resource_cache
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 
 from orchestrator.clouds.node_types import instances
-from orchestrator.planning.launch_failures import in_words
+from orchestrator.planning.launch_failures import in_words, known_meaning
 
 
 @pytest.mark.parametrize("file", [*SHIPPED, "sweep.yaml"])
@@ -83,8 +83,13 @@ def test_ray_starts_nodes_on_aws_and_opens_nothing(aws: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ray_tries_every_zone_of_the_region(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A zone without an instance leads to the next one; without any, the error has AWS's code."""
+def test_ray_tries_every_zone_of_the_region(
+    aws: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A zone without an instance leads to the next one; without any, the error has AWS's code.
+
+    What Ray prints of a zone that another one made good is no cause of a later failure.
+    """
     config = bootstrap_aws(
         ray_config(shipped("aws.yaml").replace("YOUR_SECURITY_GROUP", aws.group))
     )
@@ -106,6 +111,12 @@ def test_ray_tries_every_zone_of_the_region(aws: Any, monkeypatch: pytest.Monkey
     provider.create_node(dict(node), {"ray-node-type": "worker"}, 1)
     assert tried == sorted(zones.values(), reverse=True)
     assert len(tried) > 1
+    printed = "".join(capsys.readouterr())
+    assert "InsufficientInstanceCapacity" in printed
+    attempts, launched, _ = printed.partition("Launched 1 nodes")
+    assert launched
+    assert known_meaning(attempts) is None
+    assert known_meaning(printed) is None
     free.clear()
     with pytest.raises(NodeLaunchException) as error:
         provider.create_node(dict(node), {"ray-node-type": "worker"}, 1)

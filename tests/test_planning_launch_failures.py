@@ -6,7 +6,7 @@ import pytest
 from fakes.scheduled_cluster import DESK, HEAD, World
 
 from orchestrator.planning.cluster_resources import ClusterResources, FailedLaunch
-from orchestrator.planning.launch_failures import in_words, refusals
+from orchestrator.planning.launch_failures import in_words, known_meaning, refusals
 
 # As the providers' documents and Ray's providers have them.
 VCPUS = (
@@ -29,6 +29,7 @@ VCPUS = (
         ("Required 'compute.instances.create' permission for 'projects/x'", "give the head's role"),
         ("(QuotaExceeded) Operation could not be completed", "quota is used up"),
         ("(SkuNotAvailable) The requested size", "no such instance"),
+        ("Node Launch Exception (Unsupported): not in your Availability Zone", "no such instance"),
         ("a\nsomething \x1b[31mnew", "^something "),
         ("", "no reason was given"),
     ],
@@ -38,6 +39,35 @@ def test_a_providers_error_is_a_sentence_with_its_remedy(reason: str, words: str
     said = in_words(reason)
     assert re.search(words, said)
     assert "\x1b" not in said
+
+
+NO_CAPACITY = "An error occurred (InsufficientInstanceCapacity) when calling RunInstances: Sorry"
+TRIED = f"create_instances: Attempt failed with {NO_CAPACITY}, retrying.\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "code"),
+    [
+        (f"{TRIED}Launched 1 nodes\n  Setup command failed: No space left on device", None),
+        (f"{TRIED}Launched a new head node\nHead node fetch timed out.", None),
+        (f"(AuthorizationFailed), ignored\n<1/1> Setting up head node\n{VCPUS}", "VcpuLimit"),
+        (f"{TRIED}botocore.exceptions.EndpointConnectionError: Could not connect", None),
+        (f"{TRIED}{VCPUS}", "VcpuLimitExceeded"),
+        (f"{TRIED}Failed to launch instances. Max attempts exceeded.\n{NO_CAPACITY}", "Insuffici"),
+        ("(AuthFailure)\nQuota 'GPUS' exceeded.", "Quota 'GPUS' exceeded"),
+        ("Quota 'GPUS' exceeded.\n(AuthFailure)", "AuthFailure"),
+        ("(ZonalAllocationFailed)", "ZonalAllocationFailed"),
+        ("Required 'a.b.c' permission for 'projects/x'", "'a.b.c' permission"),
+        ("pip: Unsupported wheel; you lack permission for /opt", None),
+    ],
+)
+def test_the_last_error_that_ray_did_not_make_good_is_the_cause(
+    output: str, code: str | None
+) -> None:
+    """`ray up` also prints errors of attempts that it repeated, and what its setup commands say."""
+    meaning = known_meaning(output)
+    assert (meaning is None) is (code is None)
+    assert code is None or f" ({code}" in str(meaning)
 
 
 def test_only_the_types_of_the_gpu_are_named_and_their_last_errors() -> None:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import text_of
+from orchestrator.clouds.process_tree import ended_on_error
 from orchestrator.clouds.start_checks import mistakes
 from orchestrator.planning.launch_failures import known_meaning
 from orchestrator.pricing.prices_in_use import NAMES
@@ -236,13 +237,15 @@ class _Head:
         """
         lines = []
         # Without a restart, a job on it continues. `ray` is found on the PATH above.
-        with subprocess.Popen(
+        up = subprocess.Popen(
             ["ray", "up", "--yes", "--no-restart", str(self.file)],  # noqa: S607 - as said
             env=self._env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        ) as up:
+            errors="replace",
+        )
+        with up, ended_on_error(up):
             assert up.stdout is not None
             for line in up.stdout:
                 sys.stderr.write(line)
@@ -253,8 +256,9 @@ class _Head:
 
     def ray(self, *words: str) -> bool:
         """Run a command of Ray's launcher, which prints its own errors; whether it succeeded."""
-        completed = subprocess.run(["ray", *words], env=self._env, stdout=STDERR, check=False)  # noqa: S607
-        return completed.returncode == 0
+        command = subprocess.Popen(["ray", *words], env=self._env, stdout=STDERR)  # noqa: S607
+        with command, ended_on_error(command):
+            return command.wait() == 0
 
     def state(self) -> State:
         """State of the job.
@@ -292,13 +296,15 @@ class _Head:
     def show_log(self) -> None:
         """Show the job's new output until the job ends or the connection drops."""
         lines = 0
-        with subprocess.Popen(
+        log = subprocess.Popen(
             self._command("logs", "--follow", self.job),
             env=self._env,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-        ) as log:
+            errors="replace",
+        )
+        with log, ended_on_error(log):
             assert log.stdout is not None
             for line in log.stdout:
                 if line.startswith(ADDED_BY_RAY):
@@ -311,7 +317,12 @@ class _Head:
     def _job_command(self, *words: str) -> subprocess.CompletedProcess[str]:
         self._open()
         return subprocess.run(
-            self._command(*words), env=self._env, capture_output=True, text=True, check=False
+            self._command(*words),
+            env=self._env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
 
     def _command(self, name: str, *words: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Errors of providers that start no node, in plain words: quota, capacity, permission. Pure."""
 
+import re
 from collections.abc import Iterable
 
 from gpu_catalog.safe_text import printable
@@ -12,20 +13,23 @@ PERMISSION = (
     "permissions in deploy/README.md"
 )
 ABSENT = "the region or zone has no such instance: deploy for another --region"
-# Error codes of AWS, Google Cloud and Azure, from their references of errors. A quota comes first:
-# Azure has one code for it and for other refusals, and names it in the message.
+# Patterns of error codes of AWS, Google Cloud and Azure, from their references of errors. Azure has
+# one code for a quota and for other refusals, and names the quota in the message. Words that setup
+# commands may print, too, need what the provider prints around them.
 MEANINGS = {
-    **dict.fromkeys(("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"), QUOTA),
-    **dict.fromkeys(("InstanceLimitExceeded", "QuotaExceeded", "quotaExceeded"), QUOTA),
-    **dict.fromkeys(("QUOTA_EXCEEDED", "quota limit", "Quota '"), QUOTA),
-    **dict.fromkeys(("InsufficientInstanceCapacity", "SpotMaxPriceTooLow"), CAPACITY),
-    **dict.fromkeys(("capacity-not-available", "RESOURCE_POOL_EXHAUSTED"), CAPACITY),
-    **dict.fromkeys(("does not have enough resources", "AllocationFailed"), CAPACITY),
-    **dict.fromkeys(("OverconstrainedAllocationRequest", "ZonalAllocationFailed"), CAPACITY),
-    **dict.fromkeys(("UnauthorizedOperation", "AccessDenied", "AuthFailure"), PERMISSION),
-    **dict.fromkeys(("AuthorizationFailed", "PERMISSION_DENIED", "permission for"), PERMISSION),
-    **dict.fromkeys(("SkuNotAvailable", "Unsupported", "InvalidInstanceType"), ABSENT),
+    QUOTA: r"VcpuLimitExceeded|MaxSpotInstanceCountExceeded|InstanceLimitExceeded"
+    r"|[Qq]uotaExceeded|QUOTA_EXCEEDED|quota limit|Quota '\S+' exceeded",
+    CAPACITY: r"InsufficientInstanceCapacity|SpotMaxPriceTooLow|capacity-not-available"
+    r"|RESOURCE_POOL_EXHAUSTED|does not have enough resources|(?:Zonal)?AllocationFailed"
+    r"|OverconstrainedAllocationRequest",
+    PERMISSION: r"UnauthorizedOperation|AccessDenied|AuthFailure|AuthorizationFailed"
+    r"|PERMISSION_DENIED|(?<=Required )'[\w.]+' permission(?= for )",
+    ABSENT: r"SkuNotAvailable|(?<=\()Unsupported(?=\))|InvalidInstanceType",
 }
+CODES = re.compile("|".join(f"({codes})" for codes in MEANINGS.values()))
+# What `ray up` made good: attempts that it repeated, and all that it prints until there is a head.
+RETRIED = re.compile(r"Attempt failed with .*, retrying")
+STARTED = re.compile(r"Launched (?:\d+ nodes|a new head node)|Setting up head node")
 MOST_CHARACTERS = 300
 
 
@@ -41,8 +45,19 @@ def refusals(gpu: str, failures: Iterable[FailedLaunch]) -> str:
 
 
 def known_meaning(text: str) -> str | None:
-    """Meaning of the first provider's error in a text, with its code; None if it has none."""
-    return next((f"{meaning} ({code})" for code, meaning in MEANINGS.items() if code in text), None)
+    """Meaning of the last provider's error in a text, with its code; None if it has none.
+
+    Args:
+        text: a provider's error, or the output of `ray up`, where errors that Ray made good do not
+            count.
+    """
+    unmended = RETRIED.sub("", STARTED.split(text)[-1])
+    codes = [*CODES.finditer(unmended)]
+    if not codes:
+        return None
+    last = codes[-1]
+    meanings = zip(MEANINGS, last.groups(), strict=True)
+    return next(f"{meaning} ({code})" for meaning, code in meanings if code)
 
 
 def in_words(reason: str) -> str:
