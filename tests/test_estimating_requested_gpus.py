@@ -10,6 +10,7 @@ from orchestrator.cli.main import main
 from orchestrator.estimating import estimate_job
 from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import (
+    check_numbers,
     gpus_named,
     left_out_of_all,
     own_cards,
@@ -81,6 +82,27 @@ def test_several_gpus_are_refused_by_their_number(name: str) -> None:
     """The message names the GPU, which is known."""
     with pytest.raises(EstimateError, match="8 GPUs"):
         requested_gpus([name], None, CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "contradicting"),
+    [
+        (["8xA40"], [4], "4"),
+        (["8xA40", "own:L4:2"], [2, 4, 8], "4"),
+        (["8xA40"], [8], None),
+        (["8xA40", "L4"], [4], None),
+        (["8xA40"], [], None),
+    ],
+)
+def test_a_number_that_no_gpu_takes_is_refused(
+    names: list[str], counts: list[int], contradicting: str | None
+) -> None:
+    """``--gpus`` is for names without a number; where each states another, none would take it."""
+    if contradicting is None:
+        check_numbers(names, counts)
+        return
+    with pytest.raises(EstimateError, match=f"contradicts --gpus {contradicting}:"):
+        check_numbers(names, counts)
 
 
 def test_overlapping_names_give_each_gpu_once() -> None:

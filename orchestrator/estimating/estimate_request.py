@@ -25,6 +25,7 @@ from orchestrator.estimating.longest_sequence import (
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
     ALL,
+    check_numbers,
     counted,
     own_cards,
     requested_gpus,
@@ -109,7 +110,8 @@ class EstimateRequest:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Numbers of GPUs that train together, for names that state none."""
+        """Numbers of GPUs that train together, for names that state none; raises EstimateError."""
+        check_numbers(self.gpu, self.gpus or ())
         return self.gpus or ((1,) if self.nodes == 1 else (NODE_GPUS * self.nodes,))
 
     @property
@@ -160,7 +162,7 @@ def checks_of(request: EstimateRequest) -> Checks:
     prices = checks.of(request.prices.in_use)
     catalog = None if prices is None else checks.of(prices.over, prices.catalog)
     catalog = catalog or load_catalog()
-    for count in checks.of(names_by_count, request.gpu, request.counts) or ():
+    for count in checks.of(lambda: names_by_count(request.gpu, request.counts)) or ():
         checks.of(request.layouts, count)
     if checks.of(requested_gpus, request.names, request.memory_gib, catalog) is not None:
         own = request.names, request.memory_gib

@@ -171,6 +171,24 @@ def counted(name: str) -> tuple[int | None, str]:
     return int(before or number), f"{PREFIX if is_own(name) else ''}{after or alone}"
 
 
+def check_numbers(names: Sequence[str], counts: Sequence[int]) -> None:
+    """Check that each number of ``--gpus`` is that of a name, or that a name states none.
+
+    Raises:
+        EstimateError: every name states another number.
+    """
+    stated = [counted(name)[0] for name in names]
+    if None in stated or not stated:
+        return
+    dropped = [str(count) for count in counts if count not in stated]
+    if dropped:
+        alone = ",".join(counted(name)[1] for name in names)
+        raise EstimateError(
+            f"--gpu {','.join(names)} contradicts --gpus {','.join(dropped)}: leave out --gpus, or "
+            f"give --gpu {alone}"
+        )
+
+
 def _folded(name: str) -> str:
     return re.sub(r"[\s:_-]", "", name).casefold()
 

@@ -109,9 +109,10 @@ def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configurati
     if options.deepspeed is not None:
         given = _by_deepspeed(options, given)
     is_exported = options.command == "estimate" and options.export is not None
-    if is_exported and options.config is not None and not given["gpus"]:
-        given = {**given, "gpus": 1}
     request = request_of(EstimateRequest, given)
+    if is_exported and options.config is not None and request.chooses_number:
+        given = {**given, "gpus": 1}
+        request = request_of(EstimateRequest, given)
     if configuration is not None:
         from orchestrator.configurations.layouts.several_gpus import on_several_gpus
 
