@@ -94,7 +94,8 @@ prices and offers:
 """
 PRICES = f"""{CATALOG}\
 --prices TABLE|FILE...   a price table: refreshed (the default once it exists), shipped or paper; or
-                         a CSV or YAML file of your own prices, which replace those of the table;
+                         a CSV or YAML file of your own prices, added to the table's: one of the
+                         same GPU, provider, region, instance and market replaces the table's;
                          or a folder of snapshots or s3://BUCKET/FOLDER, of which the last counts
                          and whose history the report draws; repeatable
 --as-of DATE             the last snapshot until this date, of the folder that --prices names
