@@ -127,3 +127,15 @@ def test_the_share_of_an_effective_batch_is_no_limit_of_the_memory(
     assert main(less) == 0
     bounds = f" ({interval['low']:.0f} to {interval['high']:.0f}) |"
     assert bounds in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("batch_size", "effective_batch"), [(7, 14), (20, 20)])
+def test_an_assumed_batch_says_that_it_is_a_multiple_of_the_micro_batch(
+    batch_size: int, effective_batch: int
+) -> None:
+    """One GPU shares nothing, so the usual 16 is not rounded up for others."""
+    options = {"gpu": "L4", "seq_len": 16, "method": "full", "batch_size": batch_size}
+    answered = orchestrator.estimate("llama-tiny", **options)
+    text = as_table(answered.estimated, answered.question)
+    why = f"the multiple of --batch-size {batch_size} nearest to 16"
+    assert f"{effective_batch} examples, which is assumed: {why} (--effective-batch)." in text

@@ -10,11 +10,7 @@ from fitting.families.cell_step_time import Batch
 from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import constants_on
-from orchestrator.estimating.choosing.layouts import (
-    StrategyOption,
-    layouts,
-    names_by_count,
-)
+from orchestrator.estimating.choosing.layouts import StrategyOption, layouts, names_by_count
 from orchestrator.estimating.choosing.recipe_choice import choice_text
 from orchestrator.estimating.longest_sequence import (
     ASSUMED_TOKENS,
@@ -372,7 +368,12 @@ def _assumed_batch(request: EstimateRequest) -> int | None:
         return None
     if not isinstance(request.batch_size, int):
         return EFFECTIVE_BATCH
-    return request.batch_size * max(1, round(EFFECTIVE_BATCH / request.batch_size))
+    return nearest_multiple(request.batch_size)
+
+
+def nearest_multiple(batch_size: int) -> int:
+    """The multiple of a batch size that is nearest to the effective batch that is assumed."""
+    return batch_size * max(1, round(EFFECTIVE_BATCH / batch_size))
 
 
 def _check_divides(batch_size: BatchOption | None, recipe: Recipe) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from orchestrator.estimating.estimate_records import Estimate, Estimated
-from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH
+from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH, nearest_multiple
 from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import span
@@ -216,15 +216,22 @@ def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     unit = "packed rows" if question.recipe.packing else "examples"
     if len(steps) == 1:
         (size,) = sizes
-        assumed = ""
-        if question.assumes_batch:
-            rounded = f": {EFFECTIVE_BATCH}, rounded up for the GPUs to share"
-            assumed = f", which is assumed{rounded * (size != EFFECTIVE_BATCH)} (--effective-batch)"
+        assumed = _assumed_batch_text(size, question) if question.assumes_batch else ""
         return f"An epoch has {steps[0]:,} optimizer steps of {size} {unit}{assumed}."
     return (
         f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(sizes)} to "
         f"{min(sizes)} {unit}: with --effective-batch all GPUs train alike."
     )
+
+
+def _assumed_batch_text(size: int, question: Question) -> str:
+    """Clause on an assumed effective batch, with the reason where it is not the usual one."""
+    why, given = "", question.batch
+    if isinstance(given, int) and size == nearest_multiple(given):
+        why = f": the multiple of --batch-size {given} nearest to {EFFECTIVE_BATCH}"
+    elif size != EFFECTIVE_BATCH:
+        why = f": {EFFECTIVE_BATCH}, rounded up for the GPUs to share"
+    return f", which is assumed{why * (size != EFFECTIVE_BATCH)} (--effective-batch)"
 
 
 def _recipe_notes(rows: Sequence[Estimate], question: Question) -> Iterator[str]:
