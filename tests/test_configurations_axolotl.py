@@ -91,6 +91,7 @@ def classes(configuration: Configuration) -> dict[str, str]:
         (LORA, {"method": "lora", "lora_rank": 16, "lora_alpha": 8, "lora_dropout": 0.05}),
         (LORA, {"precision": "bf16-mixed", "lora_targets": ("all-linear",)}),
         (LORA | {"bf16": False, "fp16": True}, {"precision": "fp16"}),
+        (LORA | {"bf16": True, "fp16": True}, {"precision": "bf16-mixed"}),
         (
             LORA | {"lora_target_linear": False, "lora_target_modules": ["q_proj", "up_proj"]},
             {"lora_targets": ("q_proj", "up_proj")},
@@ -189,6 +190,7 @@ def test_keys_set_the_options_of_the_estimate(
         (BASE | {"adapter": "qlora", "lora_r": 8}, "adapter"),
         (BASE | {"load_in_4bit": True}, "load_in_4bit"),
         (BASE | {"bf16": False, "fp16": True}, "fp16"),
+        (BASE | {"bf16": False, "bfloat16": True, "fp16": True}, "fp16"),
         (BASE | {"plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}, "plugins"),
         (BASE | {"experts_implementation": "batched_mm"}, "experts_implementation"),
         (BASE | {"nvfp4_merge_aware": True}, "nvfp4_merge_aware"),

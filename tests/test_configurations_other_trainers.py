@@ -166,6 +166,8 @@ def test_keys_set_the_options_of_the_estimate(
         (FACTORY | {"image_max_pixels": 5}, "image_max_pixels"),
         (FACTORY | {"no_such_key": 5}, "no_such_key"),
         (FACTORY | {"pure_bf16": True, "fp16": True}, "fp16"),
+        (FACTORY | {"fp16": True}, "fp16"),
+        (PEFT | {"bf16": True, "fp16": True, "dtype": "float16"}, "fp16"),
         (FACTORY | {"quantization_bit": 3}, "quantization_bit"),
         (FACTORY | {"quantization_bit": 8, "quantization_method": "hqq"}, "quantization_method"),
         (FULL | {"quantization_bit": 4}, "quantization_bit"),

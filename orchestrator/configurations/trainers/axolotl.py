@@ -14,10 +14,7 @@ from orchestrator.configurations.quantised_weights import (
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_data import read_long_examples, read_tower
-from orchestrator.configurations.trainers.axolotl_keys import (
-    KEYS,
-    NOT_SIMULATED,
-)
+from orchestrator.configurations.trainers.axolotl_keys import KEYS, NOT_SIMULATED
 from orchestrator.configurations.trainers.lora_targets import (
     PEFT_DEFAULT,
     fused_experts,
@@ -210,13 +207,7 @@ def _adapters(config: Config, reading: Reading) -> None:
 def _precision(config: Config, reading: Reading) -> None:
     """Dtypes as ``resolve_dtype`` (utils/config/__init__.py) and the model loader set them."""
     has_adapters = reading.options.get("method") != "full"
-    bf16 = config.get("bf16", "auto")  # schemas/config.py:561
-    fp16 = config.get("fp16")
-    if bf16 == "auto":
-        reading.mark(
-            "bf16", config.get("bf16", ABSENT), "assumed", "a GPU with bf16; others are skipped"
-        )
-        bf16 = not fp16
+    bf16, fp16 = _autocast_types(config, reading)
     if bf16 == "full":  # core/builders/base.py:273: no autocast
         _without_autocast(reading)
     elif bf16 or config.get("bfloat16"):
@@ -224,19 +215,14 @@ def _precision(config: Config, reading: Reading) -> None:
     elif fp16:
         reading.options["precision"] = "fp16"
         if not has_adapters:
-            reading.refuse(
-                "fp16", config["fp16"], "loss scaling refuses fp16 weights: use bf16: true"
-            )
+            reading.refuse("fp16", fp16, "loss scaling refuses fp16 weights: use bf16: true")
     elif config.get("float16"):
         # No autocast and no loss scaling: weights, gradients and states have the bytes of bf16.
         _without_autocast(reading)
         reading.mark("float16", config["float16"], "assumed", "bf16, which costs as much as fp16")
     elif config.get("load_in_8bit"):
-        reading.refuse(
-            "load_in_8bit",
-            config["load_in_8bit"],
-            "without bf16 or fp16 not simulated: use bf16: true",
-        )
+        text = "without bf16 or fp16 not simulated: use bf16: true"
+        reading.refuse("load_in_8bit", config["load_in_8bit"], text)
     else:
         reading.options["precision"] = "fp32"
     _without_format(config, reading)
@@ -244,6 +230,21 @@ def _precision(config: Config, reading: Reading) -> None:
     if reading.options.get("precision") == "bf16" and not _converts_back(config):
         text = "bf16; axolotl holds embeddings, head and norms in fp32 without flash attention"
         reading.assume("dtype of embeddings", text)
+
+
+def _autocast_types(config: Config, reading: Reading) -> tuple[Any, Any]:
+    """Values of bf16, which is on by default and replaces fp16, and of fp16."""
+    bf16, fp16 = config.get("bf16", "auto"), config.get("fp16")  # schemas/config.py:561
+    if bf16 == "auto":
+        text = "a GPU with bf16; others are skipped"
+        reading.mark("bf16", config.get("bf16", ABSENT), "assumed", text)
+        bf16 = not fp16
+    if fp16 and bf16:
+        reading.mark("fp16", fp16, "irrelevant", "bf16 replaces it")
+    elif fp16 and config.get("bfloat16"):  # core/builders/base.py:271
+        text = "excludes bfloat16, and transformers refuses both: remove one of them"
+        reading.refuse("fp16", fp16, text)
+    return bf16, fp16
 
 
 def _without_autocast(reading: Reading) -> None:

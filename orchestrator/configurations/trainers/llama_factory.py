@@ -12,6 +12,7 @@ from orchestrator.configurations.trainers.llama_factory_keys import KEYS
 from orchestrator.configurations.trainers.lora_targets import names_of, targets_of
 from orchestrator.configurations.trainers.optimizers import optimizer_of
 from orchestrator.configurations.trainers.training_length import length_of
+from orchestrator.configurations.trainers.transformers_keys import check_types
 
 ATTENTION = {"auto": "sdpa", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
@@ -212,6 +213,7 @@ def _precision(config: Config, reading: Reading) -> None:
     PEFT makes adapters fp32 at any setting.
     """
     options, is_full = reading.options, reading.options.get("method") == "full"
+    check_types(config, reading)
     if config.get("pure_bf16"):
         options["precision"] = "bf16"
         if config.get("fp16"):

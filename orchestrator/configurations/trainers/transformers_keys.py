@@ -113,6 +113,13 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
 """Class of each key of ``TrainingArguments`` in transformers 5."""
 
 
+def check_types(config: Config, reading: Reading) -> None:
+    """Refuse bf16 and fp16 together, as ``TrainingArguments`` does (training_args.py:1784)."""
+    if config.get("bf16") and config.get("fp16"):
+        text = "excludes bf16, and transformers refuses both: remove one of them"
+        reading.refuse("fp16", config["fp16"], text)
+
+
 def checkpoints(config: Config, reading: Reading, *, by_default: bool) -> bool:
     """Whether layers are checkpointed; the newer of two names decides (training_args.py:1533)."""
     for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):

@@ -30,6 +30,7 @@ from orchestrator.configurations.trainers.training_length import length_of
 from orchestrator.configurations.trainers.transformers_keys import (
     LEARNING,
     TRAINING_ARGUMENTS,
+    check_types,
     checkpoints,
 )
 from orchestrator.configurations.trainers.trl_tasks import (
@@ -201,6 +202,7 @@ def _precision(config: Config, reading: Reading) -> None:
     options, is_full = reading.options, reading.options["method"] == "full"
     name = "torch_dtype" if "torch_dtype" in config else "dtype"
     dtype = config.get(name, "float32")
+    check_types(config, reading)
     if config.get("fp16") and dtype == "float16" and not is_full:
         options["precision"] = "fp16"
         return
