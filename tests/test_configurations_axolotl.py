@@ -267,6 +267,17 @@ def test_a_misspelt_key_is_named(tmp_path: Path) -> None:
     assert said["my_own_note"] == "ignored: axolotl 0.19 has no such key"
 
 
+def test_misspelt_keys_are_reported_beside_the_one_that_is_missing(tmp_path: Path) -> None:
+    """All mistakes of a file at once, though axolotl only ignores keys that it does not have."""
+    values = LORA | {"lora_r": None, "lora_rank": 32, "micro_batchsize": 2}
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, values).check()
+    said = str(caught.value)
+    assert "lora_r: is missing: the rank of the adapters: did you mean it by 'lora_rank'?" in said
+    assert "lora_rank: 32: ignored: axolotl 0.19 has no such key: did you mean 'lora_r'?" in said
+    assert "did you mean 'micro_batch_size'?" in said
+
+
 def test_every_key_is_in_one_class(tmp_path: Path) -> None:
     """Keys are used, irrelevant or assumed; a key that axolotl does not have is irrelevant."""
     values = LORA | {"learning_rate": 1e-4, "wandb_project": "p", "val_set_size": 0.1, "fsdp": None}

@@ -32,6 +32,7 @@ from trials.recipes.recipe import Recipe, hidden_contradictions
 
 NO_CLIPPING = "none"
 LIKENESS = 0.85  # of a misspelt key and the one that was meant
+LIKENESS_OF_MISSING = 0.8  # where the file lacks a key that it needs: lora_rank for lora_r
 MODEL_KEYS = ("base_model", "model_name_or_path")
 
 FUSED = "grouped"
@@ -97,20 +98,20 @@ class Configuration:
     @property
     def refusals(self) -> tuple[str, ...]:
         """A line for each refused key."""
-        refused = (line for line in self.lines if line.key_class == "refused")
-        return tuple(
-            ": ".join(filter(None, (self.file, line.key, _value_text(line), line.meaning)))
-            for line in refused
-        )
+        return tuple(self._text(line) for line in self.lines if line.key_class == "refused")
 
     def check(self) -> None:
         """Check that no key is refused.
 
         Raises:
-            ConfigurationError: there are some; a line for each.
+            ConfigurationError: there are some; a line for each, and for each misspelt key.
         """
         if self.refusals:
-            raise ConfigurationError("\n".join(self.refusals))
+            wrong = [line for line in self.lines if line.key_class == "refused" or line.is_misspelt]
+            raise ConfigurationError("\n".join(map(self._text, wrong)))
+
+    def _text(self, line: Line) -> str:
+        return ": ".join(filter(None, (self.file, line.key, _value_text(line), line.meaning)))
 
     def explanation(self) -> str:
         """Table of what each key comes to, in Markdown."""
@@ -198,14 +199,17 @@ def _check_recipe(options: Mapping[str, Any], reading: Reading) -> None:
 def _mark_misspelt(trainer: Trainer, values: Mapping[str, Any], reading: Reading) -> None:
     """Name the key that was probably meant by one that the trainer does not have."""
     names = [name for name in trainer.keys if not name.endswith("*")]
+    missing = [line.key for line in reading.refusals() if line.value == ABSENT]
     for name in values:
         if entry_of(trainer.keys, name) is not None:
             continue
-        for near in difflib.get_close_matches(name, names, n=1, cutoff=LIKENESS):
+        near_names = difflib.get_close_matches(name, missing, n=1, cutoff=LIKENESS_OF_MISSING)
+        near_names = near_names or difflib.get_close_matches(name, names, n=1, cutoff=LIKENESS)
+        for near in near_names:
             is_refused = trainer.unknown.key_class == "refused"
             text = f"{trainer.unknown.meaning}: did you mean {near!r}?"
             kind: KeyClass = "refused" if is_refused else "assumed"
-            reading.lines[name] = Line(name, values[name], kind, text)
+            reading.lines[name] = Line(name, values[name], kind, text, is_misspelt=True)
             lacking = reading.lines.get(near)
             if lacking is not None and lacking.value == ABSENT:
                 text = f"{lacking.meaning}: did you mean it by {name!r}?"

@@ -99,6 +99,7 @@ class Line:
     value: object
     key_class: KeyClass
     meaning: str
+    is_misspelt: bool = False
 
 
 @dataclass(slots=True)
