@@ -23,9 +23,9 @@ AT_ONCE = (
 )
 
 
-def estimate_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+def estimate_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
     """JSON that the command prints."""
-    assert main([*arguments, "--json"]) == 0
+    assert main([*arguments, "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -83,7 +83,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(capsys: pytest.CaptureFixt
     memory = ("--gpu", "A40", "--memory-gib", "0.8")
     largest = estimate_json(capsys, *TINY, *memory)["max_batch_size"]
     at = estimate_json(capsys, *TINY, *memory, "--batch-size", str(largest))
-    above = estimate_json(capsys, *TINY, *memory, "--batch-size", str(largest + 1))
+    above = estimate_json(capsys, *TINY, *memory, "--batch-size", str(largest + 1), code=1)
     assert at["outcome"] == "FITS"
     assert above["outcome"] in ("OUT_OF_MEMORY", "THRASHING")
     assert above["step_seconds"] is None
@@ -167,9 +167,10 @@ def test_the_priced_offer_is_the_cheapest_that_meets_the_constraints(
     assert re.search(
         r"^H100-NVL takes .* at batch size 8\. No price is known: ", shown, re.MULTILINE
     )
-    assert main([*TINY, "--gpu", "A40", *options[2:], "--deadline", "0.01"]) == 0
+    assert main([*TINY, "--gpu", "A40", *options[2:], "--deadline", "0.01"]) == 1
     assert "deadline of 0.01 h" in capsys.readouterr().out
-    estimate = estimate_json(capsys, *TINY, "--gpu", "A40", *options[2:], "--budget-usd", "0.001")
+    poor = ("--gpu", "A40", *options[2:], "--budget-usd", "0.001")
+    estimate = estimate_json(capsys, *TINY, *poor, code=1)
     assert estimate["price"] is None
     assert "budget is $0.001" in estimate["no_price"]
     often = ("--interruptions-per-day", "24", "--spot")
@@ -305,8 +306,8 @@ def test_expected_cost_decides_and_an_exceeded_interval_is_marked(
     quickest = min(prices, key=lambda price: price["hours"])
     cheapest = prices[0]
 
-    def shown(*more: object) -> str:
-        assert main([*options, *map(str, more)]) == 0
+    def shown(*more: object, code: int = 0) -> str:
+        assert main([*options, *map(str, more)]) == code
         return capsys.readouterr().out
 
     assert "--examples, --epochs)" in shown()
@@ -319,7 +320,7 @@ def test_expected_cost_decides_and_an_exceeded_interval_is_marked(
     assert f"${given(between)}: H100-SXM ($" in unsure
     assert f"{cheapest['usd_interval']['high']:.3g}) ! |" in unsure
     assert "\n! the 90 % interval" in unsure
-    none = shown("--deadline", 0.001)
+    none = shown("--deadline", 0.001, code=1)
     assert "deadline of 0.001 h" in none
     assert f"take {quickest['hours']:.3g} h, on " in none
     assert "Rent" not in none
@@ -327,14 +328,14 @@ def test_expected_cost_decides_and_an_exceeded_interval_is_marked(
     assert "deadline of 1,000 h" in both
     assert f"budget of ${given(between)}, but" in both
     assert f"budget of ${given(between)}." in both
-    assert f"cost ${cheapest['usd']:.3g}, on " in shown("--budget-usd", 0.001)
+    assert f"cost ${cheapest['usd']:.3g}, on " in shown("--budget-usd", 0.001, code=1)
 
 
 def test_a_batch_that_does_not_fit_shows_the_missing_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The text gives the missing memory and the largest batch size that fits."""
-    assert main([*TINY, "--gpu", "A40", "--memory-gib", "0.8", "--batch-size", "1024"]) == 0
+    assert main([*TINY, "--gpu", "A40", "--memory-gib", "0.8", "--batch-size", "1024"]) == 1
     shown = capsys.readouterr().out
     assert "A40-0.8GiB" in shown
     assert "GiB more" in shown

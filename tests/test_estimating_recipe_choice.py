@@ -126,7 +126,7 @@ def test_where_a_stated_recipe_does_not_fit_the_change_that_does_is_named(
     assert change.hours is not None
     assert change.reserved_gib <= estimate.usable_gib
     words = [f"--{n.replace('_', '-')}={value}" for n, value in options.items()]
-    assert main(["estimate", "--model=llama-tiny", "--seq-len=512", "--gpu=A40", *words]) == 0
+    assert main(["estimate", "--model=llama-tiny", "--seq-len=512", "--gpu=A40", *words]) == 1
     assert f"With {change.options} " in capsys.readouterr().out
 
 

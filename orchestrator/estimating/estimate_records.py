@@ -311,6 +311,13 @@ class Estimates:
     skipped: tuple[str, ...]
     prices: str
 
+    @property
+    def recommends(self) -> bool:
+        """Whether the training fits a GPU, and no deadline or budget excludes all of its offers."""
+        if any(row.missed is not None for row in self):
+            return any(row.estimate.price is not None for row in self)
+        return any(row.estimate.outcome is Outcome.FITS for row in self)
+
     def __len__(self) -> int:
         """Number of GPUs with an estimate."""
         return len(self.estimated)

@@ -21,7 +21,12 @@ UNKNOWN = 2
 
 
 def run_estimate(options: argparse.Namespace) -> int:
-    """Print the estimates; the exit code is 1 when no GPU can be estimated."""
+    """Print the estimates.
+
+    Returns:
+        0 where a GPU is recommended; 1 where none can be estimated, the training fits none, or no
+        offer is within the deadline and the budget.
+    """
     if options.config is not None and options.explain_config:
         from orchestrator.configurations.local_data import with_local_data
         from orchestrator.configurations.read_file import read_configuration
@@ -47,7 +52,7 @@ def run_estimate(options: argparse.Namespace) -> int:
             training = configured(training, options.config, length)
         text = export(training, options.to, options.export)
         (remark if options.json else print_result)(text)
-    return 0 if estimates.estimated else 1
+    return 0 if estimates.recommends else 1
 
 
 def run_check(options: argparse.Namespace) -> int:

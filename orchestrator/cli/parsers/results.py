@@ -216,7 +216,8 @@ def add_estimate(commands: Any) -> None:
         usage="%(prog)s (--model MODEL | --config FILE) [options]",
         help="simulate memory, largest batch, time and cost on GPUs that you do not have",
         description="Simulate fine-tuning on GPUs of the catalog by tracing the training code. "
-        "Nothing is measured.",
+        "Nothing is measured. The exit code is 1 if the training fits no GPU, or if no offer is "
+        "within --deadline and --budget-usd.",
     )
     add_table(estimate, RESULTS, routing_draws=positive)
     _add_training(estimate, SEVERAL + STRATEGY, gpus=positives)
