@@ -81,7 +81,9 @@ def _parts(word: str, width: int) -> list[str]:
 
 
 def _narrowed(lines: Sequence[str], width: int) -> list[str]:
-    headers, _, *rows = ([cell.strip() for cell in CELL_END.split(line)[1:-1]] for line in lines)
+    headers, _, *rows = (
+        [cell.strip().replace("\\|", "|") for cell in CELL_END.split(line)[1:-1]] for line in lines
+    )
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     below = [headers.index(name) for name in LONG if name in headers[1:]][:1]
     shown = [place for place in range(len(headers)) if place not in below]
@@ -99,7 +101,7 @@ def _narrowed(lines: Sequence[str], width: int) -> list[str]:
         return _listed(headers, rows, width)
     made = table(
         [headers[place] for place in shown],
-        [[row[place].replace("\\|", "|") for place in shown] for row in rows],
+        [[row[place] for place in shown] for row in rows],
     ).split("\n")
     return [
         *_with_lines_below(made, [_below(headers, row, below) for row in rows], width),

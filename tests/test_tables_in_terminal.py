@@ -77,8 +77,16 @@ def test_a_wider_terminal_hides_less() -> None:
 def test_no_value_is_lost_or_broken(values: list[str], width: int) -> None:
     """Every cell of a column that is not minor is printed, broken between words alone."""
     printed = fitted(table([f"column {n}" for n in range(len(values))], [values]), width)
-    words = " ".join(printed.replace("\\|", "|").split())
-    assert all(" ".join(value.split()) in words for value in values)
+    # A table escapes pipes by backslashes, a list does not.
+    words, *texts = (" ".join(text.replace("\\", "").split()) for text in (printed, *values))
+    assert all(text in words for text in texts)
+
+
+def test_a_list_has_no_escapes_of_a_table() -> None:
+    """A pipe ends a cell of a table alone."""
+    key = ("special_tokens", "{'pad_token': '<|end_of_text|>'}", "irrelevant", "tokens " * 9)
+    listed = fitted(table(("key", "value", "class", "meaning"), [key]), 80)
+    assert "'<|end_of_text|>'" in listed
 
 
 def test_the_recipe_and_the_batch_follow_the_offer_below_a_row() -> None:
