@@ -87,6 +87,21 @@ def test_only_rows_that_fit_have_parts_that_no_run_was_compared_with() -> None:
     assert "precision fp16" in nowhere  # the memory that is missing may be wrong
 
 
+def test_the_caveat_of_an_offer_is_said_once() -> None:
+    """Also where it is the best offer of several rows."""
+    estimates = orchestrator.estimate("llama-tiny", gpu="A40,L4", seq_len=16, method="full")
+    first, second = estimates
+    assert first.estimate.price is not None
+    price = first.estimate.price.model_copy(update={"note": "without its disk"})
+    other = price.model_copy(update={"instance": "another"})
+    rows = [with_fields(first, price=price), with_fields(second, price=price)]
+    said = f"{price.provider} {price.instance}: without its disk."
+    assert as_table(rows, estimates.question).count("without its disk") == 1
+    shown = as_table([*rows, with_fields(second, price=other)], estimates.question)
+    assert said in shown
+    assert f"\n{price.provider} another: without its disk." in shown
+
+
 def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:
     """Each interval has its ends and the number of the measured steps that it comes from."""
     errors = time_errors()

@@ -149,12 +149,21 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from gap_notes(estimates, question)
 
 
-def _caveats(rows: Sequence[Estimate]) -> Iterator[str]:
-    """Caveats of the catalog on the offers of rows."""
-    offers = [row.price for row in rows if row.price is not None and row.price.note is not None]
-    for note in dict.fromkeys(offer.note for offer in offers):
-        names = dict.fromkeys(f"{o.provider} {o.instance}" for o in offers if o.note == note)
-        yield f"{', '.join(names)}: {note}."
+def _caveats(rows: Sequence[Estimate], said: Sequence[Estimate] = ()) -> Iterator[str]:
+    """Caveats of the catalog on the offers of rows, but for those on the offers of others."""
+    names: dict[str, list[str]] = {}
+    for note, name in dict.fromkeys(_noted(rows)):
+        if (note, name) not in _noted(said):
+            names.setdefault(note, []).append(name)
+    for note, listed in names.items():
+        yield f"{', '.join(listed)}: {note}."
+
+
+def _noted(rows: Sequence[Estimate]) -> Iterator[tuple[str, str]]:
+    """Note and name of each offer that has a note."""
+    for row in rows:
+        if row.price is not None and row.price.note is not None:
+            yield row.price.note, f"{row.price.provider} {row.price.instance}"
 
 
 def _batch_legend(rows: Sequence[Estimate], effective_batch: int | None) -> Iterator[str]:
@@ -184,7 +193,7 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
     """Recipes, caveats of offers, approximations, sources of intervals, assumptions on memory."""
     rows = [e.estimate for e in estimates]
     yield from _recipe_notes(rows, question)
-    yield from _caveats(rows[1:])
+    yield from _caveats(rows[1:], said=rows[:1])
     yield from _approximations(rows)
     yield from _memory_notes(rows)
     yield from _time_notes(rows)
