@@ -101,5 +101,5 @@ def test_where_nothing_qualifies_one_line_has_the_nearest() -> None:
     for objective in ("time", "both"):
         none = estimates(objective, budget_usd=1e-6)
         shown = as_table(none.estimated, none.question)
-        assert "No offer meets the budget of $0.000001: the cheapest" in shown
+        assert "No offer is within the budget of $0.000001: the cheapest" in shown
         assert "Give a higher --budget-usd." in shown

@@ -116,7 +116,7 @@ class MissedConstraints(Record):
                 f"is expected to cost ${dollars(self.cheapest_usd)}; the budget is "
                 f"${given(wanted.budget_usd)}"
             )
-        return "; ".join(parts) or "meets both the deadline and the budget on no offer"
+        return "; ".join(parts) or "is within both the deadline and the budget on no offer"
 
 
 def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstraints]]) -> str:
@@ -135,7 +135,7 @@ def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstrai
         parts.append(f"No offer meets the deadline of {given(wanted.deadline_hours)} h: {takes}.")
         parts.append("Give a longer --deadline.")
     if cheapest.exceeds_budget(wanted):
-        parts.append(f"No offer meets the budget of ${given(wanted.budget_usd)}: {costs}.")
+        parts.append(f"No offer is within the budget of ${given(wanted.budget_usd)}: {costs}.")
         parts.append("Give a higher --budget-usd.")
-    both = f"No offer meets both the deadline and the budget: {takes}; {costs}."
+    both = f"No offer is within both the deadline and the budget: {takes}; {costs}."
     return " ".join(parts) or f"{both} Give a longer --deadline or a higher --budget-usd."

@@ -45,7 +45,7 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
         safer = ""
         if sure is not best and sure.price is not None:
             safer = (
-                f" The {superlative} choice whose 90 % interval keeps every limit: {sure.gpu} "
+                f" The {superlative} choice whose 90 % interval is within every limit: {sure.gpu} "
                 f"{provider_text(sure.price)}, ${dollars(sure.price.usd)} in "
                 f"{short(sure.price.hours)} h."
             )
@@ -137,9 +137,9 @@ def _limits_text(price: Price, wanted: Constraints) -> str:
     names = " and ".join(name for name, _ in limits)
     exceeded = [name for name, is_exceeded in limits if is_exceeded]
     if not exceeded:
-        return f" The job keeps {names}, even at the upper end of the 90 % interval."
+        return f" The job stays within {names}, even at the upper end of the 90 % interval."
     which = exceeded[0] if len(exceeded) < len(limits) else "it" if len(limits) == 1 else "both"
-    return f" The job is expected to keep {names}, but the 90 % interval exceeds {which}."
+    return f" The job is expected to stay within {names}, but the 90 % interval exceeds {which}."
 
 
 def is_sure(price: Price | None, wanted: Constraints) -> bool:
@@ -167,7 +167,7 @@ def missed_text(estimates: Sequence[Estimated], wanted: Constraints) -> Iterator
     if expensive:
         yield f"Excluded by the budget of ${given(wanted.budget_usd)}: {_listed(expensive)}."
     if both:
-        yield f"Excluded because no offer meets both deadline and budget: {_listed(both)}."
+        yield f"Excluded because no offer is within both deadline and budget: {_listed(both)}."
 
 
 def _listed(best_by_gpu: Mapping[str, str]) -> str:
