@@ -11,6 +11,7 @@ from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.reporting.notes.estimate_notes import SEEN_TOTALS, brief_notes, shortened
+from orchestrator.reporting.sections.alternative_recipes import runners_up_text
 from trials.records.observation import Outcome
 from trials.simulation.clock.time_error import time_errors
 
@@ -102,6 +103,22 @@ def test_the_caveat_of_an_offer_is_said_once() -> None:
     assert f"\n{price.provider} another: without its disk." in shown
 
 
+def test_a_runner_up_that_may_not_fit_says_whether_it_is_cheaper() -> None:
+    """Below a dearer recommendation it would otherwise look like a mistake."""
+    (row,) = orchestrator.estimate("llama-tiny", gpu="A40", seq_len=512)
+    assert row.estimate.price is not None
+    runner_up, usd = row.estimate.alternatives[0], row.estimate.price.usd
+    for its_usd, said in (
+        (usd / 2, " (cheaper, but may not fit)"),
+        (usd * 2, " (may not fit)"),
+    ):
+        changes = {"usd": its_usd, "surely_fits": False, "learns_alike": True}
+        other = runner_up.model_copy(update=changes)
+        note, *_ = runners_up_text([with_fields(row, alternatives=(other,))])
+        assert note.startswith(f"Runners-up on A40: {other.options}, $")
+        assert f"x {other.micro_batches}{said}" in note
+
+
 def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:
     """Each interval has its ends and the number of the measured steps that it comes from."""
     errors = time_errors()
@@ -134,7 +151,7 @@ def test_the_share_of_an_effective_batch_is_no_limit_of_the_memory(
     shown = capsys.readouterr().out
     assert "| 2  " in shown
     assert " of 2 " not in shown
-    assert "at least 2: an effective batch of 16 needs no more on 8 GPUs." in shown
+    assert "2 fits, and an effective batch of 16 needs no more on 8 GPUs." in shown
     less = (*tiny, "--effective-batch", "64", "--gpu", "A40", "--memory-gib", "0.8")
     assert main([*less, "--json"]) == 0
     interval = json.loads(capsys.readouterr().out)["max_batch_size_interval"]

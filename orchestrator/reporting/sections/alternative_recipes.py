@@ -34,7 +34,7 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
     if not fits(best):
         return
     if best.estimate.alternatives:
-        listed = "; ".join(map(_runner_up, best.estimate.alternatives))
+        listed = "; ".join(_runners_up(best.estimate))
         drawn = " (their memory at the longest examples, without drawn lengths)" * bool(
             best.varying
         )
@@ -60,19 +60,17 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
 
 def chosen_recipe(cell: OpenCell, row: Estimated) -> ChosenRecipe:
     """The recipe of an estimate, for a cell of a sweep, with the reason and the runners-up."""
-    others = row.estimate.alternatives
+    runners_up: tuple[str, ...] = ()
     if fits(row):
-        reason, runners_up = f"the cheapest that fits: {_costs(row.estimate)}", others
+        reason = f"the cheapest that fits: {_costs(row.estimate)}"
+        runners_up = tuple(_runners_up(row.estimate))
     else:
-        reason, runners_up = (
-            f"none fits, and it needs the least memory.{cheapest_remedy([row])}",
-            (),
-        )
+        reason = f"none fits, and it needs the least memory.{cheapest_remedy([row])}"
     return ChosenRecipe(
         cell=cell,
         recipe=row.cell.recipe,
         reason=reason.rstrip("."),
-        runners_up=tuple(map(_runner_up, runners_up)),
+        runners_up=runners_up,
     )
 
 
@@ -135,13 +133,18 @@ def _worth(change: Alternative) -> tuple[bool, bool, float]:
     return (not change.learns_alike, unpriced, (change.hours if unpriced else change.usd) or 0.0)
 
 
-def _runner_up(recipe: Alternative) -> str:
-    remarks = (
-        "" if recipe.learns_alike else f", {ALTERS}",
-        "" if recipe.surely_fits else ", which may not fit",
-        NOT_BY_TRL if CCE in recipe.options else "",
-    )
-    return f"{recipe.options}, {_costs(recipe)}{''.join(remarks)}"
+def _runners_up(best: Estimate) -> Iterator[str]:
+    """Other recipes on the GPU of an estimate; one that is cheaper may not fit."""
+    usd = _usd(best)
+    for recipe in best.alternatives:
+        is_cheaper = usd is not None and recipe.usd is not None and recipe.usd < usd
+        doubt = f" ({'cheaper, but ' * is_cheaper}may not fit)"
+        remarks = (
+            "" if recipe.learns_alike else f", {ALTERS}",
+            "" if recipe.surely_fits else doubt,
+            NOT_BY_TRL if CCE in recipe.options else "",
+        )
+        yield f"{recipe.options}, {_costs(recipe)}{''.join(remarks)}"
 
 
 def _costs(recipe: Estimate | Alternative) -> str:
