@@ -171,20 +171,17 @@ def _batch_legend(rows: Sequence[Estimate], effective_batch: int | None) -> Iter
     fitting = [row for row in rows if row.outcome is Outcome.FITS]
     for row in fitting[:1]:
         steps = f", {row.micro_batches} for each optimizer step" if row.micro_batches > 1 else ""
-        within, least, why = row.max_batch_size_interval, "", ""
+        within = row.max_batch_size_interval
+        error = f" ({within.low:g} to {within.high:g} by the 90 % interval)"
+        error = "" if row.holds_limit else error
+        largest = f"the largest that fits is {row.max_batch_size}{error}"
         if row.max_batch_size >= row.batch_limit:
             on_gpus = f" on {row.gpus} GPUs" if row.gpus > 1 else ""
-            least, why = (
-                "at least ",
-                f": an effective batch of {effective_batch} needs no more{on_gpus}",
-            )
+            why = f"an effective batch of {effective_batch} needs no more{on_gpus}"
             if effective_batch is None:
-                why = ": larger ones were not tried"
-        error = f", {within.low:g} to {within.high:g} by the 90 % interval"
-        yield (
-            f"Batches: on {row.gpu} micro-batches of {row.batch_size}{steps}; the largest that "
-            f"fits is {least}{row.max_batch_size}{'' if row.holds_limit else error}{why}."
-        )
+                why = "larger ones were not tried"
+            largest = f"{row.max_batch_size} fits{error}, and {why}"
+        yield (f"Batches: on {row.gpu} micro-batches of {row.batch_size}{steps}; {largest}.")
     if not all(row.holds_limit == fitting[0].holds_limit for row in fitting):
         yield "Where the table has no largest batch, the job needs none larger."
 
@@ -299,12 +296,12 @@ def _time_notes(rows: Sequence[Estimate]) -> Iterator[str]:
     """
     for error in dict.fromkeys(row.time_error for row in rows if row.time_error is not None):
         alike = [row for row in rows if row.time_error == error]
-        limit, alone = "that the GPU limits, where its matrix products were measured", ""
+        which, alone = "GPU-bound step times on GPUs whose matrix products were measured", ""
         if error != time_errors().of_gpu:
-            limit = "that the host may limit, or like which none was measured"
+            which = "Step times that may be host-bound, or are unlike any measured step"
             alone = "; for several GPUs it is borrowed" * any(row.gpus > 1 for row in alike)
         yield (
-            f"Times of steps {limit}: the 90 % interval is {1 - error.low:.0%} below to "
+            f"{which}: the 90 % interval is {1 - error.low:.0%} below to "
             f"{error.high - 1:.0%} above the prediction, by {error.steps} measured steps of "
             f"{error.sources} sources, all on one GPU{alone}. Such intervals held "
             f"{error.covered:.0%} of these steps with their source left out"
