@@ -152,15 +152,16 @@ def in_use(shipped: Catalog, refreshed: Sequence[Offer]) -> list[Offer]:
 
 
 def age_text(offers: Iterable[Offer], today: dt.date) -> str:
-    """Age of prices: ``prices of 2026-11-20, 3 days old``, and the number of old ones."""
+    """Dates of prices, and the number of old ones.
+
+    ``2026-10-14 to 2026-11-20; 2 of 3 are over 30 days old``, or one date.
+    """
     dates = sorted(offer.date for offer in offers)
     if not dates:
         return "no prices"
-    oldest = max((today - dates[0]).days, 0)
-    newer = "," if dates[0] == dates[-1] else f" to {dates[-1]}, the oldest"
-    text = f"prices of {dates[0]}{newer} {oldest} day{'' if oldest == 1 else 's'} old"
+    text = str(dates[0]) if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     old = sum((today - date).days > OLD_DAYS for date in dates)
     if not old:
         return text
     share = "all" if old == len(dates) else f"{old} of {len(dates)}"
-    return f"{text}; {share} more than {OLD_DAYS} days"
+    return f"{text}; {share} are over {OLD_DAYS} days old"

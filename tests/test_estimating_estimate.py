@@ -58,7 +58,7 @@ def test_json_has_the_job_that_was_priced(capsys: pytest.CaptureFixture[str]) ->
     assert estimate["overheads"]["startup_minutes"] == 7
     price = estimate["price"]
     assert (price["price_as_of"], price["price_recorded"]) == ("2026-02-01", "2026-11-20")
-    assert "prices of 2025-04-01" in err
+    assert "Prices: shipped table, 2025-04-01 to " in err
 
 
 def test_gpus_are_ordered_by_cost_and_incompatible_ones_are_excluded(

@@ -31,6 +31,7 @@ from orchestrator.spec.sweep_spec import CatalogRows
 from orchestrator.storage.run_storage import S3, RunPath, run_path
 
 NAMES = (REFRESHED, *TABLES)
+REFRESH = "'finetune-cost catalog refresh' updates them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,11 @@ class PricesInUse:
 
     def age(self, catalog: Catalog, today: dt.date) -> str:
         """Names and age of the prices in use."""
-        names = " and ".join([f"the {self.table} table", *map(str, self.files)])
-        text = f"{names}: {age_text(catalog.all_offers, today)}"
+        names = " and ".join([f"{self.table} table", *map(str, self.files)])
+        text = f"{names}, {age_text(catalog.all_offers, today)}"
         is_old = any((today - offer.date).days > OLD_DAYS for offer in catalog.all_offers)
-        return (
-            f"{text}: 'catalog refresh' downloads new ones"
-            if is_old and self.table != PAPER
-            else text
-        )
+        is_outdated = is_old and self.table != PAPER
+        return f"{text}.{f' {REFRESH}' * is_outdated}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

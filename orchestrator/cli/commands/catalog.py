@@ -52,7 +52,7 @@ def run_prices(options: argparse.Namespace) -> int:
     """Print the prices in use."""
     prices = request_of(PriceOptions, vars(options)).in_use()
     catalog = prices.over(prices.catalog)
-    print_result(f"{prices_table(catalog)}\n\nIn use: {prices.age(catalog, today())}")
+    print_result(f"{prices_table(catalog)}\n\nPrices: {prices.age(catalog, today())}")
     return 0
 
 
@@ -115,7 +115,7 @@ def run_refresh(options: argparse.Namespace) -> int:
     _remark_rejected(refreshed.rejected, out)
     if not refreshed.live:
         kept = age_text(last or catalog.all_offers, time.date())
-        remark(f"no new prices: {kept} stay in use")
+        remark(f"no new prices. Still in use: those of {kept}")
         return 1
     write_offers(out, refreshed.offers)
     gpus = {offer.gpu for offer in refreshed.offers}
@@ -123,7 +123,7 @@ def run_refresh(options: argparse.Namespace) -> int:
     print_result(
         f"{out}: {refreshed.live} new prices of {', '.join(refreshed.answered)}, "
         f"{len(refreshed.offers) - refreshed.live} kept; {len(gpus)} GPUs, {len(providers)} "
-        f"providers; {age_text(refreshed.offers, time.date())}"
+        f"providers; prices of {age_text(refreshed.offers, time.date())}"
     )
     if options.out is not None:
         print_result(f"give it to other commands as --prices {out}")
@@ -135,7 +135,7 @@ def run_snapshot(options: argparse.Namespace) -> int:
     prices = request_of(PriceOptions, vars(options)).in_use()
     offers = prices.over(prices.catalog).all_offers
     out = write_snapshot(run_path(options.out), offers, today())
-    print_result(f"{out}: {len(offers)} {age_text(offers, today())}")
+    print_result(f"{out}: {len(offers)} prices of {age_text(offers, today())}")
     return 0
 
 

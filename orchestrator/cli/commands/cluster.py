@@ -49,7 +49,7 @@ def run_deploy(options: argparse.Namespace) -> int:
     remark(deployed.dollars.replace("SPEC", str(options.spec)))
     if (missing := missing_hub_token(deployed.text)) is not None:
         remark(missing)
-    remark(f"In use: {prices.age(catalog, today())}")
+    remark(f"Prices: {prices.age(catalog, today())}")
     return 0
 
 

@@ -153,7 +153,7 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
         remark(reason)
     rows, is_one = estimates.estimated, len(estimates) + len(estimates.skipped) == 1
     if rows:
-        remark(f"In use: {estimates.prices}")
+        remark(f"Prices: {estimates.prices}")
     if options.json:
         if rows or not is_one:
             print_result(as_json(rows, one=is_one, explain=options.explain))

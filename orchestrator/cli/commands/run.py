@@ -36,7 +36,7 @@ def run_rank(options: argparse.Namespace) -> int:
     ranking = ranked.ranking
     if options.command == "rank":
         write_ranking(RunFolder(options.run), ranking)
-    remark(f"In use: {ranked.prices}")
+    remark(f"Prices: {ranked.prices}")
     for line in slow_nodes_text(ranked.slow_nodes):
         remark(line)
     if options.json:
@@ -67,7 +67,7 @@ def run_report(options: argparse.Namespace) -> int:
     # The observations of cells that the report does not show are freed before it is written.
     results = dataclasses.replace(results, price_courses=courses).shown
     write_pages(folder, results, now(), image=options.image, url=options.url)
-    remark(f"In use: {prices.age(catalog, today())}")
+    remark(f"Prices: {prices.age(catalog, today())}")
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
     remark(f"{folder.path / PAGE}: the same report with charts, in one file")
     if options.image:

@@ -67,7 +67,7 @@ def run_sweep(options: argparse.Namespace) -> int:
     faults, logged = outcome.folder.faults(), outcome.folder.logged()
     for line in trouble_lines(faults, logged, request.catalog):
         remark(line)
-    remark(f"In use: {request.prices.age(request.catalog, today())}")
+    remark(f"Prices: {request.prices.age(request.catalog, today())}")
     return print_outcome(outcome, options.budget_usd)
 
 
@@ -160,7 +160,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.next:
         cells, families = measurable(spec, catalog), fit_families(observations)
         gpu_choices = choices(spec, rates, cells, observations, families)
-        remark(f"In use: {prices.age(catalog, today())}")
+        remark(f"Prices: {prices.age(catalog, today())}")
         print_result(next_measurements_table(gpu_choices, options.most))
         return 0
     left = remaining_work(spec, rates, cluster, plan, observations)
