@@ -96,7 +96,7 @@ def test_a_slow_trace_is_reported_and_given_up(
         while not lines:
             cell.trace(2, no_shares)
     assert lines[0].startswith("llama-tiny, 16 tokens")
-    assert lines[0].endswith("600 CPU seconds or 6 GiB")
+    assert lines[0].endswith("; limit: 600 CPU seconds or 6 GiB")
     # A trace would do for the limits, but C++ ends the process at an exception in some callbacks.
     limited = watchdog("llama-tiny", 0.1, lines.append)
     with pytest.raises(UntraceableError, match="took more than"), limited:

@@ -138,8 +138,8 @@ class Tracing:
 
     def _report_whole(self, request: TraceRequest, why: str) -> None:
         self.report(
-            f"{request.model.name}: all layers are traced, which takes longer: a few cannot "
-            f"represent the others ({why})"
+            f"{request.model.name}: tracing every layer, which is slower: a few cannot represent "
+            f"the others ({why})"
         )
 
     def _traced(self, cell: TraceableCell, request: TraceRequest) -> StepTrace:
@@ -369,6 +369,6 @@ def _why_whole(request: TraceRequest) -> str:
     if request.is_by_engine:
         return "buckets of DeepSpeed span layers"
     if recipe.activation_offloading:
-        return "activation offloading, which is tried, too, spans layers"
+        return "activation offloading, also tried, spans layers"
     trains_some = recipe.trained_layers is not None
     return "some are frozen" if trains_some else "no layer equals the next"

@@ -57,7 +57,7 @@ def watchdog(subject: str, limit_seconds: float, report: Callable[[str], None]) 
             next_report *= 2
             where = module_of(caller for caller, _ in traceback.walk_stack(frame))
             at = "" if where is None else f", now in {where}"
-            limits = f"stops at {limit_seconds:g} CPU seconds or {MOST_GIB:g} GiB"
+            limits = f"limit: {limit_seconds:g} CPU seconds or {MOST_GIB:g} GiB"
             report(f"{subject}: traced for {taken:.0f} s{at}; {limits}")
 
     before = signal.signal(signal.SIGALRM, tick)
