@@ -52,6 +52,15 @@ def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
     assert checked(capsys, *small, *change["options"].split())[0] == 0
 
 
+def test_a_name_of_several_gpus_is_one_line_with_their_keys(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the configuration leaves open is said beside an answer alone."""
+    assert main(["check", "--config", str(config), "--model", "llama-tiny", "--gpu", "H100"]) == 2
+    keys = "H100-SXM, H100-PCIe, H100-NVL"
+    assert capsys.readouterr().err == f"--gpu H100 matches 3 GPUs: name one: {keys}\n"
+
+
 def test_a_card_of_ones_own_needs_no_price_of_electricity(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

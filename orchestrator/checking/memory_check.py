@@ -88,8 +88,7 @@ def memory_check(request: EstimateRequest, today: dt.date) -> MemoryCheck:
     ]
     if len(keys) > 1:
         raise EstimateError(
-            f"--gpu {','.join(request.gpu)}: a check is of one GPU, or of one number of them: give "
-            f"one, {', '.join(keys)}"
+            f"--gpu {','.join(request.gpu)} matches {len(keys)} GPUs: name one: {', '.join(keys)}"
         )
     estimates = estimate_job(request, today)
     if not estimates.estimated:

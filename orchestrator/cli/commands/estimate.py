@@ -33,13 +33,15 @@ def run_estimate(options: argparse.Namespace) -> int:
 
         print_result(with_local_data(read_configuration(options.config)).explanation())
         return 0
-    request, _ = _request(options)
+    request, _, remarks = _request(options)
     from orchestrator.estimating.assumed_lengths import with_assumed_lengths
     from orchestrator.estimating.estimate_job import estimate_job
 
     estimates = estimate_job(request, today())
     if not request.chooses_number:  # an answer for all GPUs takes long enough
         estimates = with_assumed_lengths(estimates)
+    for text in remarks:
+        remark(text)
     _print_estimates(options, estimates)
     if options.export is not None:
         from orchestrator.exporting.chosen_offers import estimated_training
@@ -62,7 +64,7 @@ def run_check(options: argparse.Namespace) -> int:
         0 where it fits, 1 where it does not, 2 where the verdict is unknown.
     """
     try:
-        request, configuration = _request(options)
+        request, configuration, remarks = _request(options)
         from orchestrator.checking.memory_check import check_text, memory_check
 
         check = memory_check(request, today())
@@ -74,6 +76,8 @@ def run_check(options: argparse.Namespace) -> int:
     except Exception:  # noqa: BLE001 - exit code 1 would say that the training does not fit
         traceback.print_exc()
         return UNKNOWN
+    for text in remarks:
+        remark(text)
     print_result(check.model_dump_json(indent=2) if options.json else check_text(check))
     if configuration is not None and check.change is not None and not options.json:
         from orchestrator.configurations.keys_of_changes import keys_text
@@ -86,8 +90,13 @@ def run_check(options: argparse.Namespace) -> int:
     return 0 if check.fits else 1
 
 
-def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configuration | None]":
-    """The request of the options, and a trainer's. Starts a process that will trace it.
+def _request(
+    options: argparse.Namespace,
+) -> "tuple[EstimateRequest, Configuration | None, list[str]]":
+    """The request of the options, a trainer's configuration, and remarks on what is assumed.
+
+    Remarks are printed with the answer, so that a mistake stands alone. Starts a process that will
+    trace the request.
 
     That process imports torch while this one imports the rest.
 
@@ -95,9 +104,10 @@ def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configurati
         UserError: the options or the configuration are wrong.
     """
     configuration: Configuration | None = None
+    remarks: list[str] = []
     given: Mapping[str, Any] = vars(options)
     if options.config is not None:
-        configuration, given = _with_config(options)
+        configuration, given, remarks = _with_config(options)
     if options.is_alone and isinstance(given["seq_len"], int):
         from trials.simulation.tracing_child import start_ahead
 
@@ -130,8 +140,8 @@ def _request(options: argparse.Namespace) -> "tuple[EstimateRequest, Configurati
         needed = without_electricity(request) if options.command == "check" else request
         options.refuse(checks_of(needed).lines)
     if request.image_tokens is None and (text := shape_text(request.model)):
-        remark(text)
-    return request, configuration
+        remarks.append(text)
+    return request, configuration, remarks
 
 
 def _by_deepspeed(options: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,8 +174,8 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
                 print_result(f"\n{explanation(row)}")
 
 
-def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str, Any]]":
-    """The trainer's configuration, and the options with those of it."""
+def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str, Any], list[str]]":
+    """The trainer's configuration, the options with those of it, and remarks on what it assumes."""
     from orchestrator.configurations.estimate_options import with_configuration
     from orchestrator.configurations.local_data import with_local_data
     from orchestrator.configurations.read_file import read_configuration
@@ -178,6 +188,4 @@ def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str,
     if not has_lengths and (options.seq_len is None or isinstance(options.seq_len, int)):
         configuration = with_local_data(configuration)
     given, remarks = with_configuration(configuration, vars(options))
-    for text in remarks:
-        remark(text)
-    return configuration, given
+    return configuration, given, remarks
