@@ -73,7 +73,7 @@ class Catalog:
         if key not in self._by_key:
             near = did_you_mean(key, self._by_key)
             raise UnknownGpuError(
-                f"unknown GPU {key!r}{near} ('python -m orchestrator catalog gpus' lists all)"
+                f"unknown GPU {key!r}{near} ('finetune-cost catalog gpus' lists all)"
             )
         return self._by_key[key]
 

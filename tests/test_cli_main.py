@@ -111,7 +111,7 @@ print("imported:", sorted({"torch", "transformers", "ray"} & set(sys.modules)))
     [
         ([], "the following arguments are required: COMMAND"),
         (["swep"], "invalid choice: 'swep'"),
-        (["catalog"], "the following arguments are required: what"),
+        (["catalog"], "arguments are required: {gpus,prices,refresh,snapshot,history}"),
         (["catalog", "models"], "invalid choice: 'models'"),
         (["rank"], "the following arguments are required: RUN"),
         (["rank", "run", "--examples", "many"], "must be a whole number, not 'many'"),

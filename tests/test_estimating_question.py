@@ -21,6 +21,10 @@ REQUEST = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32")
             ("--providers", "awss"),
             "--providers: no offer is of provider 'awss': did you mean 'aws'",
         ),
+        (
+            ("--providers", "nowhere"),
+            "--providers: no offer is of provider 'nowhere'; providers: aws, azure, ",
+        ),
         (("--interruptions-per-day", "1000"), "--interruptions-per-day 1000: Input should be less"),
         (("--gpu", " ,"), "--gpu names no GPU"),
         (("--gpu", "all,A40"), "--gpu all,A40: "),

@@ -76,7 +76,9 @@ def test_an_unknown_key_is_answered_with_near_ones_and_what_to_do(catalog: Catal
 
 def test_a_key_near_nothing_is_answered_without_a_guess(catalog: Catalog) -> None:
     """No suggestion is made rather than an unrelated one."""
-    with pytest.raises(UnknownGpuError, match=r"^unknown GPU 'zzz' \('python"):
+    with pytest.raises(
+        UnknownGpuError, match=r"^unknown GPU 'zzz' \('finetune-cost catalog gpus' lists"
+    ):
         catalog.gpu("zzz")
 
 

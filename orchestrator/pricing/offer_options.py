@@ -39,8 +39,10 @@ class RentalOptions:
             "provider": (self.providers, sorted({offer.provider for offer in offers})),
             "region": (self.regions, sorted({offer.region for offer in offers})),
         }
+        lists = {"provider": f"; providers: {', '.join(choices['provider'][1])}"}
         mistakes = [
-            f"--{kind}s: no offer is of {kind} {name!r}{did_you_mean(name, existing)}"
+            f"--{kind}s: no offer is of {kind} {name!r}"
+            f"{did_you_mean(name, existing) or lists.get(kind, '')}"
             for kind, (names, existing) in choices.items()
             for name in names
             if name not in existing

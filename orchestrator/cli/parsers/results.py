@@ -85,7 +85,8 @@ simulated machine:
 {PRICES}{CONSTRAINTS}
 """
 RESULTS = """
---explain-config         print what each key of the configuration comes to, and estimate nothing
+--explain-config         print how each key of the configuration is interpreted, and estimate
+                         nothing
 --routing-draws ROUTING_DRAWS
                          number of random expert routings, which show the spread of the peak memory
 --explain                print what fills the memory and takes the time
@@ -381,3 +382,4 @@ def add_catalog(commands: Any) -> None:
         help="show what each GPU has cost, by the snapshots in a folder",
     )
     add_table(history, HISTORY, folder=run_folder)
+    parts.metavar = "{" + ",".join(parts.choices) + "}"  # in the error where none is given
