@@ -100,7 +100,7 @@ def run_status(options: argparse.Namespace) -> int:
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     cells = spec.all_cells()
-    logged = folder.logged(LineReader(brief=cells, steps=False, cells=cells))
+    logged = folder.logged(LineReader(brief=cells, cells=cells))
     observations = observations_of(logged)
     plan = plan_of(folder, spec, observations)
     complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}
