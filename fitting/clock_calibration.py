@@ -120,7 +120,7 @@ def calibrate(points: Sequence[Point], start: EfficiencyConstants) -> Calibratio
         changes = {"error": interval, "error_above": max(above, interval)}
     gpus = tuple(sorted({point.gpu.key for point in points}))
     source = f"calibrated on {len(points)} measured steps of {', '.join(gpus)}"
-    linked = sorted({f"{link.gpus}x{link.gpu}" for link in start.links})
+    linked = sorted({link.name for link in start.links})
     source += f"; links measured on {', '.join(linked)}" * bool(linked)
     return Calibration(
         constants=fitted.model_copy(update={**changes, "source": source}),

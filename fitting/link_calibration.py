@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fitting.timed_collective import TimedCollective
-from gpu_catalog.gpu import Gpu
+from gpu_catalog.gpu import Gpu, Interconnect
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink
 from gpu_catalog.record import Record
+from trials.recipes.parallel import link_within
 from trials.records.collectives import CollectiveTime
 from trials.records.profile import LinkTimes
+
+_Key = tuple[str, Interconnect | None, int, CollectiveName]
 
 
 class FittedLink(Record):
@@ -28,28 +31,34 @@ class FittedLink(Record):
 
 
 def fitted_links(links: Iterable[LinkTimes], gpus: Mapping[str, Gpu]) -> tuple[FittedLink, ...]:
-    """Fit the equation of ``within_nodes`` to the times of each collective, GPU and number of GPUs.
+    """Fit the equation of ``within_nodes`` to each collective by each link among as many GPUs.
 
     Times of several hosts count together. A collective needs two sizes of its buffer. CPUs and
     several nodes are left out.
     """
-    timed: dict[tuple[str, int, CollectiveName], list[CollectiveTime]] = defaultdict(list)
+    timed: dict[_Key, list[CollectiveTime]] = defaultdict(list)
     for link in links:
         cell, gpu = link.cell, gpus.get(link.cell.device)
         if cell.nodes == 1 and gpu is not None and gpu.kind == "cuda":
+            interconnect = link_within(gpu, cell.parallel)
             for one in link.times:
-                timed[gpu.key, cell.ranks, one.collective].append(one)
-    fitted = (_fitted(*key, times) for key, times in sorted(timed.items()))
+                timed[gpu.key, interconnect, cell.ranks, one.collective].append(one)
+    keys = sorted(timed, key=lambda key: [part or "" for part in key])
+    fitted = (_fitted(*key, timed[key]) for key in keys)
     return tuple(link for link in fitted if link is not None)
 
 
 def _fitted(
-    gpu: str, gpus: int, collective: CollectiveName, times: Sequence[CollectiveTime]
+    gpu: str,
+    interconnect: Interconnect | None,
+    gpus: int,
+    collective: CollectiveName,
+    times: Sequence[CollectiveTime],
 ) -> FittedLink | None:
     """The link of one collective; None where its times do not grow with the buffer."""
     sizes = np.array([time.buffer_bytes for time in times], np.float64)
     seconds = np.array([time.seconds for time in times])
-    timed = TimedCollective(gpu, gpus, collective, sizes, seconds)
+    timed = TimedCollective(gpu, gpus, collective, sizes, seconds, interconnect)
     link = timed.link()
     if link is None:
         return None

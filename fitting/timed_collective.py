@@ -9,6 +9,7 @@ import numpy as np
 
 from fitting.numerics.arrays import BoolArray, FloatArray
 from fitting.numerics.least_squares import Solution, solve_linear
+from gpu_catalog.gpu import Interconnect
 from gpu_catalog.links.within_nodes import CollectiveName, MeasuredLink, moved_share
 
 # Buffers up to which the bandwidth may be another, in 10^6 bytes: NCCL changes its protocol and
@@ -33,6 +34,7 @@ class TimedCollective:
         collective: the collective.
         sizes: (times,) bytes of the buffer.
         seconds: (times,) measured times.
+        interconnect: link between the GPUs; None for that of the GPU in the catalog.
     """
 
     gpu: str
@@ -40,6 +42,7 @@ class TimedCollective:
     collective: CollectiveName
     sizes: FloatArray
     seconds: FloatArray
+    interconnect: Interconnect | None = None
 
     def link(self) -> MeasuredLink | None:
         """Link by least squares of the relative errors, with all terms at least 0.
@@ -131,6 +134,7 @@ class TimedCollective:
     ) -> MeasuredLink:
         return MeasuredLink(
             gpu=self.gpu,
+            interconnect=self.interconnect,
             gpus=self.gpus,
             collective=self.collective,
             alpha_us=alpha_us,

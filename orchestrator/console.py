@@ -17,7 +17,7 @@ BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
 # Bold text of a recommendation, a paragraph, wins.
 WINS = re.compile(r"^(?:[^|\n]*\. )?(?:Rent|Use) (?:[^\n]|\n(?!\n))*", re.MULTILINE)
 FAILS = re.compile(
-    r"not even one example fits(: [A-Z_]+)?|does not fit"
+    r"not even one [a-z ]+ fits(: [A-Z_]+)?|does not fit|too tight \(allocator retries\)"
     r"|\b(?:HOST_)?OUT_OF_MEMORY\b|\bTIMED_OUT\b|\bFAILED\b|\bTHRASHING\b"
 )
 UNSURE = re.compile(r"too close to call|\bextrapolated\b|(?<=\)) [!~](?= +\|)")

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -34,9 +34,11 @@ from fakes.ray_cluster import Cluster, StartedNode, kill_sessions, of_sessions
 from fakes.ray_sweeps import LAW_PATH, SPEC, environment
 from fakes.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 
+from orchestrator.planning.slow_nodes import slow_nodes
 from orchestrator.storage.local_storage import OBSERVATIONS
 from trials.records.observation import Observation
 from trials.records.profile import logged, observations_of
+from trials.trial import nodes_of
 
 LENGTHS = list(range(24, 24 + 8 * 10, 8))
 # A child, or its fork server, that was stopped holds its trial until its time is over.
@@ -103,6 +105,20 @@ def kind_of(process: psutil.Process) -> str | None:
 def is_trial_of_folder(path: Path) -> bool:
     """Whether Python's ``tempfile`` tried to write here, and was killed before it cleared up."""
     return len(path.name) == 8 and path.is_file() and path.read_bytes() == b"blat"
+
+
+def duplicated(logged: Sequence[Observation]) -> Iterator[str]:
+    """Keys of probes that had a verdict and were made again, though its nodes were not slow."""
+    verdicts: dict[str, Observation] = {}
+    for number, o in enumerate(logged):
+        if o.outcome.is_verdict:
+            probe = o.key.rpartition("/t")[0]
+            before = verdicts.get(probe)
+            if before is not None:
+                slow = {node.node_id for node in slow_nodes(logged[:number])}
+                if nodes_of(before).isdisjoint(slow):
+                    yield probe
+            verdicts[probe] = o
 
 
 def outlived_seconds(ranks: Sequence[psutil.Process]) -> float:
@@ -278,14 +294,13 @@ class Round:
     def damage(self) -> dict[str, list[str]]:
         """What was lost, doubled or left."""
         logged = self.logged()
-        verdicts = Counter(o.key.rpartition("/t")[0] for o in logged if o.outcome.is_verdict)
         to_end = [p for p in self.begun if self._nodes is None or kind_of(p) in OF_TRIALS]
         alive = psutil.wait_procs(to_end, timeout=OUTLIVE_SECONDS)[1]
         late = max((self.outlived.get(kind, 0.0) for kind in ("rank", "gang")), default=0.0)
         said = (self._place / "log").read_text(encoding="utf-8", errors="replace")
         return {
             "lost": sorted(self.seen - {o.key for o in logged}),
-            "duplicated": sorted(key for key, times in verdicts.items() if times > 1),
+            "duplicated": sorted(duplicated(logged)),
             "ranks": [f"{late:.1f} s"] * (late > MOST_OUTLIVED_SECONDS),
             "processes": [str(p) for p in alive if p.is_running()],
             "files": sorted(

@@ -1,5 +1,6 @@
 """Settings of all tests: no prices but the shipped ones, and the longest files first."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -39,8 +40,13 @@ MANY_MODULES = 100
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set an empty data folder before any module is imported."""
+    """Set an empty data folder before any module is imported, and no time limit of an example."""
     os.environ["XDG_DATA_HOME"] = str(config.rootpath / ".pytest_cache" / "no-data")
+    with contextlib.suppress(ModuleNotFoundError):  # on machines with a GPU
+        from hypothesis import settings  # noqa: PLC0415
+
+        settings.register_profile("untimed", deadline=None)
+        settings.load_profile("untimed")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -193,7 +193,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     assert [row[:2] for row in rows[4:6]] == [
         [f"A40/llama-tiny/full-fp32/dense/seq{length}", "skipped"] for length in (16, 32)
     ]
-    assert "no node" in rows[4][2]
+    assert "on this machine has no A40" in rows[4][2]
     last = ended.stdout.splitlines()[-1]
     assert re.findall(r"\d+", last) == ["2", "0", "2"]
     assert files_in(tmp_path) == ["two.yaml"]

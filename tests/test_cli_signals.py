@@ -98,6 +98,7 @@ def test_a_signal_ends_an_estimate_that_prices(number: int, code: int) -> None:
 
 INTERRUPTED_IN_A_CALLBACK = """
 import os, signal, sys, time
+from gpu_catalog.errors import UserError
 from orchestrator.cli.main import program
 from orchestrator.estimating import estimate_job
 
@@ -108,7 +109,7 @@ def forks(*_):
     try:
         time.sleep(600)
     except KeyboardInterrupt as error:
-        raise RuntimeError("as a class raises that is being made") from error
+        raise UserError("as where Ray cannot be started") from error
 
 estimate_job.estimate_job = forks
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a caller may have ignored
@@ -119,7 +120,7 @@ program()
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_command_that_forks(number: int, code: int) -> None:
-    """Python ignores errors in callbacks of a fork, and a library may raise its own from one."""
+    """Python ignores errors in callbacks of a fork, and another error may hide an interruption."""
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IN_A_CALLBACK.format(number=int(number))],
         capture_output=True,

@@ -10,6 +10,7 @@ from gpu_catalog.links.between_nodes import NodeNetwork
 from orchestrator.cli.main import main
 from orchestrator.configurations.cells import with_cells
 from orchestrator.exporting.chosen_offers import ranked_training
+from orchestrator.reporting.write_reports import write_ranking
 from trials.recipes.parallel import Parallel
 
 OWN = """\
@@ -60,7 +61,7 @@ def test_a_ranking_of_several_gpus_starts_as_many(tmp_path: Path) -> None:
     assert main(["rank", "run", "--batch-size", "8"]) == 0
     assert main(["export", "run", "--to", "slurm", "--out", "job"]) == 0
     job = Path("job").read_text(encoding="utf-8")
-    assert "#SBATCH --gpus-per-node=desk:2\n" in job
+    assert "--gpus-per-node" not in job  # its device is a CPU
     assert "--use_fsdp --fsdp_version 2 " in job
     assert "8 x 1 accumulated x 2 GPUs (fsdp2) = 16 examples" in job
 
@@ -144,6 +145,52 @@ def test_a_ranking_of_several_trainings_needs_a_model(
     assert Path("job.sbatch").read_text(encoding="utf-8").startswith("#!")
 
 
+def test_a_ranking_of_several_trainings_of_a_model_needs_a_cell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines list the keys that --cell takes, and a job on a CPU asks for no GPU."""
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace("fp32}", "fp32, loss: chunked}") + OWN
+    folder = made_run(tmp_path / "run", text)
+    assert main(["rank", "run"]) == 0
+    ranking = folder.ranking()
+    assert ranking is not None
+    longer = [
+        row.model_copy(update={"cell": row.cell.model_copy(update={"seq_len": 99})})
+        for row in ranking.offers
+    ]
+    offers = (*ranking.offers, *longer)
+    write_ranking(folder, ranking.model_copy(update={"offers": offers}))
+    capsys.readouterr()
+    assert main(["export", "run", "--to", "slurm"]) == 1
+    title, *keys = capsys.readouterr().err.splitlines()
+    assert title == "the ranking has 2 trainings: add --cell, one of"
+    for target, wanted in (("slurm", "--cpus-per-task"), ("ray", "--entrypoint-num-cpus 1 ")):
+        arguments = ["export", "run", "--to", target, "--out", "job", "--cell", keys[1].strip()]
+        assert main(arguments) == 0
+        job = Path("job").read_text(encoding="utf-8")
+        assert "--max_length 99 " in job
+        assert wanted in job
+        assert "gpus" not in job
+    assert main(["export", "run", "--to", "slurm", "--cell", keys[1].strip() + "9"]) == 1
+    assert f"did you mean {keys[1].strip()!r}" in capsys.readouterr().err
+
+
+def test_a_cell_that_is_not_the_best_comes_first(tmp_path: Path) -> None:
+    """Offers ranked before its own are no fallbacks."""
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace("fp32}", "fp32, loss: chunked}") + OWN
+    folder = made_run(tmp_path / "run", text)
+    assert main(["rank", "run"]) == 0
+    ranking = folder.ranking()
+    assert ranking is not None
+    best, other = ranking.offers
+    cell = best.cell.model_copy(update={"gpu": "H100-SXM"})
+    other = other.model_copy(update={"cell": cell})
+    ranking = ranking.model_copy(update={"offers": (best, other)})
+    training = ranked_training(ranking, folder.spec(), cell=cell.key)
+    assert [place.gpu for place in training.placements] == ["H100-SXM"]
+    assert not training.on_cpu
+
+
 ESTIMATE = ("estimate", "--model", "llama-tiny", "--seq-len", "32")
 STATED = ("--gradient-checkpointing", "off")  # else both are traced
 
@@ -189,6 +236,7 @@ def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(
         ["export", "run"],
         ["export", "run", "--to", "slurm", "--format", "ado"],
         ["export", "run", "--format", "ado", "--model", "llama-tiny"],
+        ["export", "run", "--format", "ado", "--cell", "desk/llama-tiny"],
         ["export", "run", "--format", "ado", "--config", "mine.yml"],
         [*ESTIMATE, "--export", "x.yaml"],
     ],

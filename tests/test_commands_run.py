@@ -83,6 +83,22 @@ def test_rank_prices_the_given_job_and_writes_both_files(
         ]
 
 
+def test_reports_say_that_their_job_is_the_specifications(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So does `rank` where options make its job another, with the file to change."""
+    made_run(tmp_path / "run")
+    assert main(["rank", "run"]) == 0
+    assert "sweep.yaml" not in capsys.readouterr().err
+    for option in (("--epochs", "5"), ("--batch-size", "40"), ("--deadline", "9"), ("--no-spot",)):
+        assert main(["rank", "run", *option]) == 0
+        assert "Reports price the job of run/sweep.yaml" in capsys.readouterr().err
+    assert main(["report", "run"]) == 0
+    shown = capsys.readouterr()
+    assert "Job of the specification: 1,000 examples x 3 epochs." in shown.out
+    assert "run/sweep.yaml: change its workload" in shown.err
+
+
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [

@@ -70,9 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return FinishedRun(log, lines)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     number=st.integers(0, 1000),
     place=st.integers(0, 1000),

@@ -131,6 +131,21 @@ def test_a_change_of_layout_keeps_gpus_and_contradicts_no_given_strategy() -> No
     assert on_changed_layout(sharded, {"precision": "bf16"}, "ddp", 64) is sharded
 
 
+def test_a_change_of_layout_keeps_the_link_between_the_gpus_of_its_instance() -> None:
+    """By which it is timed, and without which no offer of that instance prices it."""
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 128})
+    question = question_of(request, CATALOG, TODAY)
+    for nodes, network in ((1, None), (2, NodeNetwork(80, rdma=False))):
+        (layout,) = layouts(4 * nodes, "ddp", nodes)
+        assert layout is not None
+        joined = on_layout(question, layout.on_network(network, "nvlink-pair-3"), 64)
+        changed = on_changed_layout(joined, {"strategy": "fsdp2", "offload": "all"}, "auto", 64)
+        assert changed is not None
+        assert changed.parallel is not None
+        offers = layout_offers(CATALOG.offers("A100-80GB-PCIe"), changed.parallel)
+        assert {offer.instance for offer in offers} == {"Standard_NC96ads_A100_v4"}
+
+
 def test_a_step_of_several_gpus_is_timed_at_the_longest_of_their_batches() -> None:
     """Every other example has 100 tokens: of one batch the mean is 150, of eight almost 200."""
     data = DataLengths(source="made", histogram=((100, 500), (200, 500)))

@@ -1,6 +1,7 @@
 """The search for a change that fits: recipes that are left out without a trace."""
 
 import datetime as dt
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import orchestrator
 from gpu_catalog.catalog import load_catalog
 from orchestrator.estimating.choosing.memory_bound import cannot_fit
 from orchestrator.estimating.choosing.recipe_choice import fits
-from orchestrator.estimating.choosing.remedies import some_settings
+from orchestrator.estimating.choosing.remedies import ALL_CHANGES, some_settings
 from orchestrator.estimating.estimate import estimates
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.estimate_request import (
@@ -21,6 +22,7 @@ from orchestrator.estimating.question import EstimatedJob
 from orchestrator.estimating.requested_gpus import requested_gpus
 from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.request import request_of
+from trials.recipes.parallel import Parallel
 from trials.simulation.recording import Purpose
 from trials.simulation.simulated_cell import GIB
 from trials.simulation.timing_model import EfficiencyConstants
@@ -103,6 +105,21 @@ def test_where_nothing_helps_on_one_gpu_the_host_may_hold_the_weights() -> None:
     text = as_table(found.estimated, found.question)
     assert "No change that was tried" in text
     assert "--strategy deepspeed-zero3 --offload all was not tried" in text
+
+
+def test_a_given_degree_of_tensor_parallelism_is_no_change_to_make() -> None:
+    """Layers that are divided already are divided among no more GPUs; of shards it is tried."""
+    request = request_of(EstimateRequest, WITHOUT_CHECKPOINTING)
+    question = question_of(request, load_catalog(), dt.date(2026, 11, 23))
+    for layout in (
+        Parallel(gpus=8, strategy="tp", degree=2),
+        Parallel(gpus=8, strategy="tp"),
+        Parallel(gpus=8, strategy="fsdp2"),
+    ):
+        placed = replace(question, parallel=layout)
+        changes = [change for altered in ALL_CHANGES for change in altered(placed)]
+        assert ({"strategy": "tp"} in changes) == (layout.strategy == "fsdp2")
+        assert {"strategy": "fsdp2", "offload": "all"} in changes
 
 
 def test_several_gpus_leave_shards_to_the_host_before_a_change_alters_training() -> None:

@@ -54,7 +54,7 @@ def configured(text: str) -> TrainingJob:
 
 
 @pytest.mark.parametrize("target", ["skypilot", "dstack"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=texts())
 def test_a_text_adds_no_key(target: Target, text: str) -> None:
     """Its value is the text, and scripts are the same but for it."""
@@ -77,7 +77,7 @@ def test_a_text_adds_no_key(target: Target, text: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=texts())
 def test_bash_reads_every_script(target: Target, text: str) -> None:
     """None has an error of syntax, also inside its documents."""

@@ -27,7 +27,7 @@ def command(training: TrainingJob) -> list[str]:
     return shlex.split(line.partition("${LAST")[0])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     micro_batch=st.integers(1, 32),
     micro_batches=st.integers(1, 32),

@@ -27,7 +27,7 @@ from fitting.laws.robust_fit import fit_form
 seconds = st.floats(min_value=1e-3, max_value=1e3)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     t0=seconds,
     k0=seconds,

@@ -98,7 +98,7 @@ def test_a_second_bandwidth_is_printed_and_kept_in_the_file() -> None:
     assert link.speed(link.alpha_us).seconds("all-reduce", 2, 1e9) == pytest.approx(
         speed.seconds("all-reduce", 2, 1e9)
     )
-    assert "| 2xL40S | all-reduce | 40       | 8 at 5 " in links_text(fitted, GPUS)
+    assert "| 2xL40S by pcie4 | all-reduce | 40       | 8 at 5 " in links_text(fitted)
     assert MeasuredLink.model_validate_json(link.model_dump_json()) == link
 
 
@@ -122,6 +122,51 @@ def test_a_measured_link_comes_before_the_catalogs_and_its_note_goes() -> None:
     assert layout_notes(L40S, DDP, (link,)) == []
 
 
+def test_bridged_and_plain_boxes_have_links_of_their_own() -> None:
+    """A layout takes the one by its own link; an entry without one is of the catalog's.
+
+    Two GPUs whose link the catalog lacks are fitted, too.
+    """
+    a100 = CATALOG.gpu("A100-80GB-PCIe")
+    unknown = a100.model_copy(update={"key": "made", "interconnect": None})
+    bridged = DDP.on_network(None, "nvlink-pair-3")
+    gpus = {gpu.key: gpu for gpu in (a100, unknown)}
+    fast = LinkSpeed(alpha_seconds=60e-6, bytes_per_second=190e9)
+
+    def by_bridge(name: CollectiveName, size: int) -> float:
+        return fast.seconds(name, 2, size)
+
+    fitted = fitted_links(
+        [
+            timed(seconds, gpu=gpu, layout=layout, names=("all-reduce",))
+            for gpu in gpus
+            for seconds, layout in ((by_own_link, DDP), (by_bridge, bridged))
+        ],
+        gpus,
+    )
+    links = tuple(row.link for row in fitted)
+    assert [(link.name, round(link.bus_gb_per_second)) for link in links] == [
+        ("2xA100-80GB-PCIe by nvlink-pair-3", 190),
+        ("2xA100-80GB-PCIe by pcie4", 11),
+        ("2xmade", 11),
+        ("2xmade by nvlink-pair-3", 190),
+    ]
+    kinds, moved = np.array([Collective.ALL_REDUCE]), np.zeros((1, len(Column)))
+    moved[:, Column.BYTES], moved[:, [Column.PRODUCTS, Column.COLUMNS]] = 1e9, (2, 1)
+    for gpu in gpus.values():
+        for layout, seconds in ((DDP, by_own_link), (bridged, by_bridge)):
+            (took,) = collective_seconds(kinds, moved, gpu, layout, links)
+            assert took == pytest.approx(seconds("all-reduce", 10**9))
+            assert layout_notes(gpu, layout, links) == []
+    former = MeasuredLink.model_validate(links[1].model_dump(exclude={"interconnect"}))
+    assert former.interconnect is None
+    (plain,), (joined,) = (
+        collective_seconds(kinds, moved, a100, layout, (former,)) for layout in (DDP, bridged)
+    )
+    assert plain == pytest.approx(by_own_link("all-reduce", 10**9))
+    assert joined == collective_seconds(kinds, moved, a100, bridged)[0]
+
+
 SPEC = ONE_CELL.replace("[cpu]", "[L40S]").replace(
     "seq_lens: [16]", "seq_lens: [128]\n    parallel: [{gpus: 2, strategy: ddp}]"
 )
@@ -141,10 +186,10 @@ def test_calibrate_hands_measured_links_to_an_estimate(
         writer.append(observation(4, cell=cell, measurement=measured))
     assert main(["calibrate", "run", "--out", "constants.json"]) == 0
     shown = capsys.readouterr().out
-    assert "| 2xL40S | all-reduce | 40 " in shown
+    assert "| 2xL40S by pcie4 | all-reduce | 40 " in shown
     constants = json.loads(Path("constants.json").read_text(encoding="utf-8"))["constants"]
     assert {link["gpu"] for link in constants["links"]} == {"L40S"}
-    assert constants["source"].endswith("; links measured on 2xL40S")
+    assert constants["source"].endswith("; links measured on 2xL40S by pcie4")
     without = Path("without.json")
     whole = json.loads(Path("constants.json").read_text(encoding="utf-8"))
     whole["constants"]["links"] = []

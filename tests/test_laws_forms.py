@@ -61,7 +61,7 @@ def anything(draw: st.DrawFn) -> StepTimes:
 
 
 @given(anything())
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 def test_step_times_are_never_negative_nor_do_they_fall_with_the_batch(rows: StepTimes) -> None:
     """Every form but the paper's predicts non-negative, non-decreasing times without warnings."""
     steps_to_predict = visits(lengths=(64, 128), batches=(1, 2, 3, 5, 8, 100, 10**4))

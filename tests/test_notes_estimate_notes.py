@@ -10,7 +10,12 @@ from gpu_catalog.catalog import load_catalog
 from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_tables import as_table
-from orchestrator.reporting.notes.estimate_notes import SEEN_TOTALS, brief_notes, shortened
+from orchestrator.reporting.notes.estimate_notes import (
+    SEEN_TOTALS,
+    all_notes,
+    brief_notes,
+    shortened,
+)
 from orchestrator.reporting.sections.alternative_recipes import runners_up_text
 from trials.records.observation import Outcome
 from trials.simulation.clock.time_error import time_errors
@@ -117,6 +122,16 @@ def test_a_runner_up_that_may_not_fit_says_whether_it_is_cheaper() -> None:
         note, *_ = runners_up_text([with_fields(row, alternatives=(other,))])
         assert note.startswith(f"Runners-up on A40: {other.options}, $")
         assert f"x {other.micro_batches}{said}" in note
+
+
+def test_only_gpus_with_batches_of_their_own_wait_for_the_longest() -> None:
+    """One group of tensor parallelism trains on one batch, and waits for no other."""
+    (row,) = orchestrator.estimate("llama-tiny", gpu="A40", seq_len=16, method="full")
+    for degree, waits in ((None, True), (2, True), (4, False)):
+        several = with_fields(row, gpus=4, degree=degree, tokens_per_example=12.0)
+        text = "\n".join(all_notes([""], [[several]]))
+        assert "times at 12" in text
+        assert ("wait for the longest of their batches" in text) == waits
 
 
 def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:

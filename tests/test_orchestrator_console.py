@@ -17,7 +17,7 @@ the job costs **$5**.
 - **model**: too close to call, extrapolated
 | GPU | batch |
 |-----|-------|
-| T4  | not even one example fits: OUT_OF_MEMORY |"""
+| T4  | not even one packed row fits: OUT_OF_MEMORY |"""
 
 
 def test_a_log_message_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_a_terminal_shows_in_colour_what_wins_what_fails_and_what_is_unsure(shown: str) -> None:
     """Green, red and yellow; other bold text has no colour."""
     assert "Rent \033[1;32mA40\033[0m from" in shown
-    assert "\033[31mnot even one example fits: OUT_OF_MEMORY\033[0m |" in shown
+    assert "\033[31mnot even one packed row fits: OUT_OF_MEMORY\033[0m |" in shown
     assert "\033[33mtoo close to call\033[0m, \033[33mextrapolated\033[0m" in shown
     assert "costs \033[1;32m$5\033[0m" in shown
     assert "- \033[1mmodel\033[0m:" in shown

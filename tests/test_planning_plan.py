@@ -81,7 +81,11 @@ def test_gpu_that_no_node_has_is_skipped_with_the_reason() -> None:
     on_a40, on_cpu = spec.all_cells()
     plan = planned(spec, [], ONE_CORE)
     assert (plan.pending, [skip.cell for skip in plan.skipped]) == ((on_cpu,), [on_a40])
-    assert "resource 'A40'" in plan.skipped[0].reason
+    assert "resource 'A40': start one with ray start" in plan.skipped[0].reason
+    own = planned(spec, [], ClusterResources((Node({"CPU": 1.0}),), is_own=True))
+    assert own.pending == (on_cpu,)
+    assert "no node of the cluster" not in own.skipped[0].reason
+    assert "simulate it (simulated_on: [A40])" in own.skipped[0].reason
     with_it = ClusterResources((Node({"CPU": 8.0, "A40": 1.0}),))
     assert planned(spec, [], with_it).pending == (on_a40, on_cpu)
 

@@ -321,14 +321,15 @@ def test_a_trial_that_did_not_finish_is_not_excluded_by_the_budget() -> None:
 def test_strict_starts_nothing_when_a_trial_would_be_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each skipped cell has one line, and no run folder is created."""
+    """The skipped cells of a GPU have one line, and no run folder is created."""
     monkeypatch.setenv("RAY_ADDRESS", "local")
     spec = tmp_path / "made.yaml"
-    spec.write_text(ONE_CELL.replace("[cpu]", "[cpu, A40, L4]"), encoding="utf-8")
+    text = ONE_CELL.replace("[cpu]", "[cpu, A40, L4]").replace("[16]", "[16, 32]")
+    spec.write_text(text, encoding="utf-8")
     assert main(["sweep", str(spec), "--strict", "--out", str(tmp_path / "run")]) == 1
     messages = capsys.readouterr().err.splitlines()
-    assert [line.split("/")[0] for line in messages[:2]] == ["A40", "L4"]
-    assert "--strict: 2 trials" in messages[2]
+    assert [line.split(":")[0] for line in messages[:2]] == ["2 trials on A40", "2 trials on L4"]
+    assert "--strict: 4 trials" in messages[2]
     assert not (tmp_path / "run").exists()
 
 

@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fitting.paper.published import dataset_lengths
@@ -23,7 +23,6 @@ def some_lengths(draw: st.DrawFn) -> Lengths:
 
 
 @given(some_lengths(), st.integers(1, 4), st.sampled_from([1, 8, 64]))
-@settings(deadline=None)
 def test_padding_is_the_mean_over_every_batch_that_can_be_drawn(
     lengths: Lengths, batch_size: int, multiple: int
 ) -> None:
@@ -37,7 +36,6 @@ def test_padding_is_the_mean_over_every_batch_that_can_be_drawn(
 
 
 @given(some_lengths(), st.sampled_from([1, 8]))
-@settings(deadline=None)
 def test_larger_batches_are_never_padded_to_less(lengths: Lengths, multiple: int) -> None:
     """The length rises from the mean of one example to the longest example."""
     padded = np.array([lengths.padded(b, multiple) for b in (1, 1.5, 2, 3, 8, 100, 10**6)])
@@ -48,7 +46,6 @@ def test_larger_batches_are_never_padded_to_less(lengths: Lengths, multiple: int
 
 
 @given(some_lengths(), st.integers(1, 50))
-@settings(deadline=None)
 def test_rounding_up_adds_less_than_a_multiple(lengths: Lengths, batch_size: int) -> None:
     """It never makes a batch shorter."""
     added = lengths.padded(batch_size, 8) - lengths.padded(batch_size, 1)
@@ -64,7 +61,6 @@ def test_only_the_shares_of_the_lengths_matter() -> None:
 
 
 @given(some_lengths())
-@settings(deadline=None)
 def test_the_median_is_an_example_with_half_of_all_on_either_side(lengths: Lengths) -> None:
     """At least half of the examples are no longer, and at least half no shorter."""
     every = np.repeat(lengths.tokens, lengths.examples.astype(int))
@@ -119,7 +115,6 @@ def grouped_batches(lengths: list[float], batch_size: int, seed: int) -> list[li
 
 
 @given(some_lengths(), st.integers(1, 40), st.integers(1, 400))
-@settings(deadline=None)
 def test_grouping_is_between_no_padding_and_the_longest(
     lengths: Lengths, batch_size: int, examples: int
 ) -> None:
@@ -132,7 +127,6 @@ def test_grouping_is_between_no_padding_and_the_longest(
 
 
 @given(some_lengths(), st.integers(1, 320))
-@settings(deadline=None)
 def test_a_cutoff_keeps_every_example(lengths: Lengths, cutoff: int) -> None:
     """Longer examples get the length of the cutoff; shorter ones are unchanged."""
     cut = lengths.cut(cutoff)

@@ -85,7 +85,7 @@ VERDICTS = st.tuples(
 
 
 @given(st.lists(VERDICTS, min_size=1, max_size=12))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 def test_limits_to_fit_are_the_largest_batches_of_the_searches(
     tried: list[tuple[int, Outcome]],
 ) -> None:

@@ -97,6 +97,14 @@ def test_cell_without_times_is_excluded_with_the_reason(
     assert reason in exclusion_reason(ranked(seen))
 
 
+def test_a_packed_row_that_does_not_fit_is_named_so() -> None:
+    """It has several examples."""
+    spec = spec_of(TEXT.replace("precision: fp32", "precision: fp32, packing: true"))
+    desk = next(cell for cell in spec.all_cells() if cell.gpu == "desk")
+    reason = exclusion_reason(ranked(limit_probes(0, desk), spec=spec), desk)
+    assert reason.startswith("not even one packed row fits: OUT_OF_MEMORY at batch size 1")
+
+
 def test_capped_gpu_is_not_priced_by_the_larger_gpus_speed() -> None:
     """Timings of the larger GPU do not count; the largest batch size is reported."""
     spec = spec_of(

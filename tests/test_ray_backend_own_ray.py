@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,21 +145,33 @@ def named(place: Path) -> list[psutil.Process]:
     return running
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def starts_gcs(place: Path) -> bool:
+    """Whether Ray's first process is there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(process.name() == GCS for process in named(place))
+    return False
+
+
+@pytest.mark.parametrize(
+    ("number", "codes"),
+    # Where Ray is being imported, its interruption becomes another error.
+    [(signal.SIGKILL, {-signal.SIGKILL}), (signal.SIGINT, {-signal.SIGINT, 1})],
+)
 def test_a_driver_that_ends_while_ray_starts_leaves_nothing(
-    number: signal.Signals, place: Path
+    number: signal.Signals, codes: set[int], place: Path
 ) -> None:
     """Neither a process, nor the folder."""
     words = [sys.executable, "-c", STARTING]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
-        while not any(process.name() == GCS for process in named(place)):
+        while not starts_gcs(place):
             assert driver.poll() is None
+            time.sleep(0.01)
         driver.send_signal(number)
         begun = named(place)
         try:
             _, printed = driver.communicate(timeout=60)
         finally:
             driver.kill()
-        assert driver.returncode == -number, printed.decode()
+        assert driver.returncode in codes, printed.decode()
     assert psutil.wait_procs([*begun, *named(place)], timeout=60)[1] == []
     assert list(place.iterdir()) == []

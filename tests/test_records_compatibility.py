@@ -24,7 +24,7 @@ def test_gpt_oss_attends_eagerly_unless_a_recipe_says_otherwise() -> None:
     assert with_defaults(Recipe(method="full"), find_model("qwen3-8b"), gpu).attention == "sdpa"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(RECIPES)
 def test_resolving_twice_changes_nothing(recipe: Recipe) -> None:
     """Every field that applies is filled in, for every model."""

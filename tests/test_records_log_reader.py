@@ -194,7 +194,7 @@ def test_a_mistake_is_reported_as_for_a_single_line(old: bytes, new: bytes) -> N
 
 
 @given(st.sampled_from(LINES), st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 def test_a_damaged_line_is_treated_like_a_single_line(line: bytes, data: st.DataObject) -> None:
     """The damage removes bytes, or replaces them by those of another line; the line preceded it."""
     start = data.draw(st.integers(0, len(line) - 1))

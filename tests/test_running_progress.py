@@ -9,7 +9,7 @@ from builders.observations import measurement, observation
 from builders.runs import TWO_CELLS, spec_of, whole_trial
 
 from orchestrator.planning.plan import trial_task
-from orchestrator.running.progress import Progress, fastest
+from orchestrator.running.progress import Progress
 from orchestrator.spec.spec_file import shipped_specs
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.records.cell import Cell
@@ -349,27 +349,3 @@ def test_terminal_that_cannot_move_its_cursor_gets_plain_lines(
     with Progress(CELLS, complete=0, stream=terminal) as progress:
         progress.started(task_of(FIRST))
     assert_plain_start(terminal)
-
-
-def test_fastest_is_the_best_median_of_the_timed_probes() -> None:
-    """One slow step does not hide a fast batch; probes without times do not count."""
-    assert fastest([]) is None
-    assert fastest([observation(64)]) is None
-    observations = [
-        observation(1, measurement=measurement(step_seconds=(0.01, 0.01, 5.0))),
-        observation(4, measurement=measurement(step_seconds=(0.01, 0.02, 0.03, 0.04))),
-        observation(8, measurement=measurement(step_seconds=(0.1,))),
-        observation(9, Outcome.OUT_OF_MEMORY),
-    ]
-    assert fastest(observations) == "160 examples/s"
-
-
-def test_fastest_excludes_sizes_that_missed_or_thrashed() -> None:
-    """A size that missed once does not count, even where it fitted another time."""
-    quick = measurement(step_seconds=(0.001,))
-    observations = [
-        observation(1, measurement=measurement(step_seconds=(0.5,))),
-        observation(8, Outcome.THRASHING, measurement=quick),
-        observation(8, measurement=quick),
-    ]
-    assert fastest(observations) == "2 examples/s"

@@ -71,7 +71,7 @@ def test_an_ordinary_block_has_no_number() -> None:
     assert yaml_block("a:\n  b: 1\n\nc: 2\n", 2) == "|\n  a:\n    b: 1\n\n  c: 2"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts())
 @example("\udcff")
 def test_a_text_is_the_same_word_in_bash(text: str) -> None:

@@ -37,6 +37,12 @@ def test_a_limit_has_its_peak_and_the_miss_above_it() -> None:
     ]
 
 
+def test_a_miss_by_retries_of_the_allocator_is_no_thrashing() -> None:
+    """The word means swapping to most readers."""
+    row = rows([*SEARCH[:-1], observation(11, Outcome.THRASHING)])[0]
+    assert row[4] == "11: too tight (allocator retries)"
+
+
 def test_the_line_through_the_two_smallest_probes_has_an_error() -> None:
     """100 MiB at one example and 10 more for each predict 190 at ten: 9.52 % too little."""
     assert rows(SEARCH)[1] == [CELL.key, "1 and 2", "10", "190.00 MiB", "210.00 MiB", "-9.52%"]

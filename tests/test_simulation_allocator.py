@@ -217,7 +217,7 @@ def streams(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return names, sizes
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(stream=streams(), capacity_mib=st.none() | st.integers(2, 200), expandable=st.booleans())
 def test_the_replay_follows_the_rules_on_any_stream(
     *, stream: tuple[list[int], list[int]], capacity_mib: int | None, expandable: bool
@@ -251,7 +251,7 @@ def test_long_streams_at_the_limit_are_replayed_alike(seed: int, *, expandable: 
     assert peaks.retries > 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(stream=streams(), expandable=st.booleans())
 def test_allocated_is_at_most_reserved_and_a_larger_memory_changes_nothing(
     *, stream: tuple[list[int], list[int]], expandable: bool
@@ -268,7 +268,7 @@ def test_allocated_is_at_most_reserved_and_a_larger_memory_changes_nothing(
         )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(stream=streams(), expandable=st.booleans())
 def test_freed_memory_is_whole_again(
     *, stream: tuple[list[int], list[int]], expandable: bool

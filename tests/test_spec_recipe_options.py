@@ -174,6 +174,16 @@ def test_a_specification_may_ask_for_the_defaults_of_trl() -> None:
     assert not spec.has_plain_recipes
 
 
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_method_alone_is_the_same_recipe_as_on_the_command_line(method: Method) -> None:
+    """The rank of LoRA is TRL's 16; without TRL's defaults it has to be stated."""
+    text = altered(WRITTEN, f"{{method: {method}}}")
+    spec = spec_of(f"{text}recipe_defaults: trl\n")
+    assert spec.cells[0].recipes == (recipe_of(options(), method=method),)
+    (mistake,) = mistakes_in(text)
+    assert f"method {method} needs lora_rank" in mistake
+
+
 UNCLIPPED = "{method: full, precision: fp32, max_grad_norm: null}"
 
 

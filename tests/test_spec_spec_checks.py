@@ -68,6 +68,11 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ("seq_lens", "seqlens", [("6: cells[0].seqlens: unknown key: did you mean 'seq_lens'",)]),
     ("epochs", "epocs", [("7: workload.epocs: unknown key: did you mean 'epochs'",)]),
     ("max_batch_size", "zzz", [("8: zzz: unknown key: the known ones are name,",)]),
+    ("max_batch_size: 64", "models: [x]", [("8: models: belongs below cells",)]),
+    ("max_batch_size: 64", "epochs: 3", [("8: epochs: belongs below workload",)]),
+    ("    seq_lens", "    lora_rank: 8\n    seq_lens", [
+        ("6: cells[0].lora_rank: belongs below recipes",),
+    ]),
     ("max_batch_size", '"a\\nb"', [(r"8: 'a\nb': unknown key",)]),
     ("name: made\n", "", [("1: name: is missing: add it",)]),
     ("    seq_lens: [16]\n", "", [("4: cells[0].seq_lens: is missing: add it",)]),

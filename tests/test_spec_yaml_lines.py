@@ -184,7 +184,7 @@ SPLICED = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(DUMPED | SPLICED)
 @example("cells: '\x85 \u2028 \u2029'\nname: null")
 def test_any_text_is_a_specification_or_has_reported_mistakes(text: str) -> None:

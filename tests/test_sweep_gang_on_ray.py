@@ -1,5 +1,6 @@
 """A sweep on a real Ray whose trials train on one and on several ranks, one of which is killed."""
 
+import contextlib
 import json
 import statistics
 import time
@@ -48,22 +49,36 @@ LAYOUTS = {FSDP2: "{gpus: 2, strategy: fsdp2}", TP: "{gpus: 4, strategy: tp, deg
 
 
 def kill_a_rank(driver: int, gpus: int, out: Path) -> None:
-    """Kill the last rank of the first gang that has all, once the links were timed."""
+    """Kill the last rank of a gang that has all, once the links were timed.
+
+    Again if no probe has failed by that: the rank had just ended.
+    """
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        if not ((out / OBSERVATIONS).exists() and RunFolder(out).links()):
+        is_timed = (out / OBSERVATIONS).exists() and RunFolder(out).links()
+        rank = last_rank(driver, gpus) if is_timed else None
+        if rank is None:
             time.sleep(0.05)
             continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
+        reported_by = time.monotonic() + 60
+        while time.monotonic() < reported_by:
+            if any(o.outcome is Outcome.FAILED for o in observations(out)):
+                return
+            time.sleep(0.1)
+    raise AssertionError("no gang ever ran")
+
+
+def last_rank(driver: int, gpus: int) -> psutil.Process | None:
+    """The last rank of the first gang that has so many; None without one."""
+    with contextlib.suppress(psutil.NoSuchProcess):
         for process in psutil.Process(driver).children(recursive=True):
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 ranks = process.children()
                 if "gang_worker" in " ".join(process.cmdline()) and len(ranks) == gpus:
-                    max(ranks, key=lambda rank: rank.pid).kill()
-                    return
-            except psutil.NoSuchProcess:
-                continue
-        time.sleep(0.05)
-    raise AssertionError("no gang ever ran")
+                    return max(ranks, key=lambda rank: rank.pid)
+    return None
 
 
 @pytest.fixture(scope="module", params=[FSDP2, pytest.param(TP, marks=pytest.mark.long)])

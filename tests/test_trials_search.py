@@ -100,7 +100,7 @@ ANY_ESTIMATES = st.none() | st.builds(
 )
 
 
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=1200)
 @given(monotone_laws(), ANY_ESTIMATES)
 def test_any_law_is_searched_exactly_within_two_probes_of_plain(
     law: tuple[int, int, int, Callable[[int], int | None]], estimate: LikelyLargest | None
@@ -112,7 +112,7 @@ def test_any_law_is_searched_exactly_within_two_probes_of_plain(
     assert len(probed) <= probes_of_plain(largest, limit) + EXTRA_PROBES
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     largest=st.integers(1, 5000),
     fraction=st.floats(0.001, 0.999),
@@ -146,7 +146,7 @@ class Adversary:
         return ProbeResult(fits=fits, peak_memory_bytes=peak if fits else None)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(
     st.integers(1, 10_000),
     st.lists(st.tuples(st.booleans(), st.none() | st.integers(1, 2000)), min_size=1, max_size=20),

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gpu_catalog.catalog import shipped_rows
-from gpu_catalog.gpu import Gpu, Interconnect, Positive, Source
+from gpu_catalog.gpu import Interconnect, Positive, Source
 from gpu_catalog.record import Record
 
 CollectiveName = Literal["all-gather", "reduce-scatter", "all-reduce"]
@@ -107,11 +107,20 @@ class MeasuredLink(_Bandwidths):
 
     Attributes:
         gpu: key of the GPUs.
+        interconnect: link between them; absent for that of the GPU in the catalog, as in files from
+            before there were others.
         alpha_us: time of the smallest message, in microseconds.
     """
 
     gpu: str
+    interconnect: Annotated[Interconnect | None, Field(exclude_if=lambda n: n is None)] = None
     alpha_us: Annotated[float, Field(ge=0)]
+
+    @property
+    def name(self) -> str:
+        """Number and key of the GPUs, and the link where it is recorded: ``2xL40S by pcie4``."""
+        by = "" if self.interconnect is None else f" by {self.interconnect}"
+        return f"{self.gpus}x{self.gpu}{by}"
 
 
 def moved_share(collective: CollectiveName, gpus: int) -> float:
@@ -166,12 +175,21 @@ def _class_and_generation(interconnect: Interconnect | None) -> tuple[str, int]:
     return kind.rstrip("-"), int(name[len(kind) :] or 0)
 
 
-def link_notes(gpu: Gpu, gpus: int, collectives: Sequence[CollectiveName]) -> list[str]:
-    """Collectives whose speed on a GPU was not measured, and what stands in for it."""
-    where = f"by {gpu.interconnect or 'a link that the catalog does not have'}"
-    if gpu.interconnect == "none":
-        where = f"between {gpu.key}, of which a node has one,"
-    speeds = {name: link_speed(gpu.interconnect, gpus, name) for name in collectives}
+def link_notes(
+    gpu: str, interconnect: Interconnect | None, gpus: int, collectives: Sequence[CollectiveName]
+) -> list[str]:
+    """Collectives whose speed by a link was not measured, and what stands in for it.
+
+    Args:
+        gpu: key of the GPUs.
+        interconnect: link between them.
+        gpus: number of them.
+        collectives: the collectives.
+    """
+    where = f"by {interconnect or 'a link that the catalog does not have'}"
+    if interconnect == "none":
+        where = f"between {gpu}, of which a node has one,"
+    speeds = {name: link_speed(interconnect, gpus, name) for name in collectives}
     return stand_in_notes(speeds, where, "GB/s")
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-SIGNALLED = 128
-"""An exit code above it is that of a signal, as in a shell."""
 AGAIN_SECONDS = 0.05
 _received: list[int] = []
 """Signals that interrupted this process."""
@@ -35,22 +33,23 @@ def is_interrupted() -> bool:
     return bool(_received)
 
 
-def ignore_interruptions() -> None:
-    """Ignore further ones, since the process is about to end."""
+def end_at_next_interruption() -> None:
+    """Let a further one end the process at once, whatever its exit handlers wait for."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        if signal.getsignal(number) is _interrupt:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def exit_code() -> int:
     """Exit code of an interrupted process, as a shell gives it: 130 or 143."""
-    return SIGNALLED + (_received or [signal.SIGINT])[0]
+    return 128 + (_received or [signal.SIGINT])[0]
 
 
 def end_interrupted(code: int) -> NoReturn:
-    """End the process with an exit code.
+    """End an interrupted process with an exit code.
 
-    Python itself would wait for threads that nothing can stop, such as a replay of minutes. If it
-    had been interrupted in a text that it was executing, as an import does, it would die of SIGINT.
+    Python itself would wait for threads that nothing can stop, such as a replay of minutes. If the
+    signal arrived during ``exec()``, as in an import, it would end by SIGINT instead.
     """
     atexit._run_exitfuncs()  # noqa: SLF001 - for which there is no public name
     os._exit(code)
@@ -62,10 +61,15 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _signal_again(ignored: "UnraisableHookArgs") -> None:
-    if not isinstance(ignored.exc_value, KeyboardInterrupt):
+    # SystemExit is what Ray's handler of SIGTERM raises, which there is while Ray starts.
+    if not isinstance(ignored.exc_value, KeyboardInterrupt | SystemExit):
         sys.__unraisablehook__(ignored)
         return
-    number = (_received or [signal.SIGINT])[0]
+    number = signal.SIGTERM
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        number = signal.Signals((_received or [signal.SIGINT])[0])
+    elif threading.current_thread() is threading.main_thread():
+        signal.signal(number, _interrupt)  # Ray's heeds one signal
     # By then the callback has ended.
     again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
     again.daemon = True

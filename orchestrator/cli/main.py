@@ -13,11 +13,10 @@ from typing import NoReturn
 
 from gpu_catalog.errors import UserError
 from orchestrator.cli.interruptions import (
-    SIGNALLED,
+    end_at_next_interruption,
     end_interrupted,
     exit_code,
     heed_interruptions,
-    ignore_interruptions,
     is_interrupted,
 )
 from orchestrator.cli.parsers.program import build_parser
@@ -41,7 +40,7 @@ def program() -> NoReturn:
     gc.set_threshold(*COLLECTED)
     os.environ |= SAFE_PATH  # for every process that it starts: Ray's, and those of a pool
     code = main(sys.argv[1:], is_alone=True)
-    if code > SIGNALLED:
+    if is_interrupted():
         end_interrupted(code)
     sys.exit(code)
 
@@ -73,6 +72,19 @@ def main(arguments: Sequence[str], *, is_alone: bool = False) -> int:
 
 
 def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
+    try:
+        return _answer(arguments, is_alone=is_alone)
+    except BaseException as error:  # noqa: BLE001 - an unknown one is raised again
+        if not is_interrupted() and not isinstance(error, KeyboardInterrupt):
+            return _explained(error)
+    end_at_next_interruption()
+    resumes = not RESUMED.isdisjoint(arguments[:1])
+    remark("stopped: run the same command again to resume" if resumes else "stopped")
+    return exit_code()
+
+
+def _answer(arguments: Sequence[str], *, is_alone: bool) -> int:
+    """Run a command, and return its exit code."""
     options = build_parser().parse_args(arguments)
     options.is_alone = is_alone
     ALL_COLUMNS.set(getattr(options, "wide", False))
@@ -80,24 +92,22 @@ def _run(arguments: Sequence[str], *, is_alone: bool) -> int:
     if is_alone and options.command in READING:
         gc.disable()
         atexit.register(gc.freeze)  # nor when Python ends, a twentieth of the time of `status`
-    try:
-        module, _, function = options.run_command.partition(".")
-        command = getattr(import_module(f"orchestrator.cli.commands.{module}"), function)
-        return int(command(options))
-    except UserError as error:
+    module, _, function = options.run_command.partition(".")
+    command = getattr(import_module(f"orchestrator.cli.commands.{module}"), function)
+    return int(command(options))
+
+
+def _explained(error: BaseException) -> int:
+    """Print an error that the user can mend, and return the exit code.
+
+    Raises:
+        BaseException: the error, if it is another one.
+    """
+    if isinstance(error, UserError):
         first, rest = (lines := str(error).splitlines())[:MOST_MISTAKES], lines[MOST_MISTAKES:]
         remark("\n".join([*first, *[f"and {len(rest):,} more mistakes"] * bool(rest)]))
-        return 1
-    except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:
-            remark(f"{error.filename}: {error.strerror}")
-            return 1
-        if not is_interrupted():
-            raise
-    except KeyboardInterrupt:
-        pass
-    if is_alone:
-        ignore_interruptions()
-    resumes = options.command in RESUMED
-    remark("stopped: run the same command again to resume" if resumes else "stopped")
-    return exit_code()
+    elif isinstance(error, OSError) and error.filename is not None:
+        remark(f"{error.filename}: {error.strerror}")
+    else:
+        raise error
+    return 1

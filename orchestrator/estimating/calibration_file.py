@@ -1,13 +1,12 @@
 """File of calibrated constants, and its description."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from fitting.clock_calibration import LARGEST_HOST_FACTOR, Calibration, CalibrationError
 from fitting.link_calibration import FittedLink
-from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import MeasuredLink, link_speed
 from gpu_catalog.number_text import ends, short
 from gpu_catalog.user_file import text_of
@@ -83,16 +82,16 @@ def calibration_text(calibration: Calibration) -> str:
     return "\n\n".join(parts)
 
 
-def links_text(links: Sequence[FittedLink], gpus: Mapping[str, Gpu]) -> str:
+def links_text(links: Sequence[FittedLink]) -> str:
     """Fitted speeds of collectives beside those of the catalog, as Markdown."""
     rows = [
         (
-            f"{row.link.gpus}x{row.link.gpu}",
+            row.link.name,
             row.link.collective,
             short(row.link.alpha_us),
             _small_text(row.link),
             short(row.link.bus_gb_per_second),
-            short(_catalog_gb_per_second(row, gpus)),
+            short(_catalog_gb_per_second(row.link)),
             f"{row.mean_error:.1%}",
             short(row.largest_mib),
         )
@@ -109,7 +108,5 @@ def _small_text(link: MeasuredLink) -> str:
     return f"{short(link.small_mb)} at {short(link.small_gb_per_second)}"
 
 
-def _catalog_gb_per_second(row: FittedLink, gpus: Mapping[str, Gpu]) -> float:
-    interconnect = gpus[row.link.gpu].interconnect
-    speed = link_speed(interconnect, row.link.gpus, row.link.collective)
-    return speed.bytes_per_second / 1e9
+def _catalog_gb_per_second(link: MeasuredLink) -> float:
+    return link_speed(link.interconnect, link.gpus, link.collective).bytes_per_second / 1e9

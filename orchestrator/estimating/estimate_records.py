@@ -244,6 +244,11 @@ class Estimate(Record):
     basis: Basis = Basis.SIMULATED
 
     @property
+    def data_parallel_ranks(self) -> int:
+        """GPUs, or groups of them under ``tp``, that train on batches of their own."""
+        return self.gpus // (self.degree or 1)
+
+    @property
     def lasting_batch_size(self) -> int:
         """Largest batch that fits in every step, also where lengths vary."""
         survives = self.surviving_batch_size

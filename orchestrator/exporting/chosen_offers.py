@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_catalog.suggestions import did_you_mean
 from orchestrator.estimating.estimate_records import Estimated, Estimates, Price
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.exporting.training import ChosenOffer, ExportError, TrainingJob
@@ -112,24 +113,22 @@ def _placement(row: Estimated, price: Price, job: Job) -> ChosenOffer:
     )
 
 
-def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None) -> TrainingJob:
+def ranked_training(
+    ranking: Ranking, spec: SweepSpec, model: str | None = None, cell: str | None = None
+) -> TrainingJob:
     """Training of the best offer of a run's ranking.
 
     Args:
         ranking: the ranking.
         spec: specification of the run.
         model: name of the model; None for the only one.
+        cell: key of the cell, whose GPU comes first; None for the best one of the only training.
 
     Raises:
         ExportError: the ranking has no offer, or offers of several trainings.
     """
     offers = [row for row in ranking.offers if model in (None, row.cell.model)]
-    first = [row for row in offers if row.rank == 1]
-    if not first:
-        raise ExportError(f"the ranking has no offer{f' of {model}' if model else ''}")
-    if len(first) > 1:
-        raise ExportError(_several(first))
-    (best,) = first
+    best = _best(offers, model, cell)
     parallel = best.cell.parallel
     _check_layout(parallel)
     catalog, facts = spec.merged_catalog(), spec.model(best.cell.model)
@@ -139,6 +138,7 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         for row in offers
         if comparable(row.cell) == comparable(best.cell)
         and _layout(row.cell.parallel) == _layout(parallel)
+        and row.rank >= best.rank
     ]
     size = best.batch_size
     if ranking.workload.padding in PACKED and not recipe.packing:
@@ -167,7 +167,25 @@ def ranked_training(ranking: Ranking, spec: SweepSpec, model: str | None = None)
         replicas=None if parallel is None else parallel.replicas,
         **_of_layout(parallel),
         host_gib=best.host_gib,
+        on_cpu=catalog.gpu(best.cell.gpu).kind == "cpu",
     )
+
+
+def _best(offers: Sequence[RankedOffer], model: str | None, cell: str | None) -> RankedOffer:
+    """Best offer of the only training, or of a cell."""
+    if cell is not None:
+        of_cell = [row for row in offers if row.cell.key == cell]
+        if not of_cell:
+            near = did_you_mean(cell, list(dict.fromkeys(row.cell.key for row in offers)))
+            of_model = f" and --model {model}" if model else ""
+            raise ExportError(f"the ranking has no offer of --cell {cell}{of_model}{near}")
+        return min(of_cell, key=lambda row: row.rank)
+    first = [row for row in offers if row.rank == 1]
+    if not first:
+        raise ExportError(f"the ranking has no offer{f' of {model}' if model else ''}")
+    if len(first) > 1:
+        raise ExportError(_several(first))
+    return first[0]
 
 
 def _of_layout(parallel: Parallel | None) -> dict[str, Any]:
@@ -208,4 +226,4 @@ def _several(first: Sequence[RankedOffer]) -> str:
     if len(models) == len(first):
         return f"the ranking has {len(models)} models: add --model, one of {', '.join(models)}"
     cells = "\n".join(f"  {row.cell.key}" for row in first)
-    return f"the ranking has {len(first)} trainings, of which a sweep to export has one:\n{cells}"
+    return f"the ranking has {len(first)} trainings: add --cell, one of\n{cells}"

@@ -118,6 +118,7 @@ class TrainingJob:
         zero: settings of DeepSpeed's ZeRO; None without it.
         shards_on_host: whether the host holds the shards of ``fsdp2`` or ``hsdp``.
         host_gib: memory that it keeps on the host of each node; None for none, or where unknown.
+        on_cpu: whether the chosen offer is of a CPU, so that the job asks for no GPU.
     """
 
     model: Model
@@ -144,6 +145,7 @@ class TrainingJob:
     zero: ZeroSettings | None = None
     shards_on_host: bool = False
     host_gib: float | None = None
+    on_cpu: bool = False
 
     @property
     def host_gib_asked(self) -> int:

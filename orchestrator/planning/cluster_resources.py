@@ -77,10 +77,12 @@ class ClusterResources:
     Attributes:
         nodes: running nodes.
         failed_launches: nodes that were wanted and could not be started, the last one last.
+        is_own: whether it is the Ray that a sweep starts for itself on this machine.
     """
 
     nodes: tuple[Node, ...]
     failed_launches: tuple[FailedLaunch, ...] = ()
+    is_own: bool = False
 
     @property
     def can_start_nodes(self) -> bool:
@@ -204,7 +206,7 @@ class ClusterResources:
 def this_machine() -> ClusterResources:
     """Resources of a cluster on this machine alone, without starting it."""
     cores = float(len(os.sched_getaffinity(0)))
-    return ClusterResources((Node({"CPU": cores}, importable_extras()),))
+    return ClusterResources((Node({"CPU": cores}, importable_extras()),), is_own=True)
 
 
 SCALES_TO = "scales-to-"

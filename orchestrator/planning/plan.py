@@ -179,11 +179,7 @@ def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -
         return refused
     request = cluster.trial_resources(gpu, cell.ranks_per_node)
     if request is None:
-        one = "one" if cell.nodes == 1 else cell.nodes
-        return (
-            f"no node of the cluster has a core and the resource {gpu.key!r}: start {one} with "
-            f"ray start --num-cpus=1 --resources='{{\"{gpu.key}\": {cell.ranks_per_node}}}'"
-        )
+        return _no_node(cell, gpu, is_own=cluster.is_own)
     is_startable = cluster.starting(cell.node_devices) >= cell.nodes
     if cell.parallel is None or is_startable or cluster.holding(request, nodes=cell.nodes):
         return None
@@ -199,3 +195,21 @@ def _not_placed(cell: Cell, model: Model, gpu: Gpu, cluster: ClusterResources) -
         f"the cluster does not have {cell.nodes} nodes with {wanted} each, which {cell.ranks} "
         f"ranks on {cell.nodes} nodes need: start more"
     )
+
+
+def _no_node(cell: Cell, gpu: Gpu, *, is_own: bool) -> str:
+    """Reason where no node has the GPU: of a cluster, or of the Ray of the sweep's own."""
+    resources = f"--num-cpus=1 --resources='{{\"{gpu.key}\": {cell.ranks_per_node}}}'"
+    if not is_own:
+        one = "one" if cell.nodes == 1 else cell.nodes
+        return (
+            f"no node of the cluster has a core and the resource {gpu.key!r}: start {one} with "
+            f"ray start {resources}"
+        )
+    without_it = "measure on a cluster ('deploy' and 'launch')"
+    if gpu.kind == "cuda":
+        without_it = f"simulate it (simulated_on: [{gpu.key}]), use 'estimate', or {without_it}"
+    text = f"Ray on this machine has no {cell.devices}: {without_it}"
+    if cell.nodes > 1:
+        return text
+    return f"{text}; if it is there, ray start --head {resources}, and set RAY_ADDRESS=auto"

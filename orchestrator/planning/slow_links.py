@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.links.within_nodes import CollectiveName, link_speed
+from trials.recipes.parallel import link_within
 from trials.records.profile import LinkTimes
 
 SLOW = 2.0  # ratio to the time of the same collective over such a link where it was measured
@@ -48,8 +49,7 @@ def slow_links(links: Iterable[LinkTimes], catalog: Catalog) -> list[SlowLink]:
         if not link.times or link.environment is None or link.cell.nodes > 1:
             continue
         gpu, gpus = catalog.gpu(link.cell.device), link.cell.ranks
-        layout = link.cell.parallel
-        interconnect = (layout and layout.interconnect) or gpu.interconnect
+        interconnect = link_within(gpu, link.cell.parallel)
         if interconnect in (None, "none"):
             continue
         largest = {one.collective: one for one in sorted(link.times, key=lambda t: t.buffer_bytes)}

@@ -53,7 +53,8 @@ def _reason_by_largest(batch: Batch, cell: Cell, observations: Sequence[Observat
     largest, miss = known_largest
     if largest == 0 and miss is not None:
         fits = "survives drawn lengths" if miss.is_drawn else "fits"
-        return f"not even one example {fits}: {miss.outcome} at batch size 1 ({miss.detail})"
+        why = f"{miss.outcome} at batch size 1 ({miss.detail})"
+        return f"not even one {cell.recipe.row} {fits}: {why}"
     if cell.capped_on is not None:
         return (
             f"its largest batch, {largest}, was measured on {cell.capped_on} under a memory cap: "

@@ -161,7 +161,7 @@ def cluster_now(*, ask_for_packages: bool = False) -> ClusterResources:
         )
         for node in alive
     )
-    cluster = ClusterResources(tuple(nodes))
+    cluster = ClusterResources(tuple(nodes), is_own=cluster_address() is None)
     logs = ray_logs(alive) if cluster.can_start_nodes else None
     return cluster if logs is None else replace(cluster, failed_launches=failed_launches(logs))
 

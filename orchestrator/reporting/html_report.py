@@ -116,7 +116,7 @@ def html_report(results: RunResults, made: datetime, *, image: str | None = None
         chosen=chosen,
         summary=inline(next(iter(jobs[chosen].sentences), "")).striptags(),
         image=image,
-        headline=headline(ranking),
+        headline=headline(ranking, of_report=True),
         notes=notes_text(results.notes),
         remarks=ranking_notes(winners, ranking).splitlines() if winners else [],
         cheapest=winners_tables(winners),

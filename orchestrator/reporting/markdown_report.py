@@ -58,7 +58,7 @@ def markdown(results: RunResults) -> str:
     ranking, shown = results.ranking, {*results.shown.cells}
     parts = [
         f"# {results.spec.name}",
-        headline(ranking),
+        headline(ranking, of_report=True),
         cheapest_section(ranking),
         f"## Notes\n\n{notes_text(results.notes)}" if results.notes else "",
         shown_text(results, "The rest of this report"),
@@ -113,10 +113,11 @@ def detail_sections(results: RunResults) -> list[str]:
     return [part for part in parts if part]
 
 
-def headline(ranking: Ranking) -> str:
-    """The priced job, and the basis of its step times."""
+def headline(ranking: Ranking, *, of_report: bool = False) -> str:
+    """The priced job, which in a report is the specification's, and the basis of step times."""
     job = ranking.workload
-    text = f"Job: {job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
+    text = "Job of the specification: " if of_report else "Job: "
+    text += f"{job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}"

@@ -45,6 +45,12 @@ class RankRequest:
     offers: OfferOptions
     prices: PriceOptions
 
+    @property
+    def is_of_own_job(self) -> bool:
+        """Whether no option changes the job, its batch size or the offers: reports rank these."""
+        given = self.batch_size, self.job, self.overheads, self.offers
+        return given == (None, JobOptions(), OverheadOptions(), OfferOptions())
+
 
 @dataclass(frozen=True, slots=True)
 class RankedRun:

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from orchestrator.running.recorder import RunJournal
 from orchestrator.running.session import SweepSession
 from orchestrator.scheduling.strategy import Strategy, to_measure
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.records.cell import Cell
 
 if TYPE_CHECKING:
     from orchestrator.running.trial_executor import TrialExecutor
@@ -30,7 +32,7 @@ STARTS_IN_VAIN = 3  # of a Ray of the sweep's own, each of which ends before a v
 
 
 class PlanError(UserError):
-    """A strict sweep would skip cells; one line per cell."""
+    """A strict sweep would skip cells; a line for the cells of each GPU and reason."""
 
 
 def measure(
@@ -153,15 +155,24 @@ def refuse_skipped(plan: Plan) -> None:
     """Refuse a plan that skips cells.
 
     Raises:
-        PlanError: it does; one line per cell.
+        PlanError: it does; one line for the cells of a GPU and reason.
     """
     if plan.skipped:
-        lines = [f"{skip.cell.key}: {skip.reason}" for skip in plan.skipped]
-        text = f"--strict: {len(lines)} trials cannot be had, nothing was started"
-        raise PlanError("\n".join([*lines, text]))
+        text = f"--strict: {len(plan.skipped)} trials cannot be had, nothing was started"
+        raise PlanError("\n".join([*_skipped_lines(plan), text]))
 
 
 def log_skipped(plan: Plan) -> None:
-    """Log each skipped cell with its reason."""
+    """Log the skipped cells with their reasons."""
+    for line in _skipped_lines(plan):
+        logger.info("skipped %s", line)
+
+
+def _skipped_lines(plan: Plan) -> Iterator[str]:
+    """A line for the skipped cells of each GPU and reason."""
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for skip in plan.skipped:
-        logger.info("skipped %s: %s", skip.cell.key, skip.reason)
+        groups[skip.cell.key_parts[0], skip.reason].append(skip.cell)
+    for (gpu, reason), cells in groups.items():
+        which = cells[0].key if len(cells) == 1 else f"{len(cells)} trials on {gpu}"
+        yield f"{which}: {reason}"

@@ -9,12 +9,16 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler
 from gpu_catalog.record import Record
 from gpu_catalog.suggestions import near_or_all
 from orchestrator.request import OptionError, names_in, validation_lines
-from orchestrator.spec.trainer_defaults import TRL_VERSION, RecipeDefaults, with_trl_defaults
+from orchestrator.spec.trainer_defaults import (
+    TRL_VERSION,
+    RecipeDefaults,
+    with_lora_rank,
+    with_trl_defaults,
+)
 from trials.recipes.fields import Loss, Method, Precision
 from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.recipes.recipe import Recipe, hidden_contradictions
 
-LORA_RANK = 16
 AUTO = "auto"
 WORDS: Mapping[object, object] = {"on": True, "off": False, "none": None}
 
@@ -132,18 +136,13 @@ def recipe_or_auto(raw: object, validated: ValidatorFunctionWrapHandler) -> Reci
         recipe: Recipe = validated(written_out(raw))
         return recipe
     stated = {n: v for n, v in raw.items() if n != "named"} if isinstance(raw, dict) else {}
-    validated(with_trl_defaults(_with_rank({"method": "lora"} | stated)))  # for its mistakes
+    validated(with_trl_defaults({"method": "lora"} | stated))  # for its mistakes
     return AutoRecipe(stated=stated)
 
 
 def is_auto(raw: object) -> bool:
     """Whether a recipe of a specification is to be chosen."""
     return raw == AUTO or (isinstance(raw, dict) and raw.get("named") == AUTO)
-
-
-def _with_rank(stated: dict[str, Any]) -> dict[str, Any]:
-    has_own = stated["method"] == "full" or stated.get("oft_block_size") is not None
-    return stated if has_own else {"lora_rank": LORA_RANK} | stated
 
 
 def recipe_of(
@@ -180,7 +179,7 @@ def recipe_of(
     else:
         defaults = {"method": method, "precision": precision, "loss": loss}
         stated = {n: v for n, v in defaults.items() if v is not None} | given
-    stated = _with_rank(stated)
+    stated = with_lora_rank(stated)
     if options.recipe is None and options.defaults != "plain":
         stated = with_trl_defaults(stated, has_bf16=has_bf16)
     try:

@@ -13,6 +13,7 @@ RecipeDefaults = Literal["trl", "plain"]
 """Source of absent fields: TRL's trainer, or the defaults of ``Recipe`` itself."""
 
 TRL_VERSION = "1.16"
+LORA_RANK = 16  # trl/trainer/model_config.py:107
 
 
 def trl_defaults(
@@ -25,7 +26,8 @@ def trl_defaults(
 ) -> dict[str, object]:
     """Fields of a recipe as the trainer of TRL 1.16.0 on transformers 5.23.0 sets them.
 
-    Choices that TRL leaves to the user (adapters, quantisation, attention) are not among them.
+    Choices that TRL leaves to the user (adapters, quantisation, attention) are not among them;
+    ``with_lora_rank`` has the rank of its command line.
 
     Args:
         method: method of fine-tuning.
@@ -99,7 +101,13 @@ def with_trl_defaults(stated: dict[str, Any], *, has_bf16: bool = True) -> dict[
         offload_optimizer=stated.get("offload_optimizer") is True,
         has_bf16=has_bf16,
     )
-    return stated | {name: value for name, value in defaults.items() if name not in stated}
+    return with_lora_rank(defaults | stated)
+
+
+def with_lora_rank(stated: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a written-out recipe, with TRL's rank where its method needs one."""
+    has_own = stated["method"] == "full" or stated.get("oft_block_size") is not None
+    return stated if has_own else {"lora_rank": LORA_RANK} | stated
 
 
 def fields_of_model(

@@ -131,9 +131,13 @@ def _unknown_key_text(key: str, holder: type[BaseModel] | None) -> str:
     if key in _former(holder):
         new = _former(holder)[key]
         return f"is the former name of {new}, which is given as well: keep {new}"
+    fields = {} if holder is None else holder.model_fields
+    parts = {name: _model_in(field.annotation) for name, field in fields.items()}
+    places = [name for name, part in parts.items() if part and key in part.model_fields]
+    if places:
+        return f"belongs below {' or '.join(places)}"
     near = suggestion_text(_near_fields(key, holder))
-    keys = [] if holder is None else holder.model_fields
-    return f"unknown key{near or ': the known ones are ' + ', '.join(keys)}"
+    return f"unknown key{near or ': the known ones are ' + ', '.join(fields)}"
 
 
 def _is_number(value: object) -> bool:

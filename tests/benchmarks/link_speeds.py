@@ -31,7 +31,7 @@ LEAST_MB, JUDGED_MB = 1.0, 4.0
 """Buffers of the fits, as ``trials.ranks.collective_times`` has them, and those of the errors."""
 PARTS = 5
 KEPT_SIZES = 48  # of each machine and number of GPUs in the extract
-NUMBERS = set(MeasuredLink.model_fields) - {"gpu"}
+NUMBERS = set(MeasuredLink.model_fields) - {"gpu", "interconnect"}
 COLUMNS = (
     *("interconnect", "gpus", "collective", "alpha_us", "small_mb", "small_gb_per_second"),
     *("bus_gb_per_second", "source", "recorded"),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from gpu_catalog.gpu import Interconnect, Positive
+from gpu_catalog.gpu import Gpu, Interconnect, Positive
 from gpu_catalog.links.between_nodes import InstanceLinks, NodeNetwork
 from gpu_catalog.record import Record
 from trials.recipes.unsimulated_strategies import unsimulated_strategy
@@ -224,6 +224,11 @@ class Parallel(Record):
             f"{self.interconnect}": self.interconnect is not None,
         }
         return "-".join(part for part, is_there in parts.items() if is_there)
+
+
+def link_within(gpu: Gpu, layout: Parallel | None) -> Interconnect | None:
+    """Link between the GPUs of a node: the layout's, or else that of the GPU in the catalog."""
+    return (layout and layout.interconnect) or gpu.interconnect
 
 
 def on_instances(layout: Parallel, instances: Iterable[InstanceLinks]) -> list[Parallel]:

@@ -24,7 +24,7 @@ def run_export(options: argparse.Namespace) -> int:
 
     if (options.to is None) == (options.format is None):
         raise ExportError("export: give --to or --format, one of them")
-    for name in ("model", "config"):
+    for name in ("model", "cell", "config"):
         if getattr(options, name) is not None and options.to is None:
             raise ExportError(f"--{name} goes with --to")
     folder = RunFolder.existing(options.run)
@@ -38,7 +38,7 @@ def run_export(options: argparse.Namespace) -> int:
     ranking = folder.ranking()
     if ranking is None:
         raise ExportError(f"{folder.path}: it has no ranking: run rank {folder.path}")
-    training = ranked_training(ranking, folder.spec(), options.model)
+    training = ranked_training(ranking, folder.spec(), options.model, options.cell)
     if options.config is not None:
         training = configured(training, options.config, training.seq_len)
     print_file(export(training, options.to, options.out))

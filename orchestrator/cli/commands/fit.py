@@ -80,7 +80,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     out.write_text(f"{calibration.model_dump_json(indent=2)}\n", encoding="utf-8")
     print_result(calibration_text(calibration))
     if links:
-        print_result(f"\n{links_text(links, gpus)}")
+        print_result(f"\n{links_text(links)}")
     print_result(f"\n{out}: give it to estimate and sweep as --constants {out}")
     return 0
 

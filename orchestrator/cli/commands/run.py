@@ -13,7 +13,7 @@ from orchestrator.planning.throughput import fastest
 from orchestrator.pricing.prices_in_use import PriceOptions
 from orchestrator.reporting.sections.trouble_section import slow_nodes_text, trouble_lines
 from orchestrator.request import request_of
-from orchestrator.run_folder.file_names import IMAGE, PAGE, REPORT
+from orchestrator.run_folder.file_names import IMAGE, PAGE, REPORT, SPEC
 from orchestrator.run_folder.plan_and_prices import plan_of, run_and_prices
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.storage.run_storage import distinct_names
@@ -32,10 +32,14 @@ def run_rank(options: argparse.Namespace) -> int:
     from orchestrator.tables.table_or_run import run_of
 
     options.run = run_of(options.run)
-    ranked = rank_run(request_of(RankRequest, vars(options)), today())
+    request = request_of(RankRequest, vars(options))
+    ranked = rank_run(request, today())
     ranking = ranked.ranking
     if options.command == "rank":
-        write_ranking(RunFolder(options.run), ranking)
+        folder = RunFolder(options.run)
+        write_ranking(folder, ranking)
+        if not request.is_of_own_job:
+            remark(f"ranking.csv and ranking.json have this job. {_own_job(folder)}")
     remark(f"Prices: {ranked.prices}")
     for line in slow_nodes_text(ranked.slow_nodes):
         remark(line)
@@ -68,11 +72,17 @@ def run_report(options: argparse.Namespace) -> int:
     results = dataclasses.replace(results, price_courses=courses).shown
     write_pages(folder, results, now(), image=options.image, url=options.url)
     remark(f"Prices: {prices.age(catalog, today())}")
+    remark(_own_job(folder))
     print_result((folder.storage.read(REPORT) or b"").decode().rstrip())
     remark(f"{folder.path / PAGE}: the same report with charts, in one file")
     if options.image:
         remark(f"{folder.path / IMAGE}: a picture of its top")
     return 0
+
+
+def _own_job(folder: RunFolder) -> str:
+    """Which job reports price, whatever ``rank`` wrote last, and how they price another."""
+    return f"Reports price the job of {folder.path / SPEC}: change its workload to report another"
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -100,7 +110,7 @@ def run_status(options: argparse.Namespace) -> int:
     folder = RunFolder.existing(options.run)
     prices, spec = run_and_prices(folder, request_of(PriceOptions, vars(options)))
     cells = spec.all_cells()
-    logged = folder.logged(LineReader(brief=cells, steps=False, cells=cells))
+    logged = folder.logged(LineReader(brief=cells, cells=cells))
     observations = observations_of(logged)
     plan = plan_of(folder, spec, observations)
     complete, skipped = {*plan.complete}, {skip.cell for skip in plan.skipped}

@@ -145,6 +145,8 @@ run RUN                  the run folder
                          write the cheapest offer of the ranking and its recipe as a task file,
                          which starts the training by TRL
 --model NAME             with --to: the model to train, of several in the ranking
+--cell KEY               with --to: the cell to train, of several in the ranking, by its key as
+                         status prints it
 --config FILE            with --to: train by this configuration, with the micro-batch and the
                          accumulation of the ranking, and by its own trainer
 --format {ado}           write the observations for ado: IBM's ado and LLMFineTuningBench; further

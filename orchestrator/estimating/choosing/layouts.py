@@ -211,7 +211,7 @@ def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Ques
 def on_changed_layout(
     question: Question, changes: Mapping[str, Any], strategy: StrategyOption, limit: int
 ) -> Question | None:
-    """The question on another layout of its GPUs; itself where the changes name none.
+    """The question on another layout of its GPUs, with their links; itself where none is named.
 
     Args:
         question: question on several GPUs.
@@ -228,7 +228,7 @@ def on_changed_layout(
         return question
     if strategy not in {"auto", other}:
         return None
-    kept = {"gpus", "nodes", "node_network_gbps", "rdma"} | (
+    kept = {"gpus", "nodes", "node_network_gbps", "rdma", "interconnect"} | (
         {"replicas"} if other == "hsdp" else set()
     )
     fields = layout.model_dump(include=kept) | {"strategy": other}

@@ -235,7 +235,7 @@ def _laid_out(question: Question) -> Iterator[Changes]:
     layout = question.parallel
     if layout is None or layout.offload is not None or question.recipe.task != "sft":
         return
-    if layout.gpus_per_node > 1:
+    if layout.gpus_per_node > 1 and layout.strategy != "tp":  # whose degree may be given
         yield {"strategy": "tp"}
     yield {"strategy": "hsdp" if layout.strategy == "hsdp" else "fsdp2", "offload": "all"}
 

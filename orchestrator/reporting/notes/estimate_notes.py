@@ -214,10 +214,7 @@ def _background_notes(estimates: Sequence[Estimated], question: Question) -> Ite
 
 def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     """Optimizer steps of an epoch, which decide whether a batch trains well."""
-    # The GPUs of a group of tp train on one batch.
-    sizes = {
-        row.batch_size * row.micro_batches * (row.gpus // (row.degree or 1)) for row in estimates
-    }
+    sizes = {row.batch_size * row.micro_batches * row.data_parallel_ranks for row in estimates}
     steps = sorted(math.ceil(max(rows_of(question.workload) / size, 1)) for size in sizes)
     unit = "packed rows" if question.recipe.packing else "examples"
     if len(steps) == 1:
@@ -333,6 +330,6 @@ def _lengths(rows: Sequence[Estimate], question: Question) -> str:
     if all(row.tokens_per_example == row.seq_len for row in rows):
         return f"{span([row.seq_len for row in rows], '.0f')} tokens per {unit}"
     most = "" if round(padded[-1]) == round(padded[0]) else f" to {padded[-1]:.0f}"
-    waits = not question.recipe.packing and any(row.gpus > 1 for row in rows)
+    waits = not question.recipe.packing and any(row.data_parallel_ranks > 1 for row in rows)
     waited = "; several GPUs wait for the longest of their batches, which has more" * waits
     return f"memory at {longest} tokens per {unit}, times at {padded[0]:.0f}{most}{padding}{waited}"

@@ -75,7 +75,9 @@ def limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """Outcome of a probe in words."""
+    """Outcome of a probe in words, where thrashing would be taken for swapping."""
+    if outcome is Outcome.THRASHING:
+        return "too tight (allocator retries)"
     return outcome.lower().replace("_", " ")
 
 

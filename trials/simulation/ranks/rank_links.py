@@ -13,7 +13,7 @@ from gpu_catalog.links.within_nodes import (
     link_notes,
     link_speed,
 )
-from trials.recipes.parallel import Parallel
+from trials.recipes.parallel import Parallel, link_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +66,31 @@ def collective_speed(
 
 
 def measured_speed(
-    group: Group, collective: CollectiveName, gpu: Gpu, links: Sequence[MeasuredLink]
+    group: Group,
+    collective: CollectiveName,
+    gpu: Gpu,
+    layout: Parallel | None,
+    links: Sequence[MeasuredLink],
 ) -> LinkSpeed | None:
-    """Speed that a user measured on as many of these GPUs, all on one node; None without one."""
-    wanted = (gpu.key, group.ranks, collective)
+    """Speed that a user measured on as many of these GPUs, all on one node with the layout's link.
+
+    None without one.
+    """
+    wanted = (gpu.key, link_within(gpu, layout), group.ranks, collective)
     for link in links if group.nodes == 1 else ():
-        if (link.gpu, link.gpus, link.collective) == wanted:
+        interconnect = link.interconnect or gpu.interconnect
+        if (link.gpu, interconnect, link.gpus, link.collective) == wanted:
             return link.speed(link.alpha_us)
     return None
-
-
-def with_own_link(gpu: Gpu, layout: Parallel | None) -> Gpu:
-    """The GPU with the link that a layout states, if any."""
-    if layout is None or layout.interconnect is None:
-        return gpu
-    return gpu.model_copy(update={"interconnect": layout.interconnect})
 
 
 def layout_notes(gpu: Gpu, layout: Parallel, links: Sequence[MeasuredLink] = ()) -> list[str]:
     """Collectives of a layout whose speed was not measured, and what stands in for each."""
     notes: list[str] = []
-    gpu = with_own_link(gpu, layout)
     for group, names in _collectives(layout) if layout.gpus > 1 else ():
-        collectives = [n for n in names if measured_speed(group, n, gpu, links) is None]
+        collectives = [n for n in names if measured_speed(group, n, gpu, layout, links) is None]
         if group.nodes == 1:
-            notes += link_notes(gpu, group.ranks, collectives)
+            notes += link_notes(gpu.key, link_within(gpu, layout), group.ranks, collectives)
         else:
             nodes = group.nodes
             gpus = nodes * layout.gpus_per_node

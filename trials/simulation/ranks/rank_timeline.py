@@ -6,14 +6,9 @@ import numpy as np
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.within_nodes import MeasuredLink
-from trials.recipes.parallel import Parallel
+from trials.recipes.parallel import Parallel, link_within
 from trials.records.collectives import CollectiveCount
-from trials.simulation.ranks.rank_links import (
-    Group,
-    collective_speed,
-    measured_speed,
-    with_own_link,
-)
+from trials.simulation.ranks.rank_links import Group, collective_speed, measured_speed
 from trials.simulation.recording import (
     COLLECTIVES,
     Collective,
@@ -72,10 +67,10 @@ def collective_seconds(
     """
     seconds = np.zeros(len(kinds))
     network = None if layout is None else layout.network
-    interconnect = with_own_link(gpu, layout).interconnect
+    interconnect = link_within(gpu, layout)
     for kind, group, which in _alike(kinds, numbers, layout):
         name = NAMES[Collective(kind)]
-        speed = measured_speed(group, name, gpu, measured)
+        speed = measured_speed(group, name, gpu, layout, measured)
         speed = speed or collective_speed(group, name, interconnect, network)
         sizes, places = np.unique(numbers[which, Column.BYTES], return_inverse=True)
         by_size = [speed.seconds(name, group.ranks, size) for size in sizes.tolist()]
