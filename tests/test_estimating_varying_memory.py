@@ -74,7 +74,7 @@ def test_the_memory_that_is_missing_is_that_of_varying_lengths(folder: Path) -> 
     assert 0 < (survives or 0) < estimate.max_batch_size
     text = as_table([row], row.question)
     assert f"up to {missing}. The largest batch size that fits is {survives}," in text
-    assert f"OUT_OF_MEMORY, the largest is {survives} |" in text
+    assert f": out of memory; largest {survives} |" in text
 
 
 def test_what_helps_little_is_not_named(folder: Path) -> None:

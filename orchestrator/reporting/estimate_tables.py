@@ -21,6 +21,7 @@ from orchestrator.reporting.sections.alternative_recipes import (
     recipe_words,
 )
 from orchestrator.reporting.sections.cost_text import overheads_text
+from orchestrator.reporting.sections.memory_section import outcome_text
 from orchestrator.reporting.sections.recommendation import offer_text
 from orchestrator.spec.job import PACKED
 from orchestrator.spec.job_tokens import rows as rows_of
@@ -203,8 +204,8 @@ def _batch(estimate: Estimate) -> str:
         bounds = f" of {estimate.max_batch_size} ({interval.low:.0f} to {interval.high:.0f})"
         return f"{estimate.batch_size}{times}{'' if estimate.holds_limit else bounds}"
     if largest := estimate.lasting_batch_size:
-        return f"{estimate.batch_size} {estimate.outcome}, the largest is {largest}"
-    return f"not even one example fits: {estimate.outcome}"
+        return f"{estimate.batch_size}: {outcome_text(estimate.outcome)}; largest {largest}"
+    return f"not even one example fits: {outcome_text(estimate.outcome)}"
 
 
 def explanation(estimated: Estimated) -> str:
