@@ -17,8 +17,9 @@ BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
 # Bold text of a recommendation, a paragraph, wins.
 WINS = re.compile(r"^(?:[^|\n]*\. )?(?:Rent|Use) (?:[^\n]|\n(?!\n))*", re.MULTILINE)
 FAILS = re.compile(
-    r"not even one [a-z ]+ fits(: [A-Z_]+)?|does not fit|too tight \(allocator retries\)"
-    r"|\b(?:HOST_)?OUT_OF_MEMORY\b|\bTIMED_OUT\b|\bFAILED\b|\bTHRASHING\b"
+    r"not even one [a-z ]+ fits(: [A-Z_]+|: out of memory)?|does not fit"
+    r"|too tight \(allocator retries\)|\bout of memory\b"
+    r"|\b(?:(?:HOST_)?OUT_OF_MEMORY|TIMED_OUT|FAILED|THRASHING)\b"
 )
 UNSURE = re.compile(r"too close to call|\bextrapolated\b|(?<=\)) [!~](?= +\|)")
 BRIGHT, GREEN, RED, YELLOW = "1", "1;32", "31", "33"
