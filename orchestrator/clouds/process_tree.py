@@ -21,7 +21,8 @@ def ended_on_error(command: subprocess.Popen[Any]) -> Iterator[None]:
         yield
     except BaseException:
         if command.poll() is None:
-            _end(psutil.Process(command.pid))
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                _end(psutil.Process(command.pid))
         raise
 
 
