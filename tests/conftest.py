@@ -42,8 +42,8 @@ MANY_MODULES = 100
 def pytest_configure(config: pytest.Config) -> None:
     """Set an empty data folder before any module is imported, and no time limit of an example."""
     os.environ["XDG_DATA_HOME"] = str(config.rootpath / ".pytest_cache" / "no-data")
-    with contextlib.suppress(ModuleNotFoundError):  # on machines with a GPU
-        from hypothesis import settings  # noqa: PLC0415
+    with contextlib.suppress(ModuleNotFoundError):
+        from hypothesis import settings  # noqa: PLC0415 - not on machines with a GPU
 
         settings.register_profile("untimed", deadline=None)
         settings.load_profile("untimed")

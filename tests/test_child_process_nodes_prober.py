@@ -19,7 +19,7 @@ from trials.records.messages import LINK_REQUEST, RankPlace, RankProgress
 from trials.records.observation import Outcome
 
 COLLECTIVES = {"all-gather", "reduce-scatter", "all-reduce"}
-SOON_SECONDS = 15.0  # some hundredths of a second where a core is free
+SOON_SECONDS = 5.0  # some hundredths of a second where a core is free
 SETUP = small_setup(gang_cell(gpus=4, seq_len=8, nodes=2))
 
 

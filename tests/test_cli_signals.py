@@ -62,9 +62,15 @@ def test_sigterm_ends_a_command_and_its_processes_in_a_line(
     assert psutil.wait_procs(begun, timeout=30)[1] == []
 
 
-PRICES_WITHOUT_END = """
-import os, signal, sys, time
+ESTIMATE = """
+import signal, sys
 from orchestrator.cli.main import program
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a caller may have ignored
+sys.argv = ["finetune-cost", "estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len", "24"]
+program()
+"""
+PRICES_WITHOUT_END = """
+import os, time
 from orchestrator.estimating import estimate
 
 def waits(*_):
@@ -72,9 +78,6 @@ def waits(*_):
     time.sleep(600)
 
 estimate.batch_candidates = waits
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a caller may have ignored
-sys.argv = ["finetune-cost", "estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len", "24"]
-program()
 """
 
 
@@ -82,7 +85,7 @@ program()
 def test_a_signal_ends_an_estimate_that_prices(number: int, code: int) -> None:
     """A replay in a thread cannot be stopped: the command does not wait for it."""
     command = psutil.Popen(
-        [sys.executable, "-c", PRICES_WITHOUT_END],
+        [sys.executable, "-c", PRICES_WITHOUT_END + ESTIMATE],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -97,9 +100,8 @@ def test_a_signal_ends_an_estimate_that_prices(number: int, code: int) -> None:
 
 
 INTERRUPTED_IN_A_CALLBACK = """
-import os, signal, sys, time
+import os, time
 from gpu_catalog.errors import UserError
-from orchestrator.cli.main import program
 from orchestrator.estimating import estimate_job
 
 def forks(*_):
@@ -112,9 +114,6 @@ def forks(*_):
         raise UserError("as where Ray cannot be started") from error
 
 estimate_job.estimate_job = forks
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a caller may have ignored
-sys.argv = ["finetune-cost", "estimate", "--model", "llama-tiny", "--gpu", "A40", "--seq-len", "24"]
-program()
 """
 
 
@@ -122,7 +121,7 @@ program()
 def test_a_signal_ends_a_command_that_forks(number: int, code: int) -> None:
     """Python ignores errors in callbacks of a fork, and another error may hide an interruption."""
     ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IN_A_CALLBACK.format(number=int(number))],
+        [sys.executable, "-c", INTERRUPTED_IN_A_CALLBACK.format(number=int(number)) + ESTIMATE],
         capture_output=True,
         text=True,
         timeout=60,

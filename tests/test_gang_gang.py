@@ -31,7 +31,7 @@ from trials.training.gang.gang import Gang, GangEndError, RankEnd
 from trials.training.gang.rank_process import visible_gpu
 from trials.training.serving.message_pipe import MessagePipe
 
-SOON_SECONDS = 15.0  # some hundredths of a second where a core is free
+SOON_SECONDS = 5.0  # some hundredths of a second where a core is free
 SECOND = 1.0
 KILLS = 7
 DEADLINE_SECONDS = 300.0  # for what takes a moment; a machine that is busy may take longer

@@ -145,7 +145,7 @@ def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
             tracing = psutil.Process(estimate.pid).children(recursive=True)
         assert any("tracing.bootstrap" in " ".join(process.cmdline()) for process in tracing)
         estimate.kill()
-        _, alive = psutil.wait_procs(tracing, timeout=60)
+        _, alive = psutil.wait_procs(tracing, timeout=5)
     assert alive == []
 
 

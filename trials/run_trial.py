@@ -61,14 +61,15 @@ def run_trial(  # noqa: PLR0913 - a trial, and what is called as it goes on
     """
     new: list[Observation] = []
     failed_builds = 0
-    times_link = emit_link is not None and task.times_link(node_ids)
+    if not task.times_link(node_ids):
+        emit_link = None
     until = time.monotonic() + (math.inf if task.most_seconds is None else task.most_seconds)
     while (planned := probe_after(task, new)) is not None and keep_going():
         if time.monotonic() > until:
             return
-        if times_link and emit_link is not None:
+        if emit_link is not None:
             emit_link(_link_times(task, prober, node_ids))
-            times_link = False
+            emit_link = None
             continue
         observation, final = _observe(task, planned, prober, [*task.done, *new], node_ids)
         new.append(observation)

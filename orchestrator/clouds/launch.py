@@ -256,7 +256,7 @@ class _Head:
 
     def ray(self, *words: str) -> bool:
         """Run a command of Ray's launcher, which prints its own errors; whether it succeeded."""
-        command = subprocess.Popen(["ray", *words], env=self._env, stdout=STDERR)  # noqa: S607
+        command = subprocess.Popen(["ray", *words], env=self._env, stdout=STDERR)  # noqa: S607 - as above
         with command, ended_on_error(command):
             return command.wait() == 0
 

@@ -22,6 +22,7 @@ from orchestrator.configurations.trainers.lora_targets import (
 )
 from orchestrator.configurations.trainers.optimizers import optimizer_of
 from orchestrator.configurations.trainers.training_length import length_of
+from orchestrator.configurations.trainers.transformers_keys import check_types
 
 TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "orpo"}
 ATTENTION_SWITCHES = {
@@ -241,9 +242,8 @@ def _autocast_types(config: Config, reading: Reading) -> tuple[Any, Any]:
         bf16 = not fp16
     if fp16 and bf16:
         reading.mark("fp16", fp16, "irrelevant", "bf16 replaces it")
-    elif fp16 and config.get("bfloat16"):  # core/builders/base.py:271
-        text = "excludes bfloat16, and transformers refuses both: remove one of them"
-        reading.refuse("fp16", fp16, text)
+    else:
+        check_types(config, reading, bf16="bfloat16")  # core/builders/base.py:271
     return bf16, fp16
 
 

@@ -113,10 +113,16 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
 """Class of each key of ``TrainingArguments`` in transformers 5."""
 
 
-def check_types(config: Config, reading: Reading) -> None:
-    """Refuse bf16 and fp16 together, as ``TrainingArguments`` does (training_args.py:1784)."""
-    if config.get("bf16") and config.get("fp16"):
-        text = "excludes bf16, and transformers refuses both: remove one of them"
+def check_types(config: Config, reading: Reading, bf16: str = "bf16") -> None:
+    """Refuse bf16 and fp16 together, as ``TrainingArguments`` does (training_args.py:1784).
+
+    Args:
+        config: keys of the file.
+        reading: of the file.
+        bf16: key that asks for bf16.
+    """
+    if config.get(bf16) and config.get("fp16"):
+        text = f"excludes {bf16}, and transformers refuses both: remove one of them"
         reading.refuse("fp16", config["fp16"], text)
 
 
