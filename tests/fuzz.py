@@ -4,8 +4,8 @@ Every command must end with an answer or an error in lines: with no traceback, n
 `CPU_SECONDS` and no more than `MOST_BYTES`; one that traces a model may take `TRACING` times that.
 The inputs are drawn by hypothesis from valid ones, of which values are replaced, taken away or
 doubled, and bytes cut, doubled or put in. A file for a cluster or a job that they lead to must have
-no key and run no command of theirs. The seed is printed; `SEED=` repeats a run. Inputs that failed
-are kept in the folder that is named at the end.
+no key and run no command of theirs. The seed is printed; `SEED=` repeats a run. Ctrl-C ends it with
+what was found so far. Inputs that failed are kept in the folder that is named at the end.
 """
 
 import contextlib
@@ -38,6 +38,7 @@ CPU_SECONDS = 10.0
 MOST_BYTES = 2 * 2**30
 HANG_SECONDS = 90.0  # of a machine that other work may use
 TRACING = 20  # a trace itself stops at 180 CPU seconds, or 6 GiB
+PROGRESS = 500  # inputs, between two lines of progress
 TRACEBACK = "Traceback (most recent call last)"
 COMMANDS = ("catalog", "cluster", "dataset", "estimate", "export", "fit", "run", "sweep")
 
@@ -116,6 +117,7 @@ def fuzz(examples: int, drawn_from: int) -> tuple[Counter[str], Counter[str], Pa
     kept = Path(tempfile.mkdtemp(prefix="fuzz-"))
     tried: Counter[str] = Counter()
     failed: Counter[str] = Counter()
+    began = time.monotonic()
 
     @seed(drawn_from)
     @settings(
@@ -136,8 +138,12 @@ def fuzz(examples: int, drawn_from: int) -> tuple[Counter[str], Counter[str], Pa
         else:
             failed[f"{case.kind}: {wrong}"] += 1
             (folder / "command").write_text(repr(case.arguments), encoding="utf-8")
+        if (done := sum(tried.values())) % PROGRESS == 0:
+            seconds = time.monotonic() - began
+            sys.stderr.write(f"{done} inputs in {seconds:.0f} s, {sum(failed.values())} failed\n")
 
-    one()
+    with contextlib.suppress(KeyboardInterrupt):
+        one()
     return tried, failed, kept
 
 
@@ -155,7 +161,7 @@ def main() -> None:
         sys.stdout.write(f"{wrong}: {count}\n")
     if failed:
         sys.exit(f"{dict(failed)}: kept in {kept}")
-    kept.rmdir()
+    shutil.rmtree(kept)
 
 
 if __name__ == "__main__":
