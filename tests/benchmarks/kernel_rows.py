@@ -5,7 +5,6 @@ import dataclasses
 import datetime as dt
 import gzip
 import io
-import itertools
 import json
 import tomllib
 from collections.abc import Iterator
@@ -48,12 +47,14 @@ FLASH2_KERNEL = "pytorch_flash"  # which PyTorch runs on Hopper and B200 on requ
 MOST_WIDTH = 256  # of a head in PyTorch's kernels
 # How collectors write keys and values into their cache beside the kernel, by their scripts and the
 # code of the versions they run: by a kernel that copies rows, element by element, or not at all
-# (vLLM's 0.18 to 0.22 moved it out of the call that was measured).
+# (vLLM's 0.18 to 0.22 moved it out of the call that was measured). SGLang's 0.5.6 did it by
+# PyTorch's index_put, which computes the address of each element twice: in the tensor and in the
+# cache.
 CACHE_WRITES = {
-    "aiconfigurator/sglang-0.5.6": OperatorClass.GATHER,
-    "aiconfigurator/sglang": OperatorClass.MEMORY,
-    "aiconfigurator/vllm-0.14": OperatorClass.GATHER,
-    "aiconfigurator/vllm-0.24": OperatorClass.GATHER,
+    "aiconfigurator/sglang-0.5.6": (OperatorClass.GATHER, 2),
+    "aiconfigurator/sglang": (OperatorClass.MEMORY, 1),
+    "aiconfigurator/vllm-0.14": (OperatorClass.GATHER, 1),
+    "aiconfigurator/vllm-0.24": (OperatorClass.GATHER, 1),
 }
 LEAST_LENGTH = 128  # shorter sequences measure the launch
 # Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, a product
@@ -304,9 +305,11 @@ def _cache_write(source: str, rows: float, width: float, *, fits: bool) -> tuple
         width: of a row.
         fits: whether the L2 cache holds them, so that no byte reaches the memory.
     """
-    writes = (pattern for name, pattern in CACHE_WRITES.items() if source.startswith(name))
-    numbers = (0.0 if fits else 2 * 2 * rows * width, 0.0, rows, 2 * width, width, 0.0, 1.0)
-    return tuple((pattern, Rate.BF16, numbers) for pattern in itertools.islice(writes, 1))
+    for name, (pattern, addresses) in CACHE_WRITES.items():
+        if source.startswith(name):
+            moved, elements = 0.0 if fits else 2 * 2 * rows * width, addresses * width
+            return ((pattern, Rate.BF16, (moved, 0.0, rows, 2 * width, elements, 0.0, 1.0)),)
+    return ()
 
 
 def _dequantised(row: dict[str, str], _: Gpu) -> Read:
