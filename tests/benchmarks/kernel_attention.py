@@ -115,7 +115,7 @@ def _fitted(
     limits = np.array([least_values, most]).T
     values, errors = least(residuals, np.array(start), limits)
     labels = [(SHARED, name) for name in free] + [(key, names.reached) for key in samples]
-    source = SOURCE_SWEEP if known.keys() & {*names} else SOURCE_ATTENTION
+    source = SOURCE_ATTENTION if names.launch_us in free else SOURCE_SWEEP
     return rates_by_label(samples, labels, values[is_backward:], errors[is_backward:], source)
 
 
