@@ -91,6 +91,8 @@ FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
 # Threads of the block of vLLM's activation, which takes as many columns at a time, and strided
 # elements in whose time it completes one, with an exponential and a division.
 ACTIVATION_THREADS, ACTIVATION_ELEMENTS = 1024, 1.07
+# Columns of Phi-2's GELU, a stream without a gate.
+GELU_COLUMNS = 10240
 # Columns of Phi-2's LayerNorm. Other models' norms are vLLM's RMSNorm, which loads elements one by
 # one: twice the time of PyTorch's norms for each.
 LAYER_NORM_COLUMNS, RMS_NORM_ELEMENTS = 2560, 2
@@ -300,14 +302,17 @@ def _moving(row: dict[str, str], gpu: Gpu) -> Read:
     rows, columns = (float(row.get(field) or 0.0) for field in ("rows", "cols"))
     row_bytes = columns * WIDTH[ROWS_OF[row["dtype"]]]
     moved -= KEPT_OF_CACHE.get(_collector(row), 0.0) * l2_bytes(gpu)
-    if name == "mlp_act":
+    pattern = PATTERNS.get(name, OperatorClass.MEMORY)
+    if name == "mlp_act" and columns == GELU_COLUMNS:
+        pattern, moved = OperatorClass.MEMORY, 2 * rows * row_bytes
+    elif name == "mlp_act":
         columns = ACTIVATION_THREADS * math.ceil(columns / ACTIVATION_THREADS)
         rows *= ACTIVATION_ELEMENTS
     elif name == "input_layernorm" and columns != LAYER_NORM_COLUMNS:
         columns *= RMS_NORM_ELEMENTS
     launches = float(_collector(row) not in WITHOUT_LAUNCH)
     numbers = (moved, 0.0, rows, row_bytes, columns, 0.0, launches)
-    return f"memory/{label}", ((PATTERNS.get(name, OperatorClass.MEMORY), Rate.BF16, numbers),)
+    return f"memory/{label}", ((pattern, Rate.BF16, numbers),)
 
 
 def _attention(row: dict[str, str], gpu: Gpu) -> Read:
