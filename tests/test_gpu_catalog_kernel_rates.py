@@ -19,10 +19,10 @@ from trials.simulation.clock.moving import clocks_per_second
 CATALOG = load_catalog()
 
 
-def rate(gpu: str, group: str, value: float) -> KernelRate:
-    """A row of a table."""
-    facts = {"unit": "1", "standard_error": 0.01, "rows": 9, "source": "a test"}
-    return KernelRate(gpu=gpu, group=group, quantity="q", value=value, **facts)
+def rate(gpu: str, group: str, value: float, rows: int = 100) -> KernelRate:
+    """A row of a table, fitted to so many measurements."""
+    facts = {"unit": "1", "standard_error": 0.01, "source": "a test"}
+    return KernelRate(gpu=gpu, group=group, quantity="q", value=value, rows=rows, **facts)
 
 
 def test_a_gpu_without_measurements_gets_its_siblings() -> None:
@@ -33,6 +33,13 @@ def test_a_gpu_without_measurements_gets_its_siblings() -> None:
     assert nearest_rate(rows, "q", "x", "12.0 half") == pytest.approx(1.0)
     assert nearest_rate(rows, "q", "x", "7.5 full") == pytest.approx(0.6)
     assert nearest_rate(rows[:2], "q", "x", "12.0 half") == pytest.approx(0.6)
+
+
+def test_a_number_of_few_measurements_is_that_of_its_gpu_alone() -> None:
+    """It may be far off."""
+    rows = (rate("a", "8.6 full", 0.4), rate("b", "8.6 full", 0.9, rows=4))
+    assert nearest_rate(rows, "q", "b", "8.6 full") == pytest.approx(0.9)
+    assert nearest_rate(rows, "q", "x", "8.6 full") == pytest.approx(0.4)
 
 
 def test_a_number_of_its_own_counts_before_the_shared_one() -> None:
