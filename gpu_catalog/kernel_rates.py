@@ -101,13 +101,13 @@ def _rates(key: str, group: str, memory: str) -> Mapping[str, float]:
 def nearest_rate(rows: tuple[KernelRate, ...], quantity: str, key: str, group: str) -> float:
     """Value of a quantity for a GPU, as ``rates_of`` chooses it among the rows."""
     own = [row for row in rows if row.quantity == quantity]
-    known = [row for row in own if row.rows >= LEAST_ROWS]
+    siblings = [row for row in own if row.rows >= LEAST_ROWS]
     kind = group.rpartition(" ")[2]
     for like in (
         [row for row in own if row.gpu == key],
         [row for row in own if row.gpu == SHARED],
-        [row for row in known if row.group == group],
-        [row for row in known if row.group.endswith(kind)],
+        [row for row in siblings if row.group == group],
+        [row for row in siblings if row.group.endswith(kind)],
     ):
         if like:
             own = like
