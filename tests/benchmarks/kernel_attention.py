@@ -1,11 +1,10 @@
 """Fit of the clock's rates of fused attention (``kernel_constants.py``)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from kernel_fitting import Fitted, Products, least, peak_of, rates_by_label
-from kernel_rows import FLASH2_KERNEL, measured_gpus
-from kernel_sweep import MOST_CALLS, RUN_SECONDS
+from kernel_rows import FLASH2_KERNEL, calls_of_run, measured_gpus
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate
 from trials.simulation.clock.attention import (
@@ -17,6 +16,7 @@ from trials.simulation.clock.attention import (
     attention_peaks,
     fused_seconds,
     rate_names,
+    rates_by_names,
 )
 from trials.simulation.recording import FloatArray, Rate
 
@@ -53,11 +53,6 @@ def names_of(label: str, key: str) -> RateNames | None:
         is_flash2=kernel == FLASH2_KERNEL,
         is_backward=direction == "backward",
     )
-
-
-def rates_by_names(names: RateNames, number: Callable[[str], float]) -> AttentionRates:
-    """Rates by their names; those that a kernel lacks are 0."""
-    return AttentionRates(*(0.0 if name is None else number(name) for name in names))
 
 
 def attention_rows(by_names: dict[RateNames, Fitted]) -> tuple[KernelRate, ...]:
@@ -128,8 +123,8 @@ def swept_errors(
     is_backward: bool,
 ) -> FloatArray:
     """(rows,) logarithms of predicted over measured seconds of a run of ``kernel_sweep``."""
-    calls = np.clip(np.floor(RUN_SECONDS / products.seconds), 1, MOST_CALLS)
     errors = attention_errors(products, gpu, rates, is_backward=is_backward)
+    calls = calls_of_run(products.seconds)
     return np.log(np.exp(errors) + 1e-6 * started_us / calls / products.seconds)
 
 

@@ -21,7 +21,6 @@ from kernel_attention import (
     attention_rows,
     has_attention,
     names_of,
-    rates_by_names,
 )
 from kernel_fitting import (
     Fitted,
@@ -39,7 +38,7 @@ from kernel_rows import measured_gpus, measured_rows
 
 from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_for, group_of, nearest_rate
 from orchestrator.markdown_table import table
-from trials.simulation.clock.attention import RateNames
+from trials.simulation.clock.attention import RateNames, rates_by_names
 from trials.simulation.clock.products import NAMES, ProductConstants, quantity_of
 from trials.simulation.recording import FloatArray, Rate
 

@@ -253,12 +253,17 @@ def _collector(row: dict[str, str]) -> str:
     return row["source"].partition("/")[0]
 
 
+def calls_of_run(seconds: FloatArray) -> FloatArray:
+    """(rows,) calls in a run of ``kernel_sweep``, by the seconds of each."""
+    return np.clip(np.floor(RUN_SECONDS / seconds), 1, MOST_CALLS)
+
+
 def _beside_seconds(row: dict[str, str], label: str, seconds: float) -> float:
     """Seconds that a collector adds to a kernel that moves data."""
     if not label.startswith("memory/"):
         return 0.0
     if row["source"].startswith(SWEEP) and row.get("mode") == "backward":
-        return START_SECONDS / np.clip(RUN_SECONDS // seconds, 1, MOST_CALLS)
+        return float(START_SECONDS / calls_of_run(np.array(seconds)))
     name = _collector(row)
     return BESIDE_SECONDS.get(f"{name}/{row['op']}", BESIDE_SECONDS.get(name, 0.0))
 

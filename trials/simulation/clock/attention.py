@@ -15,6 +15,7 @@ spends a fixed time on each query, or it moves its tensors, whichever takes long
   them. Otherwise they move at that of the memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -161,14 +162,14 @@ def rate_names(
         return None
     generation = GENERATIONS.get(capability or "", GENERATIONS.get(major, OTHERS))
     own = "attention_asynchronous_" if is_backward else generation
+    has_width = is_backward or (is_asynchronous and not is_flash2)
     if is_asynchronous and is_flash2:
         generation, own = A100, "attention_flash2_"
     own += "backward_" if is_backward else ""
-    depends_on_width = is_backward or generation in {HOPPER, B200}
     return RateNames(
         launch_us=f"{generation}launch_us",
         query_clocks=None if is_backward else f"{generation}query_clocks",
-        wide_query_clocks=f"{own}wide_query_clocks" if depends_on_width else None,
+        wide_query_clocks=f"{own}wide_query_clocks" if has_width else None,
         # One number of all exponential units but those of ``OTHERS``.
         scores_per_clock=f"{OTHERS if generation == OTHERS else HOPPER}scores_per_clock",
         last_block=f"{generation}last_block",
@@ -188,10 +189,14 @@ def attention_peaks(gpu: Gpu, flops: FloatArray | float) -> AttentionPeaks:
     )
 
 
+def rates_by_names(names: RateNames, number: Callable[[str], float]) -> AttentionRates:
+    """Rates by their names; those that a kernel lacks are 0."""
+    return AttentionRates(*(0.0 if name is None else number(name) for name in names))
+
+
 def attention_rates(gpu: Gpu, names: RateNames) -> AttentionRates:
     """Rates of a GPU, by their names."""
-    numbers = rates_of(gpu)
-    return AttentionRates(*(0.0 if name is None else numbers[name] for name in names))
+    return rates_by_names(names, rates_of(gpu).__getitem__)
 
 
 def fused_seconds(
