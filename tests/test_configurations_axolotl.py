@@ -279,7 +279,7 @@ def test_misspelt_keys_are_reported_beside_the_one_that_is_missing(tmp_path: Pat
 
 
 def test_every_key_is_in_one_class(tmp_path: Path) -> None:
-    """Keys are used, irrelevant or assumed; one that axolotl does not have is told, as it ignores it."""
+    """Keys are used, irrelevant or assumed: so is that it ignores one that it does not have."""
     values = LORA | {"learning_rate": 1e-4, "wandb_project": "p", "val_set_size": 0.1, "fsdp": None}
     configuration = read(tmp_path, values | {"no_such_key": 1})
     by_key = classes(configuration)
