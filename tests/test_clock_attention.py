@@ -36,12 +36,12 @@ def rates(gpu: Gpu, **kernel: bool) -> AttentionRates:
 
 
 HALF = AttentionRates(
-    launch_us=3.0,
+    overhead_us=3.0,
     query_clocks=80.0,
     wide_query_clocks=51.2,
     scores_per_clock=10.0,
     last_block=0.5,
-    last_block_knee=1.0,
+    last_block_exponent=1.0,
     reached=0.5,
 )
 PEAKS = AttentionPeaks(
@@ -51,7 +51,7 @@ PEAKS = AttentionPeaks(
     bandwidth=1e9,
     cached=4e9,
     cache_bytes=1e9,
-    knee=2.0,
+    exponent=2.0,
 )
 
 
@@ -81,7 +81,7 @@ def test_the_last_block_ends_after_the_mean() -> None:
     last = 0.5 * 100 * 128 * 1000 / SCORES
     assert seconds_of(peaks) == pytest.approx(COMPUTING * (1 + last) + 3e-6)
     # A kernel that begins with the longest blocks fills the multiprocessors behind them.
-    longest_first = seconds_of(peaks, replace(HALF, last_block_knee=2.0))
+    longest_first = seconds_of(peaks, replace(HALF, last_block_exponent=2.0))
     assert longest_first == pytest.approx(COMPUTING * np.hypot(1, last) + 3e-6)
 
 

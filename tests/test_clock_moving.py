@@ -1,4 +1,4 @@
-"""Durations of operators that move data, worked out by hand."""
+"""Durations of memory-bound operators, worked out by hand."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ from trials.simulation.clock.moving import (
 )
 from trials.simulation.recording import Column, OperatorClass
 
-# A sharp knee: the longer of two times. 100 multiprocessors of 2,048 threads at 1 GHz, 1 TB/s.
+# A large exponent: the longer of two times. 100 multiprocessors of 2,048 threads at 1 GHz, 1 TB/s.
 PLAIN = MovingConstants(
     reached=0.5,
-    launch_us=3.0,
+    overhead_us=3.0,
     update=0.8,
     scattered=1.0,
     gather=0.5,
@@ -29,7 +29,7 @@ PLAIN = MovingConstants(
     kept=0.5,
     evicted=1.5,
     picked_ns=30.0,
-    knee=200.0,
+    exponent=200.0,
 )
 RATES = MovingRates(1e12, 1e11, 100, "8.0")
 CATALOG = load_catalog()
@@ -74,7 +74,7 @@ def test_single_elements_take_a_clock_each() -> None:
 
 def test_alike_times_delay_each_other() -> None:
     """At an exponent of one both add up; a GPU of unknown clock has the bytes alone."""
-    soft = replace(PLAIN, knee=1.0)
+    soft = replace(PLAIN, exponent=1.0)
     both = {"moved": 5e9, "rows": 1e9, "columns": 1.0}
     assert seconds(OperatorClass.SCATTERED, **both, constants=soft) == pytest.approx(2e-2)
     unknown = replace(RATES, clocks=np.nan)

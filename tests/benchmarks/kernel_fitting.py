@@ -28,13 +28,13 @@ from trials.simulation.clock.products import (
 from trials.simulation.recording import FloatArray, IntArray, Rate
 from trials.simulation.timing_model import EfficiencyConstants
 
-# Units by the end of a name; all other numbers are fractions.
+# Units by the end of a name; fractions, shares and exponents have none.
 UNITS = {
     "product_cached": "bytes per clock",
     "_ramp": "elements",
     "_us": "us",
-    "_query_clocks": "clock",
-    "_scores_per_clock": "1/clock",
+    "_query_clocks": "clocks",
+    "_scores_per_clock": "scores per clock",
 }
 SCALE = 0.08  # of errors beyond which a row counts less
 
@@ -68,7 +68,7 @@ class Products:
 
         Args:
             gpu: key of the GPU.
-            constants: numbers of products.
+            constants: rates of products.
             peaks: FLOP/s that it reaches in short and in sustained work.
         """
         facts = measured_gpus()[gpu]
@@ -96,7 +96,7 @@ def products_of(rows: list[Measured]) -> Products:
 
 
 def _beside(rows: list[Measured]) -> FloatArray:
-    """(rows,) seconds of all but the first operator of each row, which only move data."""
+    """(rows,) seconds of all but the first operator of each row, which are memory-bound."""
     gpu = measured_gpus()[rows[0].gpu]
     operators, places = operators_of([replace(row, works=row.works[1:]) for row in rows])
     if not len(places):

@@ -70,13 +70,13 @@ LEAST_SWEPT_WIDTH = 64.0  # of a head: the smallest models are those of tests
 # so its rows of smaller shapes are the slow ones alone, and each of its products took some 50 us
 # more than its kernel; vidur has whole microseconds.
 LEAST_SECONDS = {"NeuSight": 50e-6}
-# Seconds beside each of NeuSight's kernels that move data, the clock's fixed time among them, and
+# Seconds beside each of NeuSight's memory-bound kernels, the clock's overhead among them, and
 # the part of the L2 cache that keeps what vidur's repeats wrote, so that it never reaches the
 # memory: both fitted with the rates.
 BESIDE_SECONDS = {"NeuSight": 19e-6, "NeuSight/softmax": 30e-6, "NeuSight/ln": 42e-6}
 KEPT_OF_CACHE = {"vidur": 0.135}
-# Collectors whose times leave out the clock's fixed time of a kernel: vidur's are a profiler's.
-WITHOUT_LAUNCH = ("NeuSight", "vidur")
+# Collectors whose times leave out the clock's overhead of a kernel: vidur's are a profiler's.
+WITHOUT_OVERHEAD = ("NeuSight", "vidur")
 # Seconds in which autograd starts a run of ``kernel_sweep``'s backward passes, on an idle GPU.
 START_SECONDS = 60e-6
 LEAST_FP32_SECONDS = 500e-6
@@ -115,7 +115,7 @@ COLLECTORS = {
 # and AdamW by lists of tensors is many kernels.
 SWEPT = {
     **dict.fromkeys(("add", "add_fp32", "cast_down"), "stream"),
-    "cast_up": "widening",
+    "cast_up": "upcast",
     "adamw_fused": "adamw",
 }
 PATTERNS = {
@@ -259,7 +259,7 @@ def calls_of_run(seconds: FloatArray) -> FloatArray:
 
 
 def _beside_seconds(row: dict[str, str], label: str, seconds: float) -> float:
-    """Seconds that a collector adds to a kernel that moves data."""
+    """Seconds that a collector adds to a memory-bound kernel."""
     if not label.startswith("memory/"):
         return 0.0
     if row["source"].startswith(SWEEP) and row.get("mode") == "backward":
@@ -315,7 +315,7 @@ def _moving(row: dict[str, str], gpu: Gpu) -> Read:
         rows *= ACTIVATION_ELEMENTS
     elif name == "input_layernorm" and columns != LAYER_NORM_COLUMNS:
         columns *= RMS_NORM_ELEMENTS
-    launches = float(_collector(row) not in WITHOUT_LAUNCH)
+    launches = float(_collector(row) not in WITHOUT_OVERHEAD)
     numbers = (moved, 0.0, rows, row_bytes, columns, 0.0, launches)
     return f"memory/{label}", ((pattern, Rate.BF16, numbers),)
 

@@ -67,10 +67,10 @@ class EfficiencyConstants(Record):
 
     Attributes:
         product_speed, attention_speed, memory_speed: speed of matrix products, of fused attention,
-            forward, and of operators that move data, relative to the published ones that
+            forward, and of memory-bound operators, relative to the published ones that
             ``gpu_catalog.kernel_rates`` is fitted to.
-        attention_backward: fraction of the peak in fused attention, backward. Where kernels were
-            measured, on Hopper, their rates times this fraction over its default.
+        attention_backward: fraction of the peak in fused attention, backward. Hopper and the B200
+            have measured rates instead, times this fraction over its default.
         dequantisation: 4-bit weights that a multiprocessor unpacks per clock: bitsandbytes 0.50 on
             an H100 (``tests/benchmarks/kernels``). Bandwidth alone would make an A40 three times as
             slow as an A100, while the paper's points (2408.04693, Fig. 14 and 15) show 1.4 times,

@@ -1,16 +1,16 @@
-"""Durations of operators that only move data, by access pattern and width.
+"""Durations of memory-bound operators, by access pattern and width.
 
 A kernel takes the time of its bytes at the bandwidth that the GPU reaches, or that of its access
 pattern, whichever is longer, or somewhat more where both are alike:
 
-- Elements that are addressed or converted one by one (strided, broadcast, widened), normalised, or
-  added to rows of a table complete at a rate per clock of a multiprocessor.
-- A softmax gives each row to a block of threads, which loads, reduces and writes in a fixed time:
-  short rows keep too few bytes under way.
-- A kernel that reads rows more than once finds them in the L2 cache, if those at work on all
-  multiprocessors fit.
-- A mean of one picked number a row runs in a single block, row after row.
-- The first and the last blocks of a kernel have the memory for themselves: a fixed time for each.
+- Elements that are addressed or converted one by one (strided, broadcast, upcast), normalised,
+  gathered or scattered complete at a rate per clock of a multiprocessor.
+- A softmax gives each row to a thread block, which loads, reduces and writes it in a fixed time:
+  short rows keep too few bytes in flight.
+- A kernel that reads its rows more than once finds them in the L2 cache, if the rows in flight on
+  all multiprocessors fit.
+- ``nll_loss`` with mean reduction runs in a single thread block, row after row.
+- Ramp-up and tail leave bandwidth unused: a fixed overhead per kernel.
 """
 
 from dataclasses import dataclass, fields
@@ -33,8 +33,8 @@ FP32_LANES_SINCE = 128
 L2_MB = {"7.0": 0.075, "7.5": 0.10, "8.0": 0.37, "8.6": 0.075, "8.9": 0.70, "9.0": 0.38}
 L2_MB |= {"10.0": 0.85, "10.3": 0.85, "12.0": 0.65}
 L2_MB_ELSE = 0.38
-# Threads that a multiprocessor holds (CUDA's programming guide), and those of a block that works on
-# a row of a norm (ATen's layer_norm_kernel.cu).
+# Resident threads of a multiprocessor (CUDA's programming guide), and threads of the block that
+# works on a row of a norm (ATen's layer_norm_kernel.cu).
 THREADS = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
 THREADS_ELSE = 2048
 NORM_THREADS = 128
@@ -66,23 +66,23 @@ BY_ELEMENT = (
 
 @dataclass(frozen=True, slots=True)
 class MovingConstants:
-    """Numbers of a GPU; all but the first are shared by all GPUs.
+    """Rates of a GPU; all but the first are shared by all GPUs.
 
     Attributes:
-        reached: fraction of the bandwidth that kernels reach.
-        launch_us: fixed time of each kernel.
+        reached: fraction of the peak bandwidth that kernels reach.
+        overhead_us: fixed overhead of each kernel.
         update: share of that bandwidth which an optimizer's update reaches, with its seven tensors.
         scattered, gather, norm, norm_backward, softmax: elements that a multiprocessor completes
             per clock, by the class of operator.
-        softmax_us: time that a block of threads takes for a row of a softmax.
-        kept, evicted: share of the L2 cache up to which it holds all of the rows at work, and from
-            which it holds none.
-        picked_ns: time of each row of a mean of picked numbers.
-        knee: exponent that joins the two times: the larger it is, the less they delay each other.
+        softmax_us: time that a thread block takes for a row of a softmax.
+        kept, evicted: size of the rows in flight, as a share of the L2 cache, up to which it holds
+            all of them, and from which it holds none.
+        picked_ns: time of each row of ``nll_loss`` with mean reduction.
+        exponent: joins the times of bytes and elements (``joined_seconds``).
     """
 
     reached: float
-    launch_us: float
+    overhead_us: float
     update: float
     scattered: float
     gather: float
@@ -93,7 +93,7 @@ class MovingConstants:
     kept: float
     evicted: float
     picked_ns: float
-    knee: float
+    exponent: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class MovingRates:
 
     @property
     def threads(self) -> int:
-        """Threads that a multiprocessor holds."""
+        """Resident threads of a multiprocessor."""
         return THREADS.get(self.capability or "", THREADS_ELSE)
 
 
 def moving_constants(gpu: Gpu) -> MovingConstants:
-    """Numbers for a GPU, by ``gpu_catalog.kernel_rates``."""
+    """Rates of a GPU, by ``gpu_catalog.kernel_rates``."""
     numbers = rates_of(gpu)
     return MovingConstants(*(numbers[f"{PREFIX}{field.name}"] for field in fields(MovingConstants)))
 
@@ -160,7 +160,7 @@ def moving_seconds(
     *,
     by_former_softmax: bool = False,
 ) -> FloatArray:
-    """(operators,) seconds of operators that move data.
+    """(operators,) seconds of memory-bound operators.
 
     Args:
         work: (operators,) class of each, ``OperatorClass``.
@@ -179,18 +179,18 @@ def moving_seconds(
     for pattern in BY_ELEMENT:
         own = work == pattern
         rate = getattr(constants, pattern.name.lower()) * rates.clocks
-        seconds[own] = joined_seconds(seconds[own], elements[own] / rate, constants.knee)
+        seconds[own] = joined_seconds(seconds[own], elements[own] / rate, constants.exponent)
     own = work == OperatorClass.SOFTMAX
     at_once = (rates.multiprocessors or np.nan) * rates.threads / threads[own]
     waiting = 1e-6 * constants.softmax_us * numbers[own, Column.ROWS] / at_once
-    seconds[own] = joined_seconds(seconds[own], waiting, constants.knee)
+    seconds[own] = joined_seconds(seconds[own], waiting, constants.exponent)
     picked = work == OperatorClass.PICKED_LOSS
     seconds[picked] += 1e-9 * constants.picked_ns * numbers[picked, Column.ROWS]
-    return seconds + 1e-6 * constants.launch_us * numbers[:, Column.LAUNCHES]
+    return seconds + 1e-6 * constants.overhead_us * numbers[:, Column.LAUNCHES]
 
 
 def _is_of_warp(work: IntArray, numbers: FloatArray) -> BoolArray:
-    """(operators,) whether a warp has a row in its registers."""
+    """(operators,) whether a warp holds a row in its registers."""
     is_short = np.zeros(len(work), np.bool_)
     for pattern, inputs in SOFTMAXES.items():
         is_short |= (work == pattern) & (numbers[:, Column.INNER] <= inputs * WARP_BYTES)
@@ -198,7 +198,7 @@ def _is_of_warp(work: IntArray, numbers: FloatArray) -> BoolArray:
 
 
 def _block_threads(work: IntArray, numbers: FloatArray, *, by_former_softmax: bool) -> FloatArray:
-    """(operators,) threads of the block or warp that works on a row."""
+    """(operators,) threads of the thread block or warp that works on a row."""
     threads = np.full(len(work), float(NORM_THREADS))
     for pattern, inputs in SOFTMAXES.items():
         own = work == pattern
@@ -213,7 +213,7 @@ def _block_threads(work: IntArray, numbers: FloatArray, *, by_former_softmax: bo
 
 
 def _read_again(work: IntArray, numbers: FloatArray, *, by_former_softmax: bool) -> FloatArray:
-    """(operators,) bytes of rows that are read once more, from the cache or from memory."""
+    """(operators,) bytes of rows that are read again, from the cache or from memory."""
     times = np.zeros(len(work))
     for pattern, further in READ_AGAIN.items():
         times[work == pattern] = further
@@ -228,7 +228,7 @@ def _read_again(work: IntArray, numbers: FloatArray, *, by_former_softmax: bool)
 def _missed(
     numbers: FloatArray, threads: FloatArray, rates: MovingRates, constants: MovingConstants
 ) -> FloatArray:
-    """(operators,) share of rows at work that the L2 cache does not hold."""
+    """(operators,) share of the rows in flight that the L2 cache does not hold."""
     cache_bytes = _l2_bytes_of_one(rates.capability)
     share = numbers[:, Column.INNER] * np.floor(rates.threads / threads) / cache_bytes
     missed: FloatArray = np.clip(

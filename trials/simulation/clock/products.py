@@ -2,9 +2,9 @@
 
 A library cuts the result into tiles and gives each to a multiprocessor. The duration is that of the
 waves of tiles, or of reading and writing the matrices, whichever is longer, or somewhat more where
-both are alike, and a fixed share. A last wave that is not full takes less than a full one, since
-the clock rises and tiles of several waves overlap. The library picks the best of several tiles;
-here the model does. Matrices move at the speed of the L2 cache if they are still there.
+both are alike, and a fixed overhead. A partial last wave takes less than a full one, since the
+clock rises and tiles of several waves overlap. The library picks the best of several tile shapes;
+here the model does. Matrices move at the bandwidth of the L2 cache if they are still there.
 """
 
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ from trials.simulation.recording import Column, FloatArray, IntArray, Rate
 BoolArray = npt.NDArray[np.bool_]
 # Rows and columns of the tiles of cuBLAS and CUTLASS, from the largest down.
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64))
-# Parts of the inner dimension (split-K), where the parts of all tiles are at most one wave.
+# Parts of the inner dimension (split-K), where the parts of all tiles fit one wave.
 SPLITS = (2, 4, 8, 16, 32)
 PARTIAL_BYTES = 8  # of an element of each part's result in fp32, written and read
 NEVER = 1e9  # matrices, of which no cache holds as many
@@ -39,20 +39,20 @@ PRODUCT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ProductConstants:
-    """Numbers of products, for 16 bits and for fp32 without tensor cores.
+    """Rates of products, for 16 bits and for fp32 without tensor cores.
 
     Attributes:
-        launch_us: fixed share of each product's duration, in microseconds.
+        overhead_us: fixed part of each product's duration, in microseconds.
         bandwidth: fraction of the memory bandwidth at which matrices are read and written.
-        cached: bytes per clock of a multiprocessor at which they are in the L2 cache.
-        ramp: inner dimension that a tile's start and end cost.
-        rest: share of the empty part of the last wave that it takes all the same.
+        cached: bytes per clock of a multiprocessor at which they move in the L2 cache.
+        ramp: prologue and epilogue of a tile, in elements of the inner dimension.
+        rest: share of the empty part of the last wave that takes time all the same.
         middle, small, least: rate of tiles of 128 x 128, 64 x 128 and 64 x 64, relative to the
             largest.
-        knee: exponent that joins the times of tiles and of matrices.
+        exponent: joins the times of tiles and of matrices (``joined_seconds``).
     """
 
-    launch_us: float
+    overhead_us: float
     bandwidth: float
     cached: float
     ramp: float
@@ -60,7 +60,7 @@ class ProductConstants:
     middle: float
     small: float
     least: float
-    knee: float
+    exponent: float
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -188,7 +188,7 @@ def product_seconds(
 
     Args:
         shapes: the products.
-        constants: numbers of products.
+        constants: rates of products.
         multiprocessors: of the GPU; without them no product has tiles.
         rates: of the GPU.
         surroundings: work that the products run amid.
@@ -202,21 +202,21 @@ def product_seconds(
     else:
         rate = rates.short / multiprocessors
         first = _tiles_seconds(shapes, constants, multiprocessors, rate, cache)
-    # The rate falls with the logarithm of the duration: power and heat limit long work alone.
+    # The rate falls with the logarithm of the duration: power and heat throttle long work alone.
     span = np.log(SUSTAINED_AT / SUSTAINED_FROM)
     long = np.clip(np.log(np.maximum(first, SUSTAINED_FROM) / SUSTAINED_FROM) / span, 0.0, 1.0)
     long = np.where(surroundings.has_values, long, 0.0)
     computing = first * (rates.short / rates.sustained) ** long
-    launching = constants.launch_us * 1e-6 * np.maximum(shapes.launches, 1.0)
-    seconds: FloatArray = joined_seconds(moving, computing, constants.knee) + launching
+    launching = constants.overhead_us * 1e-6 * np.maximum(shapes.launches, 1.0)
+    seconds: FloatArray = joined_seconds(moving, computing, constants.exponent) + launching
     return seconds
 
 
 def _cached_bytes(shapes: ProductShapes, cache_bytes: float, amid: Surroundings) -> FloatArray:
     """(operators,) bytes of the matrices that are still in the L2 cache.
 
-    A matrix is, if all that the work moves between two uses of it fits (the distance of a cache
-    that drops what was used longest ago).
+    A matrix is, if all that the work moves between two uses of it fits: the reuse distance of an
+    LRU cache.
     """
     elements = (
         shapes.rows * shapes.inner,
@@ -245,7 +245,7 @@ def _tiles_seconds(
 
     Args:
         shapes: the products.
-        constants: numbers of products.
+        constants: rates of products.
         multiprocessors: of the GPU.
         rate: FLOP/s of a multiprocessor in the largest tile.
         cache: bytes per second at which parts of the inner dimension are added up.
@@ -261,6 +261,6 @@ def _tiles_seconds(
         for split in SPLITS:
             few = np.flatnonzero(tiles * split <= multiprocessors)
             one = (shapes.inner[few] / split + constants.ramp) * per_element
-            adding = PARTIAL_BYTES * split * results[few] / cache + 1e-6 * constants.launch_us
+            adding = PARTIAL_BYTES * split * results[few] / cache + 1e-6 * constants.overhead_us
             least[few] = np.minimum(least[few], one + adding)
     return least
