@@ -2,15 +2,23 @@
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
-from kernel_rows import FORMER_SOFTMAX, Measured, measured_gpus, operators_of
+from kernel_rows import Measured, measured_gpus, operators_of
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate, memory_of, nearest_rate
-from trials.simulation.clock.moving import PREFIX, MovingConstants, moving_rates, moving_seconds
-from trials.simulation.recording import Column, FloatArray, IntArray
+from trials.simulation.clock.moving import (
+    PREFIX,
+    SOFTMAXES,
+    WARP,
+    MovingConstants,
+    SoftmaxKernel,
+    moving_rates,
+    moving_seconds,
+)
+from trials.simulation.recording import Column, FloatArray, IntArray, OperatorClass
 from trials.simulation.timing_model import EfficiencyConstants
 
 START = MovingConstants(0.85, 3.0, 0.85, 1.5, 1.0, 2.0, 2.0, 1.5, 2.5, 0.3, 1.3, 25.0, 2.795)
@@ -28,6 +36,9 @@ WEIGHTS, WEIGHT_ELSE = {"memory/elementwise": 160.0, "memory/stream": 160.0}, 40
 # Mostly matrix products; and what the clock times by other numbers.
 GATED = {"memory/block geglu", "memory/block swiglu", "memory/dequantisation"}
 SOURCE = "vidur 7d47513; NeuSight 6945927; Liger-Kernel ead96b6; tests/benchmarks/kernels"
+# NeuSight's softmax is PyTorch's of 2023, which had no forward kernel that holds a long row.
+FORMER_SOFTMAX = "memory/softmax"
+FORMER_SOFTMAXES = SOFTMAXES | {OperatorClass.SOFTMAX: SoftmaxKernel(1, WARP, held_bytes=0)}
 Key = tuple[str, str]
 Least = Callable[
     [Callable[[FloatArray], FloatArray], FloatArray, FloatArray], tuple[FloatArray, FloatArray]
@@ -44,7 +55,7 @@ class Movers:
         seconds: (rows,) measured.
         beside_seconds: (rows,) part of them that the collector adds.
         gpu: key of the GPU.
-        by_former_softmax: whether they ran PyTorch's softmax of 2023.
+        softmaxes: kernels of softmax that they ran.
     """
 
     work: IntArray
@@ -53,16 +64,14 @@ class Movers:
     seconds: FloatArray
     beside_seconds: FloatArray
     gpu: str
-    by_former_softmax: bool
+    softmaxes: Mapping[OperatorClass, SoftmaxKernel]
 
     def errors(self, constants: MovingConstants) -> FloatArray:
         """(rows,) logarithms of predicted over measured seconds."""
         rates = moving_rates(measured_gpus()[self.gpu])
         floor = np.maximum(self.numbers[:, Column.LAUNCHES], 1.0)
         floor *= 1e-6 * EfficiencyConstants().kernel_floor_us
-        seconds = moving_seconds(
-            *(self.work, self.numbers, rates, constants), by_former_softmax=self.by_former_softmax
-        )
+        seconds = moving_seconds(self.work, self.numbers, rates, constants, self.softmaxes)
         seconds = np.maximum(seconds, floor)
         total = np.bincount(self.places, weights=seconds, minlength=len(self.seconds))
         logarithms: FloatArray = np.log((total + self.beside_seconds) / self.seconds)
@@ -74,9 +83,9 @@ def movers(rows: list[Measured]) -> Movers:
     operators, places = operators_of(rows)
     seconds = np.array([row.seconds for row in rows])
     beside = np.array([row.beside_seconds for row in rows])
-    is_former = rows[0].label == FORMER_SOFTMAX
     numbers, gpu = operators.numbers, rows[0].gpu
-    return Movers(operators.names // 4, numbers, places, seconds, beside, gpu, is_former)
+    softmaxes = FORMER_SOFTMAXES if rows[0].label == FORMER_SOFTMAX else SOFTMAXES
+    return Movers(operators.names // 4, numbers, places, seconds, beside, gpu, softmaxes)
 
 
 def halves(rows: Iterable[Measured]) -> tuple[dict[Key, Movers], dict[Key, Movers]]:

@@ -101,8 +101,6 @@ SHARED_SCRIPT = "_cutile.csv"
 # PyTorch's kernel of embeddings up to 2025 copied element by element: Liger-Kernel's A100 took 1.25
 # times as long for each as for one of the sums of the backward pass.
 FORMER_EMBEDDING_ELEMENTS = 1.25
-# NeuSight's softmax is PyTorch's of 2023, which had no kernel that holds a long row.
-FORMER_SOFTMAX = "memory/softmax"
 # Matrices that collectors of products go through, by their scripts. vLLM's weights are allocated
 # but never set: its products of more than 10 ms take 0.78 (L40S) to 0.91 of TensorRT-LLM's time.
 COLLECTORS = {

@@ -23,14 +23,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from kernel_rows import (
-    FORMER_SOFTMAX,
-    Measured,
-    measured_gpus,
-    measured_rows,
-    operators_of,
-    stacked,
-)
+from kernel_moving import FORMER_SOFTMAX, FORMER_SOFTMAXES
+from kernel_rows import Measured, measured_gpus, measured_rows, operators_of, stacked
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
@@ -60,8 +54,7 @@ def predicted_seconds(rows: list[Measured], gpu: Gpu) -> FloatArray:
     if former.any():
         device[former] = moving_seconds(
             *(operators.names[former] // 4, operators.numbers[former]),
-            *(moving_rates(gpu), moving_constants(gpu)),
-            by_former_softmax=True,
+            *(moving_rates(gpu), moving_constants(gpu), FORMER_SOFTMAXES),
         )
     seconds = np.bincount(places, weights=device, minlength=len(rows)).astype(np.float64)
     return seconds + np.array([row.beside_seconds for row in rows])

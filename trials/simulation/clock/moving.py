@@ -13,6 +13,7 @@ pattern, whichever is longer, or somewhat more where both are alike:
 - Ramp-up and tail leave bandwidth unused: a fixed overhead per kernel.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -39,10 +40,9 @@ THREADS = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
 THREADS_ELSE = 2048
 NORM_THREADS = 128
 # Softmax by ATen's SoftMax.cu: a warp holds a row of up to so many elements and bytes in its
-# registers, a block one of up to so many bytes there or in shared memory. Threads of a block that
-# reads rows again load 16 bytes at a time.
+# registers. Threads of a block for a longer row load 16 bytes at a time.
 WARP, WARP_COLUMNS, WARP_BYTES = 32, 1024, 4096
-SOFTMAX_THREADS, HELD_BYTES, LOADED_BYTES = 1024, 48 * 1024, 16
+MOST_THREADS, LOADED_BYTES = 1024, 16
 # Rows that a block reads again: a norm its own; a softmax its own twice, to find the largest, to
 # add up, and to write; its gradient that of the result, one of two inputs.
 READ_AGAIN = {
@@ -51,10 +51,6 @@ READ_AGAIN = {
     OperatorClass.SOFTMAX: 2.0,
     OperatorClass.SOFTMAX_BACKWARD: 0.5,
 }
-SOFTMAXES = {
-    OperatorClass.SOFTMAX: 1,
-    OperatorClass.SOFTMAX_BACKWARD: 2,
-}  # rows of input in a block
 BY_ELEMENT = (
     OperatorClass.SCATTERED,
     OperatorClass.GATHER,
@@ -62,6 +58,28 @@ BY_ELEMENT = (
     OperatorClass.NORM_BACKWARD,
     OperatorClass.SOFTMAX,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxKernel:
+    """How a kernel of softmax works on rows that are too long for a warp.
+
+    Attributes:
+        inputs: rows that a thread block reads for a row of the result.
+        least_threads: of a thread block.
+        held_bytes: of the longest row that a block holds in registers or shared memory, so that it
+            reads it once.
+    """
+
+    inputs: int
+    least_threads: int
+    held_bytes: int
+
+
+SOFTMAXES = {
+    OperatorClass.SOFTMAX: SoftmaxKernel(1, MOST_THREADS, held_bytes=48 * 1024),
+    OperatorClass.SOFTMAX_BACKWARD: SoftmaxKernel(2, WARP, held_bytes=0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +175,7 @@ def moving_seconds(
     numbers: FloatArray,
     rates: MovingRates,
     constants: MovingConstants,
-    *,
-    by_former_softmax: bool = False,
+    softmaxes: Mapping[OperatorClass, SoftmaxKernel] = SOFTMAXES,
 ) -> FloatArray:
     """(operators,) seconds of memory-bound operators.
 
@@ -167,11 +184,10 @@ def moving_seconds(
         numbers: (operators, columns) numbers, by ``Column``.
         rates: of the GPU.
         constants: of the GPU.
-        by_former_softmax: whether a softmax reads long rows three times, as PyTorch's did until
-            2023.
+        softmaxes: kernels of softmax, forward and backward.
     """
-    threads = _block_threads(work, numbers, by_former_softmax=by_former_softmax)
-    again = _read_again(work, numbers, by_former_softmax=by_former_softmax)
+    threads = _block_threads(work, numbers, softmaxes)
+    again = _read_again(work, numbers, softmaxes)
     moved = numbers[:, Column.BYTES] + again * _missed(numbers, threads, rates, constants)
     seconds = moved / (rates.bandwidth * constants.reached)
     seconds[work == OperatorClass.UPDATE] /= constants.update
@@ -189,38 +205,36 @@ def moving_seconds(
     return seconds + 1e-6 * constants.overhead_us * numbers[:, Column.LAUNCHES]
 
 
-def _is_of_warp(work: IntArray, numbers: FloatArray) -> BoolArray:
-    """(operators,) whether a warp holds a row in its registers."""
-    is_short = np.zeros(len(work), np.bool_)
-    for pattern, inputs in SOFTMAXES.items():
-        is_short |= (work == pattern) & (numbers[:, Column.INNER] <= inputs * WARP_BYTES)
+def _is_of_warp(numbers: FloatArray, kernel: SoftmaxKernel) -> BoolArray:
+    """(operators,) whether a warp holds a row of a softmax in its registers."""
+    is_short: BoolArray = numbers[:, Column.INNER] <= kernel.inputs * WARP_BYTES
     return is_short & (numbers[:, Column.COLUMNS] <= WARP_COLUMNS)
 
 
-def _block_threads(work: IntArray, numbers: FloatArray, *, by_former_softmax: bool) -> FloatArray:
+def _block_threads(
+    work: IntArray, numbers: FloatArray, softmaxes: Mapping[OperatorClass, SoftmaxKernel]
+) -> FloatArray:
     """(operators,) threads of the thread block or warp that works on a row."""
     threads = np.full(len(work), float(NORM_THREADS))
-    for pattern, inputs in SOFTMAXES.items():
+    for pattern, kernel in softmaxes.items():
         own = work == pattern
-        if pattern is OperatorClass.SOFTMAX and not by_former_softmax:
-            threads[own] = SOFTMAX_THREADS
-            continue
+        loads = np.minimum(numbers[own, Column.INNER] / kernel.inputs // LOADED_BYTES, MOST_THREADS)
         # At least half of the loads find a thread, of a power of two.
-        loads = np.minimum(numbers[own, Column.INNER] / inputs // LOADED_BYTES, SOFTMAX_THREADS)
-        threads[own] = np.maximum(2 ** np.ceil(np.log2(np.maximum(loads / 2, 1))), WARP)
-    threads[_is_of_warp(work, numbers)] = WARP
+        of_block = np.maximum(2 ** np.ceil(np.log2(np.maximum(loads / 2, 1))), kernel.least_threads)
+        threads[own] = np.where(_is_of_warp(numbers[own], kernel), WARP, of_block)
     return threads
 
 
-def _read_again(work: IntArray, numbers: FloatArray, *, by_former_softmax: bool) -> FloatArray:
+def _read_again(
+    work: IntArray, numbers: FloatArray, softmaxes: Mapping[OperatorClass, SoftmaxKernel]
+) -> FloatArray:
     """(operators,) bytes of rows that are read again, from the cache or from memory."""
     times = np.zeros(len(work))
     for pattern, further in READ_AGAIN.items():
         times[work == pattern] = further
-    times[_is_of_warp(work, numbers)] = 0
-    if not by_former_softmax:
-        held = numbers[:, Column.INNER] <= HELD_BYTES
-        times[(work == OperatorClass.SOFTMAX) & held] = 0
+    for pattern, kernel in softmaxes.items():
+        is_held = (numbers[:, Column.INNER] <= kernel.held_bytes) | _is_of_warp(numbers, kernel)
+        times[(work == pattern) & is_held] = 0
     again: FloatArray = times * numbers[:, Column.ROWS] * numbers[:, Column.INNER]
     return again
 
