@@ -21,15 +21,13 @@ from trials.simulation.clock.moving import (
 from trials.simulation.recording import Column, FloatArray, IntArray, OperatorClass
 from trials.simulation.timing_model import EfficiencyConstants
 
-START = MovingConstants(0.85, 3.0, 0.85, 1.5, 1.0, 2.0, 2.0, 1.5, 2.5, 0.3, 1.3, 25.0, 2.795)
+START = MovingConstants(0.85, 3.0, 0.85, 1.5, 1.0, 2.0, 2.0, 1.5, 2.5, 0.3, 1.3, 25.0)
 NAMES = [field.name for field in fields(MovingConstants)]
 BY_CLOCK = ("scattered", "gather", "norm", "norm_backward", "softmax")
 UNITS = dict.fromkeys(BY_CLOCK, "elements per clock")
 UNITS |= {"overhead_us": "us", "softmax_us": "us", "picked_ns": "ns"}
-# No memory reaches more than this fraction of its peak bandwidth. The exponent stays as it is:
-# attention's rates are fitted with it, and a free one (1.8) makes the B200's rotary embedding too
-# fast.
-LIMITS = {"reached": (0.4, 0.95), "exponent": (2.79, 2.80)}
+# No memory reaches more than this fraction of its peak bandwidth.
+LIMITS = {"reached": (0.4, 0.95)}
 MOST_ROWS = 150  # of each class and GPU in the fit
 # Weight of each class and GPU, whatever its rows: plain kernels show the bandwidth.
 WEIGHTS, WEIGHT_ELSE = {"memory/elementwise": 160.0, "memory/stream": 160.0}, 40.0

@@ -25,6 +25,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from trials.simulation.clock.joined import joined_seconds
 from trials.simulation.clock.moving import (
+    MEMORY_OVERLAP,
     clocks_per_second,
     l2_bytes,
     moving_constants,
@@ -128,7 +129,6 @@ class AttentionPeaks:
         bandwidth: bytes per second that kernels reach from memory.
         cached: bytes per second that they reach from the L2 cache.
         cache_bytes: size of that cache.
-        exponent: exponent that joins computing and moving, as ``MovingConstants``.
     """
 
     flops: FloatArray | float
@@ -137,7 +137,6 @@ class AttentionPeaks:
     bandwidth: float
     cached: float
     cache_bytes: float
-    exponent: float
 
 
 def rate_names(
@@ -185,13 +184,10 @@ def rate_names(
 
 def attention_peaks(gpu: Gpu, flops: FloatArray | float) -> AttentionPeaks:
     """Facts of a GPU, by the catalog, the rates of other operators, and its peak FLOP/s."""
-    moving, clocks = moving_constants(gpu), clocks_per_second(gpu)
-    bandwidth = moving_rates(gpu).bandwidth * moving.reached
-    cached = np.fmax(rates_of(gpu)["product_cached"] * clocks, bandwidth)
-    size = l2_bytes(gpu)
-    return AttentionPeaks(
-        flops, clocks, gpu.multiprocessors, bandwidth, float(cached), size, moving.exponent
-    )
+    clocks = clocks_per_second(gpu)
+    bandwidth = moving_rates(gpu).bandwidth * moving_constants(gpu).reached
+    cached = float(np.fmax(rates_of(gpu)["product_cached"] * clocks, bandwidth))
+    return AttentionPeaks(flops, clocks, gpu.multiprocessors, bandwidth, cached, l2_bytes(gpu))
 
 
 def rates_by_names(names: RateNames, number: Callable[[str], float]) -> AttentionRates:
@@ -231,7 +227,7 @@ def fused_seconds(
     computing = joined_seconds(computing, last, rates.last_block_exponent)
     is_cached = shapes.moved <= peaks.cache_bytes
     moving = shapes.moved / np.where(is_cached, peaks.cached, peaks.bandwidth)
-    return joined_seconds(moving, computing, peaks.exponent) + 1e-6 * rates.overhead_us
+    return joined_seconds(moving, computing, MEMORY_OVERLAP) + 1e-6 * rates.overhead_us
 
 
 def by_flash2(operators: Operators) -> Operators:
