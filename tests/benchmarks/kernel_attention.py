@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from kernel_fitting import Fitted, Products, least, peak_of, rates_by_label
+from kernel_fitting import Fitted, Products, least, peak_of, rates_by_label, rows_by_gpu
 from kernel_rows import FLASH2_KERNEL, calls_of_run, measured_gpus
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate
@@ -111,7 +111,8 @@ def _fitted(
     values, errors = least(residuals, np.array(start), limits)
     labels = [(SHARED, name) for name in free] + [(key, names.reached) for key in samples]
     source = SOURCE_ATTENTION if names.overhead_us in free else SOURCE_SWEEP
-    return rates_by_label(samples, labels, values[is_backward:], errors[is_backward:], source)
+    rows = rows_by_gpu(samples)
+    return rates_by_label(rows, labels, values[is_backward:], errors[is_backward:], source)
 
 
 def swept_errors(

@@ -32,6 +32,7 @@ from kernel_fitting import (
     peak_of,
     products_of,
     rates_by_label,
+    rows_by_gpu,
 )
 from kernel_moving import halves, held_out_moving, moving_rows
 from kernel_rows import measured_gpus, measured_rows
@@ -110,7 +111,7 @@ def fitted_rows(
     limits = np.array([LIMITS.get(name, (0.0, np.inf)) for _, name in labels])
     values, errors = least(residuals, start, limits)
     quantities = [(key, quantity_of(name, rate)) for key, name in labels]
-    return rates_by_label(samples, quantities, values, errors, SOURCES[rate])
+    return rates_by_label(rows_by_gpu(samples), quantities, values, errors, SOURCES[rate])
 
 
 def constants_of(
@@ -175,7 +176,7 @@ def main() -> None:
             by_class[row.label, row.gpu].append(row)
     measured = {key: products_of(rows) for key, rows in by_class.items()}
     seen, judged = halves(everything)
-    rows = fitted_table(measured) + moving_rows(seen, least)
+    rows = fitted_table(measured) + moving_rows(seen)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(KernelRate.model_fields)

@@ -30,6 +30,7 @@ from trials.simulation.clock.moving import l2_bytes
 from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import STEP, Surroundings
 from trials.simulation.recording import Column, FloatArray, Kind, OperatorClass, Rate
+from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.tracing.operator_costs import SUMMED_ELEMENTS
 
 Work = tuple[OperatorClass, Rate, tuple[float, ...]]
@@ -83,8 +84,8 @@ LEAST_FP32_SECONDS = 500e-6
 SWEEP = "kernel_sweep"
 LEAST_MOVING_SECONDS = 10e-6
 # Blocks whose bytes take less than this at the peak, for each of their kernels, measure the host
-# that launches them (``EfficiencyConstants.host_kernel_us``).
-HOST_SECONDS = 6.8e-6
+# that launches them.
+HOST_SECONDS = 1e-6 * EfficiencyConstants().host_kernel_us
 ELEMENTWISE = {"add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "relu"}
 ELEMENTWISE |= {"gelu", "tanh"}
 FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
@@ -101,7 +102,7 @@ SHARED_SCRIPT = "_cutile.csv"
 # PyTorch's kernel of embeddings up to 2025 copied element by element: Liger-Kernel's A100 took 1.25
 # times as long for each as for one of the sums of the backward pass.
 FORMER_EMBEDDING_ELEMENTS = 1.25
-# Matrices that collectors of products go through, by their scripts. vLLM's weights are allocated
+# Matrices that collectors of products cycle through, by their scripts. vLLM's weights are allocated
 # but never set: its products of more than 10 ms take 0.78 (L40S) to 0.91 of TensorRT-LLM's time.
 COLLECTORS = {
     "aiconfigurator/sglang": Surroundings(inputs=6, weights=6, results=1),
@@ -144,7 +145,7 @@ class Measured:
         works: operators of it, as a trace records them.
         seconds: measured duration on the GPU.
         beside_seconds: part of them that its collector adds to any kernel.
-        surroundings: work that its collector measures a product amid.
+        surroundings: work of its collector around a product.
     """
 
     label: str

@@ -319,13 +319,18 @@ def _device_seconds(
     copied = work == OperatorClass.HOST_COPY
     transfer[work == OperatorClass.COLLECTIVE] = 0.0  # timeline_of knows their links
     transfer[copied] = numbers[copied, Column.BYTES] / _host_link_bytes_per_second(gpu)
-    floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
-    seconds = np.maximum(np.maximum(computing, transfer), floor)
+    seconds = np.maximum(np.maximum(computing, transfer), floor_seconds(numbers, constants))
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     seconds[products] = matrix_product_seconds(rate[products], numbers[products], gpu, peaks)
     seconds[products] /= constants.product_speed
     attention = attention_seconds(work, rate, numbers, gpu, peaks) / speeds[work]
     return np.where(np.isnan(attention), seconds, attention)
+
+
+def floor_seconds(numbers: FloatArray, constants: EfficiencyConstants) -> FloatArray:
+    """(operators,) seconds that the kernels of each operator take at least."""
+    seconds: FloatArray = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us
+    return seconds * 1e-6
 
 
 def _host_link_bytes_per_second(gpu: Gpu) -> float:
