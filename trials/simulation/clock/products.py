@@ -25,7 +25,7 @@ TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64))
 # Parts of the inner dimension (split-K), where the parts of all tiles fit one wave.
 SPLITS = (2, 4, 8, 16, 32)
 PARTIAL_BYTES = 8  # of an element of each part's result in fp32, written and read
-NEVER = 1e9  # matrices, of which no cache holds as many
+NEVER = 1e9  # more matrices than any cache holds
 # Seconds of a product between which its rate falls from the short one to the sustained one.
 SUSTAINED_FROM, SUSTAINED_AT = 0.3e-3, 3e-3
 
@@ -91,14 +91,13 @@ class ProductShapes:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Work that a product runs amid: benchmarks and steps differ in it.
+    """Work around a product, in which benchmarks and steps differ.
 
     Attributes:
-        inputs, weights, results: matrices of each kind that the work goes through before it comes
-            back to the first, one number or (operators,); ``NEVER`` for those that it does not use
-            again.
-        has_values: whether the matrices have values. Products of zeros draw so little power that
-            their rate does not fall.
+        inputs, weights, results: matrices of each kind that the work cycles through, one number or
+            (operators,); ``NEVER`` for those that it does not reuse.
+        has_values: whether the matrices are initialised. Products of zeros draw so little power
+            that their rate does not fall.
     """
 
     inputs: float | FloatArray = 1.0
@@ -112,7 +111,7 @@ class Surroundings:
         return type(self)(*(v[at] if isinstance(v, np.ndarray) else v for v in values))
 
 
-# The operator before has just written the input. A weight is read once, and a result is new memory.
+# The operator before has just written the input; weights are read once, results are new memory.
 STEP = Surroundings()
 
 
@@ -154,7 +153,7 @@ def matrix_product_seconds(
         numbers: (operators, columns) numbers, by ``Column``.
         gpu: the GPU.
         peaks: its FLOP/s, by ``Rate``.
-        surroundings: work that the products run amid.
+        surroundings: work around the products.
     """
     reached = rates_of(gpu)
     bandwidth = (gpu.memory_bandwidth_gb_per_second or np.nan) * 1e9
@@ -191,7 +190,7 @@ def product_seconds(
         constants: rates of products.
         multiprocessors: of the GPU; without them no product has tiles.
         rates: of the GPU.
-        surroundings: work that the products run amid.
+        surroundings: work around the products.
     """
     memory = rates.bandwidth * constants.bandwidth
     cache = np.fmax(memory, constants.cached * rates.clocks)
