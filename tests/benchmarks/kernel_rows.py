@@ -373,22 +373,23 @@ def _block(row: dict[str, str], gpu: Gpu) -> Read:
     if works is None:
         return None
     if row["op"] == "embedding":
-        works = tuple(_of_embedding(one, sizes, script) for one in works)
+        former = works[0] if script is Script.FIRST and row["mode"] != "backward" else None
+        works = tuple(_of_embedding(one, sizes, is_former=one is former) for one in works)
     bandwidth = (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9
     launching = HOST_SECONDS * len(works) * bandwidth
     is_of_host = sum(numbers[Column.BYTES] for _, _, numbers in works) < launching
     return None if is_of_host else (f"memory/block {row['op']}", works)
 
 
-def _of_embedding(one: Work, sizes: Sizes, script: Script) -> Work:
-    """Operator of an embedding of random tokens, by the kernel of its time."""
+def _of_embedding(one: Work, sizes: Sizes, *, is_former: bool) -> Work:
+    """Operator of an embedding of random tokens; ``is_former`` for the forward pass until 2025."""
     work, rate, numbers = one
     tokens, words, width = sizes["B"] * sizes["T"], sizes["V"], sizes["D"]
     if work is OperatorClass.GATHER:
         # A step takes all tokens for different ones.
         distinct = words * -math.expm1(-tokens / words)
         elements = (tokens + (SUMMED_ELEMENTS - 1) * distinct) * width
-    elif script is Script.FIRST and numbers[Column.BYTES] == 2 * 4 * tokens * width:
+    elif is_former:
         work, elements = OperatorClass.GATHER, FORMER_EMBEDDING_ELEMENTS * tokens * width
     else:
         return one
