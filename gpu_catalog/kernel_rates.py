@@ -31,7 +31,7 @@ class KernelRate(Record):
         group: GPUs like it: compute capability, and ``half`` or ``full`` rate of accumulation; for
             the bandwidth, the kind of memory.
         quantity: name of the number.
-        unit: unit of the value; ``1`` for a fraction of a peak rate.
+        unit: unit of the value; ``1`` for a fraction of a peak rate, a share or an exponent.
         standard_error: of the value, from the scatter of the rows it is fitted to.
         rows: number of these.
         source: repositories that published them.

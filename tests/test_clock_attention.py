@@ -18,7 +18,7 @@ from trials.simulation.clock.attention import (
     fused_seconds,
     rate_names,
 )
-from trials.simulation.clock.moving import clocks_per_second
+from trials.simulation.clock.moving import MEMORY_OVERLAP, clocks_per_second
 from trials.simulation.clock.operators import Operators
 from trials.simulation.recording import Column, Kind, OperatorClass, Rate
 from trials.simulation.timing_model import EfficiencyConstants, timeline_of
@@ -36,12 +36,12 @@ def rates(gpu: Gpu, **kernel: bool) -> AttentionRates:
 
 
 HALF = AttentionRates(
-    launch_us=3.0,
+    overhead_us=3.0,
     query_clocks=80.0,
     wide_query_clocks=51.2,
     scores_per_clock=10.0,
     last_block=0.5,
-    last_block_knee=1.0,
+    last_block_exponent=1.0,
     reached=0.5,
 )
 PEAKS = AttentionPeaks(
@@ -51,7 +51,6 @@ PEAKS = AttentionPeaks(
     bandwidth=1e9,
     cached=4e9,
     cache_bytes=1e9,
-    knee=2.0,
 )
 
 
@@ -81,7 +80,7 @@ def test_the_last_block_ends_after_the_mean() -> None:
     last = 0.5 * 100 * 128 * 1000 / SCORES
     assert seconds_of(peaks) == pytest.approx(COMPUTING * (1 + last) + 3e-6)
     # A kernel that begins with the longest blocks fills the multiprocessors behind them.
-    longest_first = seconds_of(peaks, replace(HALF, last_block_knee=2.0))
+    longest_first = seconds_of(peaks, replace(HALF, last_block_exponent=2.0))
     assert longest_first == pytest.approx(COMPUTING * np.hypot(1, last) + 3e-6)
 
 
@@ -102,7 +101,7 @@ def test_without_a_mask_no_score_is_added() -> None:
 def test_tensors_that_do_not_fit_the_cache_delay_it() -> None:
     """They move at 1 GB/s, in the cache at 4 GB/s, beside the products."""
     for moved, seconds in ((8e9, 8.0), (1e9, 0.25)):
-        both = np.hypot(COMPUTING, seconds)
+        both = (COMPUTING**MEMORY_OVERLAP + seconds**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)
         assert seconds_of(PEAKS, moved=moved) == pytest.approx(both + 3e-6)
 
 
@@ -119,7 +118,7 @@ def test_an_unknown_clock_leaves_the_products_and_bytes() -> None:
     peaks = replace(PEAKS, clocks=float("nan"))
     products = 4 * 50 * SCORES / 5e11
     assert seconds_of(peaks) == pytest.approx(products + 3e-6)
-    assert seconds_of(peaks, moved=8e9) == pytest.approx(np.hypot(products, 8) + 3e-6)
+    assert seconds_of(peaks, moved=8e12) == pytest.approx(8000)
 
 
 def flops_per_second(length: float, rate: Rate = Rate.BF16, speed: float = 1.0) -> float:

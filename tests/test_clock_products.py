@@ -18,7 +18,7 @@ from trials.simulation.clock.products import (
 
 # Every tile as fast as the largest; no cost but that of tiles and waves.
 PLAIN = ProductConstants(
-    launch_us=0.0,
+    overhead_us=0.0,
     bandwidth=1.0,
     cached=1.0,
     ramp=0.0,
@@ -26,7 +26,7 @@ PLAIN = ProductConstants(
     middle=1.0,
     small=1.0,
     least=1.0,
-    knee=200.0,
+    exponent=200.0,
 )
 MULTIPROCESSORS = 100
 PEAK = 1e14  # FLOP/s: 1e12 of each multiprocessor
@@ -80,7 +80,7 @@ def test_few_tiles_share_the_inner_dimension() -> None:
     assert seconds(64, 64 * 60, 1000) == pytest.approx(whole)
     ramp = replace(PLAIN, ramp=500.0)
     assert seconds(64, 64, 1000, ramp) == pytest.approx(whole * (1 / 32 + 0.5))
-    launch = replace(PLAIN, launch_us=1.0)
+    launch = replace(PLAIN, overhead_us=1.0)
     assert seconds(64, 64, 1000, launch) == pytest.approx(whole / 32 + 2e-6)
     assert seconds(64, 64 * 60, 1000, launch) == pytest.approx(whole + 1e-6)
 
@@ -88,13 +88,13 @@ def test_few_tiles_share_the_inner_dimension() -> None:
 def test_reading_and_multiplying_delay_each_other_where_they_are_alike() -> None:
     """Two equal times, joined by an exponent of one, are their sum."""
     one = 2 * 64 * 64 * 1000 / 1e12
-    joined = replace(PLAIN, knee=1.0)
+    joined = replace(PLAIN, exponent=1.0)
     assert seconds(640, 640, 1000, joined, moved=1e9 * one) == pytest.approx(2 * one)
 
 
 def test_reading_the_matrices_may_take_longer() -> None:
     """1,000 bytes at half of 1e9 a second; launches come on top of either."""
-    constants = replace(PLAIN, bandwidth=0.5, launch_us=3.0)
+    constants = replace(PLAIN, bandwidth=0.5, overhead_us=3.0)
     assert seconds(64, 64, 64, constants, moved=1e6) == pytest.approx(2e-3 + 3e-6)
     assert seconds(64, 64, 64, constants, moved=1e6, launches=8) == pytest.approx(2e-3 + 24e-6)
 

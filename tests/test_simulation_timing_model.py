@@ -54,7 +54,7 @@ def operators(*rows: tuple[OperatorClass, Rate, dict[str, float]] | None) -> Ope
 
 
 def moving(seconds: float) -> tuple[OperatorClass, Rate, dict[str, float]]:
-    """A kernel that moves bytes for some seconds on the A100, without its fixed time."""
+    """A kernel that moves bytes for some seconds on the A100, without its overhead."""
     return operator(OperatorClass.MEMORY, bytes=seconds * BANDWIDTH)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from kernel_fitting import Fitted, Products, least, peak_of, rates_by_label
+from kernel_fitting import Fitted, Products, least, peak_of, rates_by_label, rows_by_gpu
 from kernel_rows import FLASH2_KERNEL, calls_of_run, measured_gpus
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate
@@ -56,7 +56,7 @@ def names_of(label: str, key: str) -> RateNames | None:
 
 
 def attention_rows(by_names: dict[RateNames, Fitted]) -> tuple[KernelRate, ...]:
-    """Numbers of each generation of kernels, and fractions of each GPU."""
+    """Rates of each generation of kernels, and the fraction of the peak of each GPU."""
     rows: tuple[KernelRate, ...] = ()
     for names in sorted(by_names, key=_borrowed):
         samples = by_names[names]
@@ -67,8 +67,8 @@ def attention_rows(by_names: dict[RateNames, Fitted]) -> tuple[KernelRate, ...]:
 
 
 def _borrowed(names: RateNames) -> tuple[int, str]:
-    """How many numbers are not of the kernel's own generation, so that these are fitted first."""
-    own = names.launch_us.removesuffix("launch_us")
+    """How many rates belong to another generation, which is fitted first; then the name."""
+    own = names.overhead_us.removesuffix("overhead_us")
     given = [name for name in names if name is not None]
     return sum(not name.startswith(own) for name in given), names.reached
 
@@ -76,11 +76,11 @@ def _borrowed(names: RateNames) -> tuple[int, str]:
 def _fitted(
     names: RateNames, known: Mapping[str, float], samples: Fitted
 ) -> tuple[KernelRate, ...]:
-    """Numbers of kernels that are not known yet, and the fraction of each GPU.
+    """Rates of kernels that are not known yet, and the fraction of the peak of each GPU.
 
-    Where the numbers of the generation are known, this project's sweep alone measured the kernels.
-    The calls of one of its runs of the backward pass share the time in which autograd started the
-    first one, which is fitted too, and belongs to no kernel.
+    Where the rates of the generation are known, this project's sweep alone measured the kernels.
+    The calls of one of its runs of the backward pass share the time that autograd takes to start
+    the first one, which is fitted too, and belongs to no kernel.
     """
     is_backward = "backward" in names.reached
     free = {
@@ -110,8 +110,9 @@ def _fitted(
     limits = np.array([least_values, most]).T
     values, errors = least(residuals, np.array(start), limits)
     labels = [(SHARED, name) for name in free] + [(key, names.reached) for key in samples]
-    source = SOURCE_ATTENTION if names.launch_us in free else SOURCE_SWEEP
-    return rates_by_label(samples, labels, values[is_backward:], errors[is_backward:], source)
+    source = SOURCE_ATTENTION if names.overhead_us in free else SOURCE_SWEEP
+    rows = rows_by_gpu(samples)
+    return rates_by_label(rows, labels, values[is_backward:], errors[is_backward:], source)
 
 
 def swept_errors(
@@ -129,5 +130,5 @@ def swept_errors(
 
 
 def has_attention(rows: tuple[KernelRate, ...], label: str, key: str) -> bool:
-    """Whether a table has a fraction of the peak for a class of attention."""
+    """Whether a table has every rate of a class of attention on a GPU."""
     return {row.quantity for row in rows}.issuperset({*(names_of(label, key) or ())} - {None})

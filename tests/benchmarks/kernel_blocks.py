@@ -1,10 +1,9 @@
 """Eager PyTorch blocks that Liger-Kernel's benchmarks measure, as operators of a trace.
 
 Each is built on PyTorch's default device: on the GPU it is run (``kernel_sweep.py``), on meta the
-cost rules of the trace see its operators. Shapes and dtypes are
-those of Liger-Kernel's ``benchmark/scripts`` and of transformers' Llama. So is what the scripts
-measure besides: gradients that no run takes away are added to those of the run before, and some
-runs draw the gradient of the result.
+cost rules of the trace see its operators. Shapes and dtypes are those of Liger-Kernel's
+``benchmark/scripts`` and of transformers' Llama. So is what the scripts measure besides: gradients
+that are not reset accumulate from run to run, and some runs draw the gradient of the result.
 """
 
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from trials.simulation.recording import OperatorClass, Rate
 from trials.simulation.tracing.operator_costs import describe
 
-# Strided elements in whose time a number is drawn: 33.5 million take a B200 58 us, the difference
-# of both passes with and without a draw, of LayerNorm and softmax alike.
+# Time to draw a number, relative to a strided element: 33.5 million take a B200 58 us, the
+# difference of both passes with and without a draw, of LayerNorm and softmax alike.
 DRAWN_ELEMENTS = 0.78
 Sizes = dict[str, Any]
 Work = tuple[OperatorClass, Rate, tuple[float, ...]]
@@ -37,7 +36,7 @@ class Script(Enum):
     SHARED = auto()
     """Liger-Kernel's scripts since 2026: the first result's gradient is drawn in each full run."""
     SWEEP = auto()
-    """``kernel_sweep``, which takes every gradient away."""
+    """``kernel_sweep``, in which no gradient accumulates."""
 
 
 class _Costs(TorchDispatchMode):
@@ -106,7 +105,7 @@ class Block:
     Attributes:
         run: returns its result or results.
         inputs: tensors with gradients.
-        summed: those whose gradients are added to the ones before.
+        summed: those whose gradients accumulate from run to run.
         draws: whether a run of both passes draws the gradient of the result.
     """
 

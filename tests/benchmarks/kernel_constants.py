@@ -3,8 +3,8 @@
     .venv/bin/python tests/benchmarks/kernel_constants.py FOLDER
 
 FOLDER is one of ``kernel_times.py``. Writes gpu_catalog/data/kernel_rates.csv from half of the
-shapes, and prints the errors on the other half: with all
-rates, and with those of the GPU itself left out, so that it gets its siblings'.
+shapes, and prints the errors on the other half: with all rates, and with those of the GPU itself
+left out, so that it gets its siblings'.
 """
 
 import csv
@@ -32,6 +32,7 @@ from kernel_fitting import (
     peak_of,
     products_of,
     rates_by_label,
+    rows_by_gpu,
 )
 from kernel_moving import halves, held_out_moving, moving_rows
 from kernel_rows import measured_gpus, measured_rows
@@ -47,34 +48,34 @@ TABLE = Path(__file__).resolve().parents[2] / "gpu_catalog" / "data" / FILE
 MOST = {"linear": 3000, "few-tokens": 200, "thin": 200, "narrow": 200, "fp32": 1200}
 # Most rows of each library of attention kernels and GPU: libraries count alike.
 MOST_ATTENTION = 600
-# A class whose shortest rows show the launch, so that a GPU with some has one of its own.
+# A class whose shortest rows show the overhead, so that a GPU with some has one of its own.
 SHORT = "product/thin"
 START = ProductConstants(2.3, 0.78, 10.0, 130.0, 0.24, 0.972, 0.925, 0.78, 3.5)
-# What a kernel can be: some collectors add a time of their own to each, and unused tiles have no
-# rate that rows could determine.
-LIMITS = {"launch_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
-LIMITS["knee"] = (1.0, 12.0)
+# Physical limits: some collectors add a time of their own to each kernel, and no row determines the
+# rate of a tile shape that is never chosen.
+LIMITS = {"overhead_us": (1.0, 5.0), **dict.fromkeys(("middle", "small", "least"), (0.4, 1.1))}
+LIMITS["exponent"] = (1.0, 12.0)
 # No fit sees this GPU, so that its error is one of a new GPU, by its siblings' rates.
 NEVER_FITTED = {"GB200"}
 SOURCE = "aiconfigurator 095f58a; vidur 7d47513; LLMServingSim 5daddb2; tests/benchmarks/kernels"
 REACHED = ("short", "sustained")
 # fp32's rows do not show the speed of the cache.
-NOT_SHARED = {Rate.BF16: {"bandwidth", "launch_us"}, Rate.FP32: {"cached"}}
+NOT_SHARED = {Rate.BF16: {"bandwidth", "overhead_us"}, Rate.FP32: {"cached"}}
 Key = tuple[str, str]
 SOURCES = {Rate.BF16: SOURCE, Rate.FP32: "NeuSight 6945927"}
 
 
 def own_names(key: str, rate: Rate, measured: Collection[Key]) -> tuple[str, ...]:
-    """Numbers of products that belong to a GPU, beside those that all share."""
+    """Rates of products that belong to a GPU, beside those that all share."""
     if rate is Rate.FP32:
         return REACHED
-    return (*REACHED, "bandwidth", *(("launch_us",) if (SHORT, key) in measured else ()))
+    return (*REACHED, "bandwidth", *(("overhead_us",) if (SHORT, key) in measured else ()))
 
 
 def fitted_rows(
     samples: Fitted, rate: Rate, measured: Collection[Key], cached: float = START.cached
 ) -> tuple[KernelRate, ...]:
-    """Shared numbers of a precision, and those of each GPU, by least squares.
+    """Shared rates of a precision, and those of each GPU, by least squares.
 
     Args:
         samples: rows by GPU.
@@ -96,8 +97,8 @@ def fitted_rows(
 
     def residuals(point: FloatArray) -> FloatArray:
         values = dict(zip(labels, map(float, np.exp(point)), strict=True))
-        launches = [value for (_, name), value in values.items() if name == "launch_us"]
-        values[SHARED, "launch_us"] = float(np.exp(np.log(launches).mean()))
+        overheads = [value for (_, name), value in values.items() if name == "overhead_us"]
+        values[SHARED, "overhead_us"] = float(np.exp(np.log(overheads).mean()))
         values.setdefault((SHARED, "cached"), cached)
         parts = []
         for key in keys:
@@ -110,13 +111,13 @@ def fitted_rows(
     limits = np.array([LIMITS.get(name, (0.0, np.inf)) for _, name in labels])
     values, errors = least(residuals, start, limits)
     quantities = [(key, quantity_of(name, rate)) for key, name in labels]
-    return rates_by_label(samples, quantities, values, errors, SOURCES[rate])
+    return rates_by_label(rows_by_gpu(samples), quantities, values, errors, SOURCES[rate])
 
 
 def constants_of(
     rows: tuple[KernelRate, ...], key: str, rate: Rate
 ) -> tuple[ProductConstants, tuple[float, ...]]:
-    """Numbers of products by a table, and FLOP/s that a GPU reaches by it."""
+    """Rates of products by a table, and FLOP/s that a GPU reaches by it."""
     quantities = {name: quantity_of(name, rate) for name in (*NAMES, *REACHED)}
     numbers = {
         name: nearest_rate(rows, quantity, key, group_for(quantity, measured_gpus()[key]))
@@ -175,7 +176,7 @@ def main() -> None:
             by_class[row.label, row.gpu].append(row)
     measured = {key: products_of(rows) for key, rows in by_class.items()}
     seen, judged = halves(everything)
-    rows = fitted_table(measured) + moving_rows(seen, least)
+    rows = fitted_table(measured) + moving_rows(seen)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(KernelRate.model_fields)

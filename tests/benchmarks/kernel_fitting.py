@@ -1,7 +1,7 @@
 """Least squares of the clock's rates, shared by the fits of ``kernel_constants.py``."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 
@@ -10,13 +10,7 @@ from kernel_rows import Measured, measured_gpus, operators_of, stacked
 from scipy.optimize import least_squares
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate, group_for
-from trials.simulation.clock.moving import (
-    clocks_per_second,
-    l2_bytes,
-    moving_constants,
-    moving_rates,
-    moving_seconds,
-)
+from trials.simulation.clock.moving import BY_ELEMENT, PREFIX, clocks_per_second, l2_bytes
 from trials.simulation.clock.products import (
     BoolArray,
     ProductConstants,
@@ -26,15 +20,17 @@ from trials.simulation.clock.products import (
     product_seconds,
 )
 from trials.simulation.recording import FloatArray, IntArray, Rate
-from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.timing_model import EfficiencyConstants, timeline_of
 
-# Units by the end of a name; all other numbers are fractions.
+# Units by the end of a name; fractions, shares and exponents have none.
 UNITS = {
     "product_cached": "bytes per clock",
     "_ramp": "elements",
     "_us": "us",
-    "_query_clocks": "clock",
-    "_scores_per_clock": "1/clock",
+    "_ns": "ns",
+    "_query_clocks": "clocks",
+    "_scores_per_clock": "scores per clock",
+    **{f"{PREFIX}{one.name.lower()}": "elements per clock" for one in BY_ELEMENT},
 }
 SCALE = 0.08  # of errors beyond which a row counts less
 
@@ -68,7 +64,7 @@ class Products:
 
         Args:
             gpu: key of the GPU.
-            constants: numbers of products.
+            constants: rates of products.
             peaks: FLOP/s that it reaches in short and in sustained work.
         """
         facts = measured_gpus()[gpu]
@@ -96,16 +92,12 @@ def products_of(rows: list[Measured]) -> Products:
 
 
 def _beside(rows: list[Measured]) -> FloatArray:
-    """(rows,) seconds of all but the first operator of each row, which only move data."""
-    gpu = measured_gpus()[rows[0].gpu]
+    """(rows,) seconds of all but the first operator of each row, which are memory-bound."""
     operators, places = operators_of([replace(row, works=row.works[1:]) for row in rows])
     if not len(places):
         return np.zeros(len(rows))
-    seconds = moving_seconds(
-        operators.names // 4, operators.numbers, moving_rates(gpu), moving_constants(gpu)
-    )
-    floor = 1e-6 * EfficiencyConstants().kernel_floor_us
-    seconds = np.maximum(seconds, floor)
+    gpu = measured_gpus()[rows[0].gpu]
+    seconds = timeline_of(operators, gpu, EfficiencyConstants()).device
     return np.bincount(places, weights=seconds, minlength=len(rows)).astype(np.float64)
 
 
@@ -123,13 +115,22 @@ def attention_in_fit(products: Products) -> BoolArray:
     return np.array([sha256(b"%d,%d,%d" % size).digest()[0] % 2 == 0 for size in sizes])
 
 
+def drawn_rows(rows: int, most: int) -> IntArray:
+    """Indices of at most so many of all rows, drawn with a fixed seed, in ascending order."""
+    return np.sort(np.random.default_rng(0).permutation(rows)[:most])
+
+
 def drawn(products: Products, most: int) -> Products:
-    """At most so many rows, drawn with a fixed seed."""
-    order = np.random.default_rng(0).permutation(len(products.seconds))
-    return products.where(np.sort(order[:most]))
+    """At most so many of the rows."""
+    return products.where(drawn_rows(len(products.seconds), most))
 
 
 Fitted = dict[str, list[Products]]
+
+
+def rows_by_gpu(samples: Fitted) -> dict[str, int]:
+    """Number of rows of each GPU."""
+    return {key: sum(len(one.seconds) for one in own) for key, own in samples.items()}
 
 
 def least(
@@ -159,15 +160,22 @@ def least(
 
 
 def rates_by_label(
-    samples: Fitted,
+    rows: Mapping[str, int],
     labels: list[tuple[str, str]],
     values: FloatArray,
     errors: FloatArray,
     source: str,
 ) -> tuple[KernelRate, ...]:
-    """Rows of the table, by GPU and name."""
-    counts = {key: sum(len(one.seconds) for one in samples[key]) for key in samples}
-    counts[SHARED] = sum(counts.values())
+    """Rows of the table.
+
+    Args:
+        rows: number of measured rows of each GPU.
+        labels: GPU, or ``SHARED``, and quantity of each value.
+        values: (labels,) fitted values.
+        errors: (labels,) relative standard errors.
+        source: repositories that published the rows.
+    """
+    counts = {**rows, SHARED: sum(rows.values())}
     return tuple(
         KernelRate(
             gpu=gpu,

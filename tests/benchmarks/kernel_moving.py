@@ -1,36 +1,54 @@
-"""Fit of the clock's rates of operators that move data (``kernel_constants.py``)."""
+"""Fit of the clock's rates of memory-bound operators (``kernel_constants.py``)."""
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
-from kernel_rows import FORMER_SOFTMAX, Measured, measured_gpus, operators_of
+from kernel_fitting import drawn_rows, least, rates_by_label
+from kernel_rows import Measured, measured_gpus, operators_of
 
 from gpu_catalog.kernel_rates import SHARED, KernelRate, memory_of, nearest_rate
-from trials.simulation.clock.moving import PREFIX, MovingConstants, moving_rates, moving_seconds
-from trials.simulation.recording import Column, FloatArray, IntArray
-from trials.simulation.timing_model import EfficiencyConstants
+from trials.simulation.clock.moving import (
+    PREFIX,
+    SOFTMAXES,
+    WARP,
+    MovingConstants,
+    MovingRates,
+    SoftmaxKernel,
+    moving_rates,
+    moving_seconds,
+)
+from trials.simulation.recording import Column, FloatArray, IntArray, OperatorClass
+from trials.simulation.timing_model import EfficiencyConstants, floor_seconds
 
-START = MovingConstants(0.85, 3.0, 0.85, 1.5, 1.0, 2.0, 2.0, 1.5, 2.5, 0.3, 1.3, 25.0, 2.795)
+START = MovingConstants(0.85, 3.0, 0.85, 1.5, 1.0, 2.0, 2.0, 1.5, 2.5, 0.3, 1.3, 25.0)
 NAMES = [field.name for field in fields(MovingConstants)]
-BY_CLOCK = ("scattered", "gather", "norm", "norm_backward", "softmax")
-UNITS = dict.fromkeys(BY_CLOCK, "elements per clock")
-UNITS |= {"launch_us": "us", "softmax_us": "us", "picked_ns": "ns"}
-# No memory moves more than this part of its peak rate. The knee stays as it is: attention's rates
-# are fitted by it, too, and a free one (1.8) would make the B200's rotary embedding too fast.
-LIMITS = {"reached": (0.4, 0.95), "knee": (2.79, 2.80)}
+# No memory reaches more than this fraction of its peak bandwidth.
+LIMITS = {"reached": (0.4, 0.95)}
 MOST_ROWS = 150  # of each class and GPU in the fit
 # Weight of each class and GPU, whatever its rows: plain kernels show the bandwidth.
 WEIGHTS, WEIGHT_ELSE = {"memory/elementwise": 160.0, "memory/stream": 160.0}, 40.0
 # Mostly matrix products; and what the clock times by other numbers.
 GATED = {"memory/block geglu", "memory/block swiglu", "memory/dequantisation"}
 SOURCE = "vidur 7d47513; NeuSight 6945927; Liger-Kernel ead96b6; tests/benchmarks/kernels"
+# NeuSight's softmax is PyTorch's of 2023, which had no forward kernel that holds a long row.
+FORMER_SOFTMAX = "memory/softmax"
+FORMER_SOFTMAXES = SOFTMAXES | {OperatorClass.SOFTMAX: SoftmaxKernel(1, WARP, held_bytes=0)}
 Key = tuple[str, str]
-Least = Callable[
-    [Callable[[FloatArray], FloatArray], FloatArray, FloatArray], tuple[FloatArray, FloatArray]
-]
+
+
+def kernel_seconds(
+    work: IntArray,
+    numbers: FloatArray,
+    rates: MovingRates,
+    constants: MovingConstants,
+    softmaxes: Mapping[OperatorClass, SoftmaxKernel],
+) -> FloatArray:
+    """(operators,) ``moving_seconds``, at least those of the shortest kernels."""
+    seconds = moving_seconds(work, numbers, rates, constants, softmaxes)
+    return np.maximum(seconds, floor_seconds(numbers, EfficiencyConstants()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +61,7 @@ class Movers:
         seconds: (rows,) measured.
         beside_seconds: (rows,) part of them that the collector adds.
         gpu: key of the GPU.
-        by_former_softmax: whether they ran PyTorch's softmax of 2023.
+        softmaxes: kernels of softmax that they ran.
     """
 
     work: IntArray
@@ -52,17 +70,12 @@ class Movers:
     seconds: FloatArray
     beside_seconds: FloatArray
     gpu: str
-    by_former_softmax: bool
+    softmaxes: Mapping[OperatorClass, SoftmaxKernel]
 
     def errors(self, constants: MovingConstants) -> FloatArray:
         """(rows,) logarithms of predicted over measured seconds."""
         rates = moving_rates(measured_gpus()[self.gpu])
-        floor = np.maximum(self.numbers[:, Column.LAUNCHES], 1.0)
-        floor *= 1e-6 * EfficiencyConstants().kernel_floor_us
-        seconds = moving_seconds(
-            *(self.work, self.numbers, rates, constants), by_former_softmax=self.by_former_softmax
-        )
-        seconds = np.maximum(seconds, floor)
+        seconds = kernel_seconds(self.work, self.numbers, rates, constants, self.softmaxes)
         total = np.bincount(self.places, weights=seconds, minlength=len(self.seconds))
         logarithms: FloatArray = np.log((total + self.beside_seconds) / self.seconds)
         return logarithms
@@ -73,9 +86,9 @@ def movers(rows: list[Measured]) -> Movers:
     operators, places = operators_of(rows)
     seconds = np.array([row.seconds for row in rows])
     beside = np.array([row.beside_seconds for row in rows])
-    is_former = rows[0].label == FORMER_SOFTMAX
     numbers, gpu = operators.numbers, rows[0].gpu
-    return Movers(operators.names // 4, numbers, places, seconds, beside, gpu, is_former)
+    softmaxes = FORMER_SOFTMAXES if rows[0].label == FORMER_SOFTMAX else SOFTMAXES
+    return Movers(operators.names // 4, numbers, places, seconds, beside, gpu, softmaxes)
 
 
 def halves(rows: Iterable[Measured]) -> tuple[dict[Key, Movers], dict[Key, Movers]]:
@@ -90,13 +103,11 @@ def halves(rows: Iterable[Measured]) -> tuple[dict[Key, Movers], dict[Key, Mover
             half = zlib.crc32(b"%d" % max(sizes)) % 2
             split[half][row.label, row.gpu].append(row)
     seen, judged = split
-    fitted = {key: movers(_drawn(own)) for key, own in seen.items()}
+    fitted = {
+        key: movers([own[at] for at in drawn_rows(len(own), MOST_ROWS)])
+        for key, own in seen.items()
+    }
     return fitted, {key: movers(own) for key, own in judged.items()}
-
-
-def _drawn(rows: list[Measured]) -> list[Measured]:
-    order = np.random.default_rng(0).permutation(len(rows))[:MOST_ROWS]
-    return [rows[at] for at in np.sort(order)]
 
 
 def weight_of(label: str, gpu: str, samples: dict[Key, Movers]) -> float:
@@ -106,7 +117,7 @@ def weight_of(label: str, gpu: str, samples: dict[Key, Movers]) -> float:
     return WEIGHTS.get(label, WEIGHT_ELSE)
 
 
-def moving_rows(samples: dict[Key, Movers], least: Least) -> tuple[KernelRate, ...]:
+def moving_rows(samples: dict[Key, Movers]) -> tuple[KernelRate, ...]:
     """Rows of the table: the bandwidth that each GPU reaches, and the shared numbers."""
     gpus = sorted({gpu for _, gpu in samples})
 
@@ -123,25 +134,12 @@ def moving_rows(samples: dict[Key, Movers], least: Least) -> tuple[KernelRate, .
     names = ["reached"] * len(gpus) + NAMES[1:]
     limits = np.array([LIMITS.get(name, (0.0, np.inf)) for name in names])
     values, errors = least(residuals, np.array(start), limits)
-    counts = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for (_, gpu), one in samples.items():
         counts[gpu] += len(one.seconds)
-    counts[SHARED] = sum(counts.values())
-    return tuple(
-        KernelRate(
-            gpu=key,
-            group=SHARED if key == SHARED else memory_of(measured_gpus()[key]),
-            quantity=f"{PREFIX}{name}",
-            value=float(f"{value:.4g}"),
-            unit=UNITS.get(name, "1"),
-            standard_error=float(f"{value * error:.2g}"),
-            rows=counts[key],
-            source=SOURCE,
-        )
-        for key, name, value, error in zip(
-            gpus + [SHARED] * (len(NAMES) - 1), names, values, errors, strict=True
-        )
-    )
+    keys = gpus + [SHARED] * (len(NAMES) - 1)
+    labels = [(key, f"{PREFIX}{name}") for key, name in zip(keys, names, strict=True)]
+    return rates_by_label(counts, labels, values, errors, SOURCE)
 
 
 def held_out_moving(rows: tuple[KernelRate, ...], one: Movers) -> FloatArray:

@@ -42,7 +42,7 @@ PANELS = {
         "embedding": "embedding",
         "AdamW": "adamw",
         "4-bit weights": "dequantisation",
-        "elementwise, casts": ("elementwise", "stream", "widening"),
+        "elementwise, casts": ("elementwise", "stream", "upcast"),
     },
 }
 COLUMNS, SIZE, DPI = 3, 2.3, 110

@@ -30,6 +30,7 @@ from trials.simulation.clock.moving import l2_bytes
 from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import STEP, Surroundings
 from trials.simulation.recording import Column, FloatArray, Kind, OperatorClass, Rate
+from trials.simulation.timing_model import EfficiencyConstants
 from trials.simulation.tracing.operator_costs import SUMMED_ELEMENTS
 
 Work = tuple[OperatorClass, Rate, tuple[float, ...]]
@@ -70,21 +71,21 @@ LEAST_SWEPT_WIDTH = 64.0  # of a head: the smallest models are those of tests
 # so its rows of smaller shapes are the slow ones alone, and each of its products took some 50 us
 # more than its kernel; vidur has whole microseconds.
 LEAST_SECONDS = {"NeuSight": 50e-6}
-# Seconds beside each of NeuSight's kernels that move data, the clock's fixed time among them, and
+# Seconds beside each of NeuSight's memory-bound kernels, the clock's overhead among them, and
 # the part of the L2 cache that keeps what vidur's repeats wrote, so that it never reaches the
 # memory: both fitted with the rates.
 BESIDE_SECONDS = {"NeuSight": 19e-6, "NeuSight/softmax": 30e-6, "NeuSight/ln": 42e-6}
 KEPT_OF_CACHE = {"vidur": 0.135}
-# Collectors whose times leave out the clock's fixed time of a kernel: vidur's are a profiler's.
-WITHOUT_LAUNCH = ("NeuSight", "vidur")
+# Collectors whose times leave out the clock's overhead of a kernel: vidur's are a profiler's.
+WITHOUT_OVERHEAD = ("NeuSight", "vidur")
 # Seconds in which autograd starts a run of ``kernel_sweep``'s backward passes, on an idle GPU.
 START_SECONDS = 60e-6
 LEAST_FP32_SECONDS = 500e-6
 SWEEP = "kernel_sweep"
 LEAST_MOVING_SECONDS = 10e-6
 # Blocks whose bytes take less than this at the peak, for each of their kernels, measure the host
-# that launches them (``EfficiencyConstants.host_kernel_us``).
-HOST_SECONDS = 6.8e-6
+# that launches them.
+HOST_SECONDS = 1e-6 * EfficiencyConstants().host_kernel_us
 ELEMENTWISE = {"add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "relu"}
 ELEMENTWISE |= {"gelu", "tanh"}
 FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
@@ -101,9 +102,7 @@ SHARED_SCRIPT = "_cutile.csv"
 # PyTorch's kernel of embeddings up to 2025 copied element by element: Liger-Kernel's A100 took 1.25
 # times as long for each as for one of the sums of the backward pass.
 FORMER_EMBEDDING_ELEMENTS = 1.25
-# NeuSight's softmax is PyTorch's of 2023, which had no kernel that holds a long row.
-FORMER_SOFTMAX = "memory/softmax"
-# Matrices that collectors of products go through, by their scripts. vLLM's weights are allocated
+# Matrices that collectors of products cycle through, by their scripts. vLLM's weights are allocated
 # but never set: its products of more than 10 ms take 0.78 (L40S) to 0.91 of TensorRT-LLM's time.
 COLLECTORS = {
     "aiconfigurator/sglang": Surroundings(inputs=6, weights=6, results=1),
@@ -115,7 +114,7 @@ COLLECTORS = {
 # and AdamW by lists of tensors is many kernels.
 SWEPT = {
     **dict.fromkeys(("add", "add_fp32", "cast_down"), "stream"),
-    "cast_up": "widening",
+    "cast_up": "upcast",
     "adamw_fused": "adamw",
 }
 PATTERNS = {
@@ -146,7 +145,7 @@ class Measured:
         works: operators of it, as a trace records them.
         seconds: measured duration on the GPU.
         beside_seconds: part of them that its collector adds to any kernel.
-        surroundings: work that its collector measures a product amid.
+        surroundings: work of its collector around a product.
     """
 
     label: str
@@ -259,7 +258,7 @@ def calls_of_run(seconds: FloatArray) -> FloatArray:
 
 
 def _beside_seconds(row: dict[str, str], label: str, seconds: float) -> float:
-    """Seconds that a collector adds to a kernel that moves data."""
+    """Seconds that a collector adds to a memory-bound kernel."""
     if not label.startswith("memory/"):
         return 0.0
     if row["source"].startswith(SWEEP) and row.get("mode") == "backward":
@@ -315,7 +314,7 @@ def _moving(row: dict[str, str], gpu: Gpu) -> Read:
         rows *= ACTIVATION_ELEMENTS
     elif name == "input_layernorm" and columns != LAYER_NORM_COLUMNS:
         columns *= RMS_NORM_ELEMENTS
-    launches = float(_collector(row) not in WITHOUT_LAUNCH)
+    launches = float(_collector(row) not in WITHOUT_OVERHEAD)
     numbers = (moved, 0.0, rows, row_bytes, columns, 0.0, launches)
     return f"memory/{label}", ((pattern, Rate.BF16, numbers),)
 
@@ -374,22 +373,23 @@ def _block(row: dict[str, str], gpu: Gpu) -> Read:
     if works is None:
         return None
     if row["op"] == "embedding":
-        works = tuple(_of_embedding(one, sizes, script) for one in works)
+        former = works[0] if script is Script.FIRST and row["mode"] != "backward" else None
+        works = tuple(_of_embedding(one, sizes, is_former=one is former) for one in works)
     bandwidth = (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9
     launching = HOST_SECONDS * len(works) * bandwidth
     is_of_host = sum(numbers[Column.BYTES] for _, _, numbers in works) < launching
     return None if is_of_host else (f"memory/block {row['op']}", works)
 
 
-def _of_embedding(one: Work, sizes: Sizes, script: Script) -> Work:
-    """Operator of an embedding of random tokens, by the kernel of its time."""
+def _of_embedding(one: Work, sizes: Sizes, *, is_former: bool) -> Work:
+    """Operator of an embedding of random tokens; ``is_former`` for the forward pass until 2025."""
     work, rate, numbers = one
     tokens, words, width = sizes["B"] * sizes["T"], sizes["V"], sizes["D"]
     if work is OperatorClass.GATHER:
         # A step takes all tokens for different ones.
         distinct = words * -math.expm1(-tokens / words)
         elements = (tokens + (SUMMED_ELEMENTS - 1) * distinct) * width
-    elif script is Script.FIRST and numbers[Column.BYTES] == 2 * 4 * tokens * width:
+    elif is_former:
         work, elements = OperatorClass.GATHER, FORMER_EMBEDDING_ELEMENTS * tokens * width
     else:
         return one

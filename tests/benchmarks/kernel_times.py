@@ -23,19 +23,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from kernel_rows import (
-    FORMER_SOFTMAX,
-    Measured,
-    measured_gpus,
-    measured_rows,
-    operators_of,
-    stacked,
-)
+from kernel_moving import FORMER_SOFTMAX, FORMER_SOFTMAXES, kernel_seconds
+from kernel_rows import Measured, measured_gpus, measured_rows, operators_of, stacked
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.markdown_table import table
-from trials.simulation.clock.moving import moving_constants, moving_rates, moving_seconds
+from trials.simulation.clock.moving import moving_constants, moving_rates
 from trials.simulation.clock.products import matrix_product_seconds
 from trials.simulation.recording import FloatArray
 from trials.simulation.timing_model import EfficiencyConstants, peaks_of, timeline_of
@@ -58,10 +52,9 @@ def predicted_seconds(rows: list[Measured], gpu: Gpu) -> FloatArray:
         )
     former = np.isin(places, [at for at, row in enumerate(rows) if row.label == FORMER_SOFTMAX])
     if former.any():
-        device[former] = moving_seconds(
+        device[former] = kernel_seconds(
             *(operators.names[former] // 4, operators.numbers[former]),
-            *(moving_rates(gpu), moving_constants(gpu)),
-            by_former_softmax=True,
+            *(moving_rates(gpu), moving_constants(gpu), FORMER_SOFTMAXES),
         )
     seconds = np.bincount(places, weights=device, minlength=len(rows)).astype(np.float64)
     return seconds + np.array([row.beside_seconds for row in rows])

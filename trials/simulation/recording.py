@@ -132,16 +132,16 @@ class OperatorClass(IntEnum):
     COLLECTIVE = 10
     """Collective operation of several GPUs; ``Collective`` takes the place of the rate."""
     SCATTERED = 11
-    """Addresses or converts its elements one by one: strided, broadcast or widened tensors."""
+    """Addresses or converts its elements one by one: strided, broadcast or upcast tensors."""
     NORM = 12
     NORM_BACKWARD = 13
     SOFTMAX = 14
     """Softmax or its logarithm."""
     SOFTMAX_BACKWARD = 15
     GATHER = 16
-    """Writes or adds rows of a table, element by element."""
+    """Gather, scatter or embedding gradient: addresses each element by an index."""
     PICKED_LOSS = 17
-    """Mean of one picked number of each row: one block adds up all rows."""
+    """``nll_loss`` with mean reduction: one thread block adds up all rows."""
     FLASH2_FORWARD = 18
     """FlashAttention-2's own kernel, where PyTorch has a faster one."""
     FLASH2_BACKWARD = 19

@@ -67,10 +67,10 @@ class EfficiencyConstants(Record):
 
     Attributes:
         product_speed, attention_speed, memory_speed: speed of matrix products, of fused attention,
-            forward, and of operators that move data, relative to the published ones that
+            forward, and of memory-bound operators, relative to the published ones that
             ``gpu_catalog.kernel_rates`` is fitted to.
-        attention_backward: fraction of the peak in fused attention, backward. Where kernels were
-            measured, on Hopper, their rates times this fraction over its default.
+        attention_backward: fraction of the peak in fused attention, backward. Hopper and the B200
+            have measured rates instead, times this fraction over its default.
         dequantisation: 4-bit weights that a multiprocessor unpacks per clock: bitsandbytes 0.50 on
             an H100 (``tests/benchmarks/kernels``). Bandwidth alone would make an A40 three times as
             slow as an A100, while the paper's points (2408.04693, Fig. 14 and 15) show 1.4 times,
@@ -319,13 +319,18 @@ def _device_seconds(
     copied = work == OperatorClass.HOST_COPY
     transfer[work == OperatorClass.COLLECTIVE] = 0.0  # timeline_of knows their links
     transfer[copied] = numbers[copied, Column.BYTES] / _host_link_bytes_per_second(gpu)
-    floor = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us * 1e-6
-    seconds = np.maximum(np.maximum(computing, transfer), floor)
+    seconds = np.maximum(np.maximum(computing, transfer), floor_seconds(numbers, constants))
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     seconds[products] = matrix_product_seconds(rate[products], numbers[products], gpu, peaks)
     seconds[products] /= constants.product_speed
     attention = attention_seconds(work, rate, numbers, gpu, peaks) / speeds[work]
     return np.where(np.isnan(attention), seconds, attention)
+
+
+def floor_seconds(numbers: FloatArray, constants: EfficiencyConstants) -> FloatArray:
+    """(operators,) seconds that the kernels of each operator take at least."""
+    seconds: FloatArray = np.maximum(numbers[:, Column.LAUNCHES], 1.0) * constants.kernel_floor_us
+    return seconds * 1e-6
 
 
 def _host_link_bytes_per_second(gpu: Gpu) -> float:

@@ -1,18 +1,18 @@
 """Durations of fused attention in 16 bits.
 
-A kernel computes its products at a fraction of the peak and its exponentials beside them, and
-spends a fixed time on each query, or it moves its tensors, whichever takes longer:
+A kernel computes its matrix products at a fraction of the peak, overlapped with its exponentials,
+and spends a fixed time on each query, or it moves its tensors, whichever takes longer:
 
-- Scores (one for each query and key of a head) go through the exponential, which other units of a
-  multiprocessor compute while its tensor cores work on products of other blocks. The narrower the
-  heads, the more it delays them.
-- Queries are loaded, rescaled and written block by block. This decides at short lengths, since
+- Exponentials, one for each score (query and key of a head), run on the special function units
+  while the tensor cores work on products of other tiles. The narrower the heads, the more
+  exponentials there are per FLOP, and the more they delay the products.
+- Queries are loaded, rescaled and written tile by tile. This dominates at short lengths, since
   scores grow with the square of the length.
-- The blocks on the diagonal of a causal mask are computed whole.
-- A multiprocessor works on one block of queries to its end, so the last block, which has the most
-  keys, ends later than the mean: most visible with few heads.
-- Tensors move at the speed of the L2 cache if all of them fit: the operator before has just written
-  them. Otherwise they move at that of the memory.
+- Tiles on the diagonal of a causal mask are computed whole.
+- Tail effect: a thread block runs to completion, and the last one has the most keys, so it ends
+  later than the mean. It matters most with few heads.
+- Tensors move at the bandwidth of the L2 cache if all of them fit, since the operator before has
+  just written them, and otherwise at that of the memory.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from gpu_catalog.gpu import Gpu
 from gpu_catalog.kernel_rates import rates_of
 from trials.simulation.clock.joined import joined_seconds
 from trials.simulation.clock.moving import (
+    MEMORY_OVERLAP,
     clocks_per_second,
     l2_bytes,
     moving_constants,
@@ -33,19 +34,20 @@ from trials.simulation.clock.moving import (
 from trials.simulation.clock.operators import Operators
 from trials.simulation.recording import Column, FloatArray, IntArray, Kind, OperatorClass, Rate
 
-# Compute capabilities, or their major part, of each generation of kernels, by how the names of its
-# rates begin. FlashAttention-2 has larger blocks on the A100 and A30, for their shared memory, than
-# on ``OTHERS``: GeForce and its kin of each generation, Blackwell's among them. FlashAttention-3 on
-# Hopper, and the kernels of cuDNN and TensorRT-LLM for Hopper and B200, let tensor cores read
-# shared memory asynchronously.
-A100, HOPPER, B200, OTHERS = (f"attention_{name}" for name in ("a100_", "hopper_", "b200_", ""))
+# Prefix of the rates' names of each generation of kernels. FlashAttention-2 has larger tiles on the
+# A100 and A30, for their shared memory, than on ``OTHERS``: GeForce and its kin of each generation,
+# Blackwell's among them. FlashAttention-3 on Hopper, and the kernels of cuDNN and TensorRT-LLM for
+# Hopper and B200, let tensor cores read shared memory asynchronously.
+GENERATION_NAMES = ("a100", "hopper", "b200", "others")
+A100, HOPPER, B200, OTHERS = (f"attention_{name}_" for name in GENERATION_NAMES)
+# Prefix of the rates' names, by compute capability or its major part.
 GENERATIONS = {"8.0": A100, "9": HOPPER, "10": B200}
 ASYNCHRONOUS = frozenset({"9", "10"})
-OVERLAP = 2.0  # exponent that joins products and exponentials
+OVERLAP = 2.0  # exponent that joins the times of products and exponentials
 FP32_FORWARD = 0.60  # fraction of the peak in fp32, of which no measured kernel was found
 # Fraction of the peak in the backward pass of FlashAttention-2 on Ampere and Ada, at all lengths.
 BACKWARD = 0.56
-BLOCK = 128  # queries of a block
+BLOCK = 128  # queries of a tile, on which one thread block works
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # for each score (2205.14135)
 # Columns of ``AttentionShapes``.
 SHAPE_COLUMNS = (
@@ -61,37 +63,37 @@ FLASH2 = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionRates:
-    """Numbers of a GPU and direction; those of its generation of kernels but for the last.
+    """Rates of a GPU's kernel in one direction; ``rate_names`` says which of them it shares.
 
     Attributes:
-        launch_us: fixed share of each kernel's duration, in microseconds.
-        query_clocks: clocks of a multiprocessor that each query of a head takes beside its scores.
-        wide_query_clocks: those that it takes more for each 128 elements of a head's width.
-        scores_per_clock: scores that a multiprocessor completes per clock.
-        last_block: share of the longest block of queries that delays the end of all.
-        last_block_knee: exponent that joins that share to the mean duration of all: 1 adds it, and
-            a larger one is that of a kernel which begins with the longest blocks.
+        overhead_us: fixed part of each kernel's duration, in microseconds.
+        query_clocks: clocks that a multiprocessor spends on each query of a head beside its scores.
+        wide_query_clocks: further clocks for each 128 elements of the head's width.
+        scores_per_clock: exponentials that a multiprocessor completes per clock.
+        last_block: share of the longest thread block's duration that delays the end of the kernel.
+        last_block_exponent: exponent that joins that share to the mean duration of all blocks: 1
+            adds it; kernels that schedule the longest blocks first have a larger one.
         reached: fraction of the peak FLOP/s.
     """
 
-    launch_us: float
+    overhead_us: float
     query_clocks: float
     wide_query_clocks: float
     scores_per_clock: float
     last_block: float
-    last_block_knee: float
+    last_block_exponent: float
     reached: float
 
 
 class RateNames(NamedTuple):
     """Names of ``AttentionRates`` in ``gpu_catalog.kernel_rates``; None for a number that is 0."""
 
-    launch_us: str
+    overhead_us: str
     query_clocks: str | None
     wide_query_clocks: str | None
     scores_per_clock: str
     last_block: str
-    last_block_knee: str
+    last_block_exponent: str
     reached: str
 
 
@@ -121,13 +123,12 @@ class AttentionPeaks:
     """Facts of a GPU.
 
     Attributes:
-        flops: (operators,) FLOP/s.
+        flops: (operators,) peak FLOP/s.
         clocks: clocks per second of all multiprocessors; nan where unknown.
         multiprocessors: of the GPU; None where unknown.
-        bandwidth: bytes per second that kernels reach.
-        cached: bytes per second of what is in the L2 cache.
-        cache_bytes: of that cache.
-        knee: exponent that joins computing and moving, as ``MovingConstants``.
+        bandwidth: bytes per second that kernels reach from memory.
+        cached: bytes per second that they reach from the L2 cache.
+        cache_bytes: size of that cache.
     """
 
     flops: FloatArray | float
@@ -136,7 +137,6 @@ class AttentionPeaks:
     bandwidth: float
     cached: float
     cache_bytes: float
-    knee: float
 
 
 def rate_names(
@@ -144,9 +144,14 @@ def rate_names(
 ) -> RateNames | None:
     """Names of the rates of a GPU's kernels.
 
-    All but the last are those of the generation of kernels. The time of a query depends on the
-    width of its head where kernels are asynchronous, and in the backward pass, which writes sums of
-    gradients, on that alone.
+    Each GPU has a fraction of the peak (``reached``) of its own for each kernel; the other rates
+    are shared by all GPUs with that generation of kernels, which for FlashAttention-2 on Hopper and
+    B200 is the A100's. There are two exceptions:
+
+    - ``scores_per_clock`` is fitted on Hopper, and the A100 and B200 take it, too.
+    - ``wide_query_clocks`` of the backward pass is one number for all asynchronous kernels, and one
+      for FlashAttention-2 on the same GPUs. There the time of a query depends on the width of its
+      head alone, since its gradient is accumulated in memory.
 
     Args:
         capability: compute capability of the GPU.
@@ -167,26 +172,22 @@ def rate_names(
         generation, own = A100, "attention_flash2_"
     own += "backward_" if is_backward else ""
     return RateNames(
-        launch_us=f"{generation}launch_us",
+        overhead_us=f"{generation}overhead_us",
         query_clocks=None if is_backward else f"{generation}query_clocks",
         wide_query_clocks=f"{own}wide_query_clocks" if has_width else None,
-        # One number of all exponential units but those of ``OTHERS``.
         scores_per_clock=f"{OTHERS if generation == OTHERS else HOPPER}scores_per_clock",
         last_block=f"{generation}last_block",
-        last_block_knee=f"{generation}last_block_knee",
+        last_block_exponent=f"{generation}last_block_exponent",
         reached=f"{own}reached",
     )
 
 
 def attention_peaks(gpu: Gpu, flops: FloatArray | float) -> AttentionPeaks:
-    """Facts of a GPU, by the catalog, the rates of other operators, and its FLOP/s."""
-    moving, clocks = moving_constants(gpu), clocks_per_second(gpu)
-    bandwidth = moving_rates(gpu).bandwidth * moving.reached
-    cached = np.fmax(rates_of(gpu)["product_cached"] * clocks, bandwidth)
-    size = l2_bytes(gpu)
-    return AttentionPeaks(
-        flops, clocks, gpu.multiprocessors, bandwidth, float(cached), size, moving.knee
-    )
+    """Facts of a GPU, by the catalog, the rates of other operators, and its peak FLOP/s."""
+    clocks = clocks_per_second(gpu)
+    bandwidth = moving_rates(gpu).bandwidth * moving_constants(gpu).reached
+    cached = float(np.fmax(rates_of(gpu)["product_cached"] * clocks, bandwidth))
+    return AttentionPeaks(flops, clocks, gpu.multiprocessors, bandwidth, cached, l2_bytes(gpu))
 
 
 def rates_by_names(names: RateNames, number: Callable[[str], float]) -> AttentionRates:
@@ -207,13 +208,13 @@ def fused_seconds(
     Args:
         shapes: of the operators.
         products: matrix products for each score: ``FORWARD_PRODUCTS`` or ``BACKWARD_PRODUCTS``.
-        peaks: of the GPU; without a known clock the exponential and the queries take no time, and
-            without multiprocessors no block is the last.
+        peaks: of the GPU; without a known clock exponentials and queries take no time, and without
+            a known number of multiprocessors there is no tail effect.
         rates: of the GPU.
     """
     rows = shapes.heads * shapes.queries
     unmasked = shapes.flops / (2 * products * shapes.width)
-    # A causal mask leaves half of the scores, and half of each block on its diagonal, which is
+    # A causal mask leaves half of the scores; the masked half of each tile on the diagonal is
     # computed all the same.
     scores = np.minimum(unmasked + rows * BLOCK / 2, np.maximum(rows * shapes.keys, unmasked))
     computing = 2 * products * scores * shapes.width / (peaks.flops * rates.reached)
@@ -223,10 +224,10 @@ def fused_seconds(
         computing = joined_seconds(computing, exponentials, OVERLAP) + rows * clocks / peaks.clocks
     of_longest = np.minimum(BLOCK * shapes.keys / scores, 1 / shapes.heads)
     last = computing * rates.last_block * (peaks.multiprocessors or 0) * of_longest
-    computing = joined_seconds(computing, last, rates.last_block_knee)
+    computing = joined_seconds(computing, last, rates.last_block_exponent)
     is_cached = shapes.moved <= peaks.cache_bytes
     moving = shapes.moved / np.where(is_cached, peaks.cached, peaks.bandwidth)
-    return joined_seconds(moving, computing, peaks.knee) + 1e-6 * rates.launch_us
+    return joined_seconds(moving, computing, MEMORY_OVERLAP) + 1e-6 * rates.overhead_us
 
 
 def by_flash2(operators: Operators) -> Operators:

@@ -2,9 +2,9 @@
 
 A library cuts the result into tiles and gives each to a multiprocessor. The duration is that of the
 waves of tiles, or of reading and writing the matrices, whichever is longer, or somewhat more where
-both are alike, and a fixed share. A last wave that is not full takes less than a full one, since
-the clock rises and tiles of several waves overlap. The library picks the best of several tiles;
-here the model does. Matrices move at the speed of the L2 cache if they are still there.
+both are alike, and a fixed overhead. A partial last wave takes less than a full one, since the
+clock rises and tiles of several waves overlap. The library picks the best of several tile shapes;
+here the model does. Matrices move at the bandwidth of the L2 cache if they are still there.
 """
 
 from dataclasses import dataclass, fields
@@ -22,10 +22,10 @@ from trials.simulation.recording import Column, FloatArray, IntArray, Rate
 BoolArray = npt.NDArray[np.bool_]
 # Rows and columns of the tiles of cuBLAS and CUTLASS, from the largest down.
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64))
-# Parts of the inner dimension (split-K), where the parts of all tiles are at most one wave.
+# Parts of the inner dimension (split-K), where the parts of all tiles fit one wave.
 SPLITS = (2, 4, 8, 16, 32)
 PARTIAL_BYTES = 8  # of an element of each part's result in fp32, written and read
-NEVER = 1e9  # matrices, of which no cache holds as many
+NEVER = 1e9  # more matrices than any cache holds
 # Seconds of a product between which its rate falls from the short one to the sustained one.
 SUSTAINED_FROM, SUSTAINED_AT = 0.3e-3, 3e-3
 
@@ -39,20 +39,20 @@ PRODUCT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ProductConstants:
-    """Numbers of products, for 16 bits and for fp32 without tensor cores.
+    """Rates of products, for 16 bits and for fp32 without tensor cores.
 
     Attributes:
-        launch_us: fixed share of each product's duration, in microseconds.
+        overhead_us: fixed part of each product's duration, in microseconds.
         bandwidth: fraction of the memory bandwidth at which matrices are read and written.
-        cached: bytes per clock of a multiprocessor at which they are in the L2 cache.
-        ramp: inner dimension that a tile's start and end cost.
-        rest: share of the empty part of the last wave that it takes all the same.
+        cached: bytes per clock of a multiprocessor at which they move in the L2 cache.
+        ramp: prologue and epilogue of a tile, in elements of the inner dimension.
+        rest: share of the empty part of the last wave that takes time all the same.
         middle, small, least: rate of tiles of 128 x 128, 64 x 128 and 64 x 64, relative to the
             largest.
-        knee: exponent that joins the times of tiles and of matrices.
+        exponent: joins the times of tiles and of matrices (``joined_seconds``).
     """
 
-    launch_us: float
+    overhead_us: float
     bandwidth: float
     cached: float
     ramp: float
@@ -60,7 +60,7 @@ class ProductConstants:
     middle: float
     small: float
     least: float
-    knee: float
+    exponent: float
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -91,14 +91,13 @@ class ProductShapes:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Work that a product runs amid: benchmarks and steps differ in it.
+    """Work around a product, in which benchmarks and steps differ.
 
     Attributes:
-        inputs, weights, results: matrices of each kind that the work goes through before it comes
-            back to the first, one number or (operators,); ``NEVER`` for those that it does not use
-            again.
-        has_values: whether the matrices have values. Products of zeros draw so little power that
-            their rate does not fall.
+        inputs, weights, results: matrices of each kind that the work cycles through, one number or
+            (operators,); ``NEVER`` for those that it does not reuse.
+        has_values: whether the matrices are initialised. Products of zeros draw so little power
+            that their rate does not fall.
     """
 
     inputs: float | FloatArray = 1.0
@@ -112,7 +111,7 @@ class Surroundings:
         return type(self)(*(v[at] if isinstance(v, np.ndarray) else v for v in values))
 
 
-# The operator before has just written the input. A weight is read once, and a result is new memory.
+# The operator before has just written the input; weights are read once, results are new memory.
 STEP = Surroundings()
 
 
@@ -154,7 +153,7 @@ def matrix_product_seconds(
         numbers: (operators, columns) numbers, by ``Column``.
         gpu: the GPU.
         peaks: its FLOP/s, by ``Rate``.
-        surroundings: work that the products run amid.
+        surroundings: work around the products.
     """
     reached = rates_of(gpu)
     bandwidth = (gpu.memory_bandwidth_gb_per_second or np.nan) * 1e9
@@ -188,10 +187,10 @@ def product_seconds(
 
     Args:
         shapes: the products.
-        constants: numbers of products.
+        constants: rates of products.
         multiprocessors: of the GPU; without them no product has tiles.
         rates: of the GPU.
-        surroundings: work that the products run amid.
+        surroundings: work around the products.
     """
     memory = rates.bandwidth * constants.bandwidth
     cache = np.fmax(memory, constants.cached * rates.clocks)
@@ -202,21 +201,21 @@ def product_seconds(
     else:
         rate = rates.short / multiprocessors
         first = _tiles_seconds(shapes, constants, multiprocessors, rate, cache)
-    # The rate falls with the logarithm of the duration: power and heat limit long work alone.
+    # The rate falls with the logarithm of the duration: power and heat throttle long work alone.
     span = np.log(SUSTAINED_AT / SUSTAINED_FROM)
     long = np.clip(np.log(np.maximum(first, SUSTAINED_FROM) / SUSTAINED_FROM) / span, 0.0, 1.0)
     long = np.where(surroundings.has_values, long, 0.0)
     computing = first * (rates.short / rates.sustained) ** long
-    launching = constants.launch_us * 1e-6 * np.maximum(shapes.launches, 1.0)
-    seconds: FloatArray = joined_seconds(moving, computing, constants.knee) + launching
+    launching = constants.overhead_us * 1e-6 * np.maximum(shapes.launches, 1.0)
+    seconds: FloatArray = joined_seconds(moving, computing, constants.exponent) + launching
     return seconds
 
 
 def _cached_bytes(shapes: ProductShapes, cache_bytes: float, amid: Surroundings) -> FloatArray:
     """(operators,) bytes of the matrices that are still in the L2 cache.
 
-    A matrix is, if all that the work moves between two uses of it fits (the distance of a cache
-    that drops what was used longest ago).
+    A matrix is, if all that the work moves between two uses of it fits: the reuse distance of an
+    LRU cache.
     """
     elements = (
         shapes.rows * shapes.inner,
@@ -245,7 +244,7 @@ def _tiles_seconds(
 
     Args:
         shapes: the products.
-        constants: numbers of products.
+        constants: rates of products.
         multiprocessors: of the GPU.
         rate: FLOP/s of a multiprocessor in the largest tile.
         cache: bytes per second at which parts of the inner dimension are added up.
@@ -261,6 +260,6 @@ def _tiles_seconds(
         for split in SPLITS:
             few = np.flatnonzero(tiles * split <= multiprocessors)
             one = (shapes.inner[few] / split + constants.ramp) * per_element
-            adding = PARTIAL_BYTES * split * results[few] / cache + 1e-6 * constants.launch_us
+            adding = PARTIAL_BYTES * split * results[few] / cache + 1e-6 * constants.overhead_us
             least[few] = np.minimum(least[few], one + adding)
     return least
