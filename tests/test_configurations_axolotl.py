@@ -297,6 +297,8 @@ def test_a_file_of_the_data_cuts_examples_and_pads_as_the_file_states(tmp_path: 
     options, remarks = with_configuration(plain, {"dataset": None})
     assert (options["seq_len"], options["model"]) == (1024, "llama-3.1-8b")
     assert any("upper bound" in text for text in remarks)
+    _, remarks = with_configuration(plain, {"packing": True})
+    assert not any("upper bound" in text for text in remarks)  # shorter examples share its rows
     options, _ = with_configuration(plain, {"length_histogram": "l.csv"})
     assert (options["cutoff"], options.get("seq_len")) == (1024, None)
     padded = read(tmp_path, BASE | {"pad_to_sequence_len": True})

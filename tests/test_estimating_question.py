@@ -8,6 +8,7 @@ import pytest
 
 import orchestrator
 from orchestrator.cli.main import main
+from orchestrator.reporting.estimate_tables import as_table
 
 REQUEST = ("estimate", "--model", "mixtral-tiny", "--seq-len", "32")
 
@@ -183,6 +184,20 @@ def test_without_lengths_examples_have_trls_own(
     (row,) = estimated.estimated
     assert row.estimate.seq_len == tokens
     assert ("--seq-len" in row.question.by_default) is is_assumed
+
+
+def test_an_assumed_density_of_packed_rows_is_said_before_the_recommendation() -> None:
+    """Hours and dollars depend on it, and no option or data of the job states it."""
+    packed = {"model": "llama-tiny", "method": "full", "gpu": "A40", "packing": True, "seq_len": 64}
+    for options, is_assumed in (
+        ({}, True),
+        ({"examples_per_row": 2}, False),
+        ({"steps": 9}, False),
+    ):
+        answered = orchestrator.estimate(**packed, effective_batch=16, **options)
+        assert ("--examples-per-row" in answered.estimated[0].estimate.assumed) is is_assumed
+        before, _, _ = as_table(answered.estimated, answered.question).partition("Rent ")
+        assert ("inversely proportional to the 2 examples a row" in before) is is_assumed
 
 
 def test_grpo_needs_the_tokens_of_prompt_and_completion(

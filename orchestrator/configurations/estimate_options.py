@@ -69,7 +69,8 @@ def with_configuration(
     options["recipe_source"] = f"{configuration.file} ({configuration.trainer})"
     options["trainer"] = configuration.trainer.rpartition(" ")[0]
     remarks += _assumptions(configuration)
-    if options.get("cutoff") is None and isinstance(options["seq_len"], int):
+    lengths_are_assumed = options.get("cutoff") is None and isinstance(options["seq_len"], int)
+    if lengths_are_assumed and not (options | stated).get("packing"):
         remarks.append(
             f"Assumed for lengths: every row has {options['seq_len']} tokens, an upper bound: give "
             "--dataset or --length-histogram"

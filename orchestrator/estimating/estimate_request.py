@@ -242,11 +242,12 @@ def question_on(
     if recipe.packing and request.recipe.examples_per_row is None:
         filled["examples_per_row"] = max(FEWEST_PACKED, round(job.examples / rows(job)))
     recipe = recipe.model_copy(update=filled)
-    has_data = bool(request.job.fields().keys() & set(SOURCES))
+    is_sized = request.steps or request.job.fields().keys() & set(SOURCES)
     given = {
         "--seq-len": stated,
-        "--examples": has_data or request.job.examples or request.steps,
+        "--examples": is_sized or request.job.examples,
         "--epochs": request.job.epochs,
+        "--examples-per-row": is_sized or not recipe.packing or request.recipe.examples_per_row,
     }
     return Question(
         model=model,
@@ -366,9 +367,8 @@ def _assumed_batch(request: EstimateRequest) -> int | None:
     stated = options.recipe, options.gradient_accumulation, options.effective_batch
     if options.defaults == "plain" or any(value is not None for value in stated):
         return None
-    if not isinstance(request.batch_size, int):
-        return EFFECTIVE_BATCH
-    return nearest_multiple(request.batch_size)
+    size = request.batch_size
+    return nearest_multiple(size) if isinstance(size, int) else EFFECTIVE_BATCH
 
 
 def nearest_multiple(batch_size: int) -> int:

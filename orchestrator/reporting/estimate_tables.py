@@ -138,7 +138,7 @@ def _job(question: Question) -> str:
         f"The job: {workload.examples:,} examples{tokens}{_packed(question)} x {workload.epochs} "
         f"epoch{'s' * (workload.epochs != 1)}"
         f"{f' (assumed: {by_default})' if by_default else ''}"
-        f"{overheads_text(workload.overheads)}.{left_out}"
+        f"{overheads_text(workload.overheads)}.{left_out}{_assumed_density(question)}"
     )
 
 
@@ -152,6 +152,17 @@ def _packed(question: Question) -> str:
     return (
         f" packed into {rows:,} rows of up to {row:,} tokens ({short(workload.examples / rows)} "
         f"examples a row{f'; {cut:,} examples are truncated' if cut else ''})"
+    )
+
+
+def _assumed_density(question: Question) -> str:
+    """What an assumed number of examples in a packed row decides on; empty where none is."""
+    if "--examples-per-row" not in question.by_default:
+        return ""
+    return (
+        " Hours of training, and their dollars, are inversely proportional to the "
+        f"{question.recipe.examples_per_row} examples a row, which are assumed: give --dataset, "
+        "--length-histogram or --examples-per-row."
     )
 
 
