@@ -75,6 +75,20 @@ def test_the_memory_that_is_missing_is_that_of_varying_lengths(folder: Path) -> 
     text = as_table([row], row.question)
     assert f"up to {missing}. The largest batch size that fits is {survives}," in text
     assert f": out of memory; largest {survives} |" in text
+    assert "GiB fewer than 19 of these survive." in text
+
+
+def test_runs_that_need_more_than_the_gpu_has_say_how_they_end(folder: Path) -> None:
+    """In unlimited memory they reserve more than they get, and survive on what they get."""
+    survives = estimated(folder, SPREAD).estimate.surviving_batch_size
+    row = estimated(folder, SPREAD, batch_size=survives)
+    estimate, varying = row.estimate, row.estimate.varying_reserved_gib
+    assert varying is not None
+    assert varying.high > estimate.usable_gib
+    text = varying_text([row], row.question) or ""
+    assert f"Within its {estimate.usable_gib:.1f} GiB at least 19 of these survive" in text
+    roomy = estimated(folder, SPREAD, memory_gib=8)
+    assert "Within its" not in (varying_text([roomy], roomy.question) or "")
 
 
 def test_what_helps_little_is_not_named(folder: Path) -> None:

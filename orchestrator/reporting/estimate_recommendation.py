@@ -17,7 +17,7 @@ from orchestrator.reporting.sections.recommendation import provider_text, rent_t
 from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_tokens import drawn_lengths, padded_tokens
 from trials.records.observation import Outcome
-from trials.simulation.varying_lengths import RUNS
+from trials.simulation.varying_lengths import MOST_FAILED, RUNS
 
 MUCH_PADDING = 0.2  # share of the tokens above which a note mentions padding
 WORTH_SAYING = 1.01  # growth of the reserved memory above which a note mentions it
@@ -273,8 +273,9 @@ def varying_text(estimates: Sequence[Estimated], question: Question) -> str | No
     if interval.high > WORTH_SAYING * row.reserved_gib:
         lines.append(
             f"Batches of varying length fragment memory: in {RUNS} simulated parts of an epoch a "
-            f"micro-batch of {row.batch_size} reserves {interval.low:.1f} to {interval.high:.1f} "
-            f"GiB where it may ({row.gpu}), at a constant length {row.reserved_gib:.1f} GiB."
+            f"micro-batch of {row.batch_size} would reserve {interval.low:.1f} to "
+            f"{interval.high:.1f} GiB of unlimited memory ({row.gpu}), at a constant length "
+            f"{row.reserved_gib:.1f} GiB.{_within_limit(row, interval)}"
         )
     lines += [
         f"{e.estimate.gpu}: a micro-batch of {e.estimate.max_batch_size} fits at a constant "
@@ -293,6 +294,19 @@ def varying_text(estimates: Sequence[Estimated], question: Question) -> str | No
             f"{row.gpu}: the largest that survives rises from {survives} to {changes}.{others}"
         )
     return " ".join(lines) or None
+
+
+def _within_limit(row: Estimate, unlimited: Interval) -> str:
+    """What happens within the GPU's memory; empty where the runs need no more than that."""
+    if unlimited.high <= row.usable_gib:
+        return ""
+    ending = f"fewer than {RUNS - MOST_FAILED} of these survive"
+    if row.outcome is Outcome.FITS:
+        ending = (
+            f"at least {RUNS - MOST_FAILED} of these survive, because the allocator frees its "
+            "cache where that is full; the time that this takes is left out"
+        )
+    return f" Within its {row.usable_gib:.1f} GiB {ending}."
 
 
 def _change_text(remedy: LengthRemedy) -> str:

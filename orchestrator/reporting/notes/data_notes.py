@@ -36,9 +36,10 @@ def _without_lengths(row: Estimate) -> str:
     low, high = assumed.reserved_gib.low, assumed.reserved_gib.high
     return (
         f"{same} If lengths varied as those of {assumed.data}, up to {row.seq_len}, a micro-batch "
-        f"of {row.batch_size} would reserve {low:.1f} to {high:.1f} GiB ({row.gpu}), and the "
-        f"largest to survive an epoch would be {assumed.surviving_batch_size} of "
-        f"{row.max_batch_size}: --dataset or --length-histogram replays your own."
+        f"of {row.batch_size} would reserve {low:.1f} to {high:.1f} GiB of unlimited memory "
+        f"({row.gpu} has {row.usable_gib:.1f}), and the largest to survive an epoch would be "
+        f"{assumed.surviving_batch_size} of {row.max_batch_size}: --dataset or --length-histogram "
+        "replays your own."
     )
 
 
