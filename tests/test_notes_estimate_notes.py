@@ -152,8 +152,8 @@ def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> 
         as_table([first, with_fields(second, time_error=error)], estimates.question)
         for error in (errors.of_host, errors.of_gpu)
     )
-    assert "trust the order more" in one
-    assert "trust the order more" not in two
+    assert "Step times of all rows are mostly off" in one
+    assert "Step times of rows with equally wide intervals" in two
     for error, number in ((errors.of_host, 2), (errors.of_gpu, 1)):
         text = f"{1 - error.low:.0%} below to {error.high - 1:.0%} above the prediction"
         shown = [line for line in (one + two).splitlines() if text in line]
@@ -174,7 +174,10 @@ def test_the_share_of_an_effective_batch_is_no_limit_of_the_memory(
     shown = capsys.readouterr().out
     assert "| 2  " in shown
     assert " of 2 " not in shown
-    assert "2 fits, and an effective batch of 16 needs no more on 8 GPUs." in shown
+    assert "accumulation): 2 x 1 on 8xA40, the whole effective batch of 16." in shown
+    assert main([*share, "--batch-size", "1"]) == 0
+    smaller = "1 x 2 on 8xA40; up to 2 x 1 would fit, the whole effective batch of 16."
+    assert smaller in capsys.readouterr().out
     less = (*tiny, "--effective-batch", "64", "--gpu", "A40", "--memory-gib", "0.8")
     assert main([*less, "--json"]) == 0
     interval = json.loads(capsys.readouterr().out)["max_batch_size_interval"]

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orchestrator
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated
-from orchestrator.reporting.estimate_recommendation import verdict
+from orchestrator.reporting.estimate_recommendation import padding_text, verdict
 
 OPTIONS: dict[str, Any] = {
     "model": "llama-tiny",
@@ -40,3 +41,19 @@ def test_a_recommended_batch_that_may_not_fit_is_doubted() -> None:
     assert f"{DOUBT} (0 to 16)." in unsure
     assert f"surely fits: {other.gpu} from {other.price.provider}" in unsure
     assert text_of(rows[:1], 0).endswith("(0 to 16).")
+
+
+def test_each_end_of_the_padding_has_its_batch_size(tmp_path: Path) -> None:
+    """A range over GPUs of different sizes says nothing about any of them."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("tokens,examples\n64,900\n512,100\n", encoding="utf-8")
+    options = {**OPTIONS, "seq_len": None, "length_histogram": path}
+    rows = orchestrator.estimate(**options, gpu="A40").estimated
+    small, large = (
+        replace(row, estimate=row.estimate.model_copy(update={"batch_size": size}))
+        for row, size in ((rows[0], 1), (rows[0], 8))
+    )
+    text = padding_text([small, large], rows[0].question) or ""
+    mean = 0.9 * 64 + 0.1 * 512
+    padded = 512 - 0.9**8 * (512 - 64)  # the longest of eight is the long one, or is not
+    assert text.startswith(f"Padding is 0% (batch 1) to {1 - mean / padded:.0%} (batch 8) of the")

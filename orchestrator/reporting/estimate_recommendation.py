@@ -297,7 +297,7 @@ def varying_text(estimates: Sequence[Estimated], question: Question) -> str | No
 
 
 def _within_limit(row: Estimate, unlimited: Interval) -> str:
-    """What happens within the GPU's memory; empty where the runs need no more than that."""
+    """End of the runs within the GPU's memory; empty where they need no more than that."""
     if unlimited.high <= row.usable_gib:
         return ""
     ending = f"fewer than {RUNS - MOST_FAILED} of these survive"
@@ -325,13 +325,13 @@ def padding_text(estimates: Sequence[Estimated], question: Question) -> str | No
     fitting = [e.estimate for e in estimates if e.step is not None]
     chosen = [row.batch_size for row in fitting]
     largest = [row.max_batch_size for row in fitting]
-    if not fitting or _padding(question, largest, mean)[-1] <= MUCH_PADDING:
+    if not fitting or _padding(question, max(largest), mean) <= MUCH_PADDING:
         return None
-    text = f"Padding is {span(_padding(question, chosen, mean), '.0%')} of the tokens"
+    text = f"Padding is {_paddings(question, chosen, mean)} of the tokens"
     where = ""
     if chosen != largest:
-        at_largest = span(_padding(question, largest, mean), ".0%")
-        text += f", and {at_largest} at the largest batch sizes"
+        at_largest = _paddings(question, largest, mean)
+        text += f", and {at_largest} at the largest batch sizes that fit"
         where = " there"
     return f"{text}. {'; '.join(_remedies(question, largest, mean, where))}."
 
@@ -339,17 +339,27 @@ def padding_text(estimates: Sequence[Estimated], question: Question) -> str | No
 def _remedies(question: Question, sizes: Sequence[int], mean: float, where: str) -> Iterator[str]:
     if question.workload.padding != "grouped":
         grouped = question.workload.model_copy(update={"padding": "grouped"})
-        shares = span(_padding(question, sizes, mean, grouped), ".0%")
+        shares = _paddings(question, sizes, mean, grouped)
         yield f"--group-by-length (batches of similar lengths) leaves {shares}{where}"
     if question.workload.lengths is not None and question.workload.lengths.is_preference:
         return  # not packed
     yield "--packing with --seq-len (tokens per row) leaves none"
 
 
-def _padding(
+def _paddings(
     question: Question, sizes: Sequence[int], mean: float, workload: Job | None = None
-) -> list[float]:
-    """Share of the tokens that is padding at each batch size, ascending."""
+) -> str:
+    """Shares of padding at the smallest and the largest batch size, with these sizes."""
+    ends = sorted({min(sizes), max(sizes)})
+    shares = {size: f"{_padding(question, size, mean, workload):.0%}" for size in ends}
+    if len(set(shares.values())) == 1:
+        return shares[ends[0]]
+    return " to ".join(f"{share} (batch {size})" for size, share in shares.items())
+
+
+def _padding(
+    question: Question, batch_size: int, mean: float, workload: Job | None = None
+) -> float:
+    """Share of the tokens that is padding, which grows with the batch size."""
     job = workload or question.workload
-    padded = (padded_tokens(job, size, question.seq_len) for size in sizes)
-    return sorted(1 - mean / tokens for tokens in padded)
+    return max(0.0, 1 - mean / padded_tokens(job, batch_size, question.seq_len))

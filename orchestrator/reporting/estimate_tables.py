@@ -156,7 +156,7 @@ def _packed(question: Question) -> str:
 
 
 def _assumed_density(question: Question) -> str:
-    """What an assumed number of examples in a packed row decides on; empty where none is."""
+    """Sentence on an assumed number of examples in a packed row; empty where none is."""
     if "--examples-per-row" not in question.by_default:
         return ""
     return (

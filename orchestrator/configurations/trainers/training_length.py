@@ -43,5 +43,5 @@ def _count(reading: Reading, name: str, value: object) -> int | None:
         whole = int(value)
         if whole == value and whole > 0:
             return whole
-    reading.refuse(name, value, "must be a whole number of at least 1 for an estimate")
+    reading.refuse(name, value, "must be a whole number of at least 1")
     return None

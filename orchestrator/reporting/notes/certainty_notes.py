@@ -17,8 +17,8 @@ BASES = {
 
 
 SHARED_ERRORS = (
-    "Errors of simulated times are mostly shared by GPUs whose 90 % intervals are equally wide "
-    "relative to the hours: trust the order of these more than the hours."
+    "Simulated times of GPUs whose 90 % intervals are equally wide relative to the hours are "
+    "mostly off in the same direction: their order is safer than their hours."
 )
 
 

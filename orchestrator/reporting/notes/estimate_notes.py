@@ -175,20 +175,27 @@ def _batch_legend(rows: Sequence[Estimate], effective_batch: int | None) -> Iter
     """Meaning of the table's batches, by the first that fits."""
     fitting = [row for row in rows if row.outcome is Outcome.FITS]
     for row in fitting[:1]:
-        steps = f", {row.micro_batches} for each optimizer step" if row.micro_batches > 1 else ""
-        within = row.max_batch_size_interval
-        error = f" ({within.low:g} to {within.high:g} by the 90 % interval)"
-        error = "" if row.holds_limit else error
-        largest = f"the largest that fits is {row.max_batch_size}{error}"
-        if row.max_batch_size >= row.batch_limit:
-            on_gpus = f" on {row.gpus} GPUs" if row.gpus > 1 else ""
-            why = f"an effective batch of {effective_batch} needs no more{on_gpus}"
-            if effective_batch is None:
-                why = "larger ones were not tried"
-            largest = f"{row.max_batch_size} fits{error}, and {why}"
-        yield (f"Batches: on {row.gpu} micro-batches of {row.batch_size}{steps}; {largest}.")
+        yield (
+            f"Batches (micro-batch x accumulation): {row.batch_size} x {row.micro_batches} on "
+            f"{row.gpu}{_largest_text(row, effective_batch)}."
+        )
     if not all(row.holds_limit == fitting[0].holds_limit for row in fitting):
-        yield "Where the table has no largest batch, the job needs none larger."
+        most = "the largest micro-batch that was tried fits"
+        if effective_batch is not None:
+            most = f"the whole effective batch of {effective_batch} fits at once"
+        yield f"Batches without 'of' in the table: {most}."
+
+
+def _largest_text(row: Estimate, effective_batch: int | None) -> str:
+    within, most = row.max_batch_size_interval, row.max_batch_size
+    error = f" ({within.low:g} to {within.high:g} by the 90 % interval)"
+    error = "" if row.holds_limit else error
+    if row.lasting_batch_size < row.batch_limit:
+        return f"; the largest micro-batch that fits is {most}{error}"
+    if effective_batch is None:
+        return f"; {most} fits{error}, and larger micro-batches were not tried"
+    fits = "" if row.batch_size == most else f"; up to {most} x 1 would fit"
+    return f"{fits}{error}, the whole effective batch of {effective_batch}"
 
 
 def _background_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
@@ -267,15 +274,15 @@ def _error_notes(estimates: Sequence[Estimated], wanted: Constraints) -> Iterato
         yield SEVERAL_STEPS
     priced = [row for row in rows if row.price is not None]
     if len(priced) > 1:
-        shared = "all GPUs: trust the order more than the hours"
+        alike = "all rows"
         if len({row.time_error for row in priced}) > 1:
-            shared = (
-                "rows whose step times have the same interval: trust the order of these more than "
-                "the hours"
-            )
+            alike = "rows with equally wide intervals"
         shown = "fastest" if wanted.objective == "time" else "cheapest"
         offers = f"Each row shows the GPU's {shown} offer."
-        yield f"Timing errors are mostly shared by {shared}. {offers}"
+        yield (
+            f"Step times of {alike} are mostly off in the same direction: their order is safer "
+            f"than their hours. {offers}"
+        )
 
 
 def _memory_notes(rows: Sequence[Estimate]) -> Iterator[str]:
