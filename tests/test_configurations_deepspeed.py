@@ -140,6 +140,23 @@ def test_the_command_line_replaces_the_file_of_a_trainer(tmp_path: Path) -> None
     assert (asked.strategy, asked.zero) == ("fsdp2", None)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "adamw_torch"])
+def test_an_optimizer_that_is_not_simulated_is_named_as_in_the_file(
+    tmp_path: Path, optimizer: str
+) -> None:
+    """With a value of the trainer that is simulated, and that of the command line."""
+    values = {"optimizer": optimizer, "deepspeed": {"zero_optimization": {"stage": 2}}}
+    line = (
+        f"run\\.yml: optimizer: '?{optimizer}'?: not simulated with deepspeed-zero2: set "
+        "adamw_torch_fused there, or add --optimizer adamw"
+    )
+    with pytest.raises(ConfigurationError, match=line):
+        request(tmp_path, values)
+    assert request(tmp_path, values, optimizer="adamw").recipe.optimizer == "adamw"
+    fused = request(tmp_path, values | {"optimizer": "adamw_torch_fused"})
+    assert fused.recipe.optimizer == "adamw"
+
+
 def test_the_command_line_may_offload_nothing(tmp_path: Path) -> None:
     """Whatever the file of a trainer states; without a file it is the default."""
     values = {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": HOST}}}

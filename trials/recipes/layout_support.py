@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from trials.recipes.parallel import WEIGHTS_DIVIDED, Parallel
+from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STRATEGIES, Parallel
 from trials.recipes.recipe import Recipe
 from trials.recipes.zero_settings import BY_LAYOUT
 
@@ -40,9 +40,10 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
     name = parallel.strategy
     if parallel.zero_stage is not None:
         return _not_by_deepspeed(recipe, name, parallel.zero_stage)
-    is_plain = recipe.optimizer.startswith(("adamw", "sgd")) and "8bit" not in recipe.optimizer
     problems = {
-        f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": not is_plain,
+        f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": (
+            not simulates_optimizer(recipe.optimizer, name)
+        ),
         f"quantisation int8 is not simulated with {name}: use nf4": recipe.quantisation == "int8",
         f"reference separate is not simulated with {name}: use precomputed or adapter-off": (
             recipe.reference == "separate"
@@ -53,6 +54,14 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
         ),
     }
     return next((text for text, applies in problems.items() if applies), None)
+
+
+def simulates_optimizer(optimizer: str, strategy: str) -> bool:
+    """Whether the update by an optimizer is simulated with a strategy; ``auto`` may be ``ddp``."""
+    if strategy in ZERO_STRATEGIES:
+        return optimizer == "adamw"
+    is_plain = optimizer.startswith(("adamw", "sgd")) and "8bit" not in optimizer
+    return is_plain or strategy in {"ddp", "auto"}
 
 
 def unmeasured(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -> str | None:
@@ -100,7 +109,7 @@ def _not_by_deepspeed(recipe: Recipe, name: str, stage: int) -> str | None:
         f"precision {recipe.precision} is not simulated with {name}, which holds weights in bf16 "
         "and updates a copy in fp32: use bf16": recipe.precision != "bf16",
         f"optimizer {recipe.optimizer} is not simulated with {name}: use adamw": (
-            recipe.optimizer != "adamw"
+            not simulates_optimizer(recipe.optimizer, name)
         ),
         f"adapter_dtype {recipe.adapter_dtype} is not simulated with {name}, which trains all "
         "weights in one dtype: leave it out": recipe.has_own_adapter_dtype,

@@ -14,6 +14,7 @@ from orchestrator.configurations.layouts.deepspeed import (
     DeepSpeedFile,
     deepspeed_named,
 )
+from trials.recipes.layout_support import simulates_optimizer
 from trials.recipes.parallel import ZERO_STRATEGIES
 
 OFFLOAD = "offload"
@@ -213,7 +214,8 @@ def on_several_gpus(
 
     Raises:
         ConfigurationError: the file trains on several GPUs, and their number is missing; or there
-            are several numbers; or its file of DeepSpeed states other batches.
+            are several numbers; or its file of DeepSpeed states other batches; or its optimizer is
+            not simulated with the layout.
     """
     file = configuration.file
     layout = layout_of(configuration, given)
@@ -228,6 +230,8 @@ def on_several_gpus(
         )
     changed = dict(options) | {"strategy": "ddp"} | layout
     changed |= precision_of(configuration, changed)
+    if 1 not in counts or zero is not None:
+        _check_optimizer(configuration, changed, given)
     if any(given.get(name) for name in ("effective_batch", "gradient_accumulation")):
         return changed
     if len(counts) > 1:
@@ -244,6 +248,25 @@ def on_several_gpus(
         ranks = (given.get("nodes") or 1) if degree is None else ranks // degree
     changed["effective_batch"] = options["effective_batch"] * ranks
     return changed
+
+
+def _check_optimizer(
+    configuration: Configuration, options: Mapping[str, Any], given: Mapping[str, Any]
+) -> None:
+    """Check that the file's optimizer is simulated with the strategy among the options.
+
+    Raises:
+        ConfigurationError: it is not; with a value of the trainer that is.
+    """
+    optimizer, strategy = options.get("optimizer"), options["strategy"]
+    if given.get("optimizer") or not optimizer or simulates_optimizer(optimizer, strategy):
+        return
+    stated = {line.key: line.value for line in configuration.lines}
+    key = next(name for name in ("optimizer", "optim") if name in stated)
+    raise ConfigurationError(
+        f"{configuration.file}: {key}: {shown(stated[key])}: not simulated with {strategy}: set "
+        "adamw_torch_fused there, or add --optimizer adamw"
+    )
 
 
 def layout_of(configuration: Configuration, given: Mapping[str, Any]) -> dict[str, Any]:
