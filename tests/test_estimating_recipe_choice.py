@@ -12,6 +12,7 @@ import pytest
 import orchestrator
 from gpu_catalog.errors import UserError
 from orchestrator.cli.main import main
+from orchestrator.estimating.choosing.recipe_choice import origin_text
 from orchestrator.estimating.estimate_records import Estimate
 from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
@@ -19,7 +20,7 @@ from orchestrator.request import request_of
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.recipe_choices import with_chosen_recipes
 from orchestrator.running.sweep import SweepOptions, sweep_request
-from orchestrator.spec.recipe_options import RecipeOptions
+from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
 from orchestrator.spec.spec_file import SpecError, parse_spec
 from trials.recipes.recipe import Recipe
 from trials.records.model import find_model
@@ -104,6 +105,28 @@ def test_each_gpu_gets_the_cheapest_recipe_and_the_others_as_alternatives(
     stated = json.loads(capsys.readouterr().out)
     assert (stated["recipe"], stated["price"]["usd"]) == (chosen.recipe, chosen.price.usd)
     assert (stated["options"], stated["alternatives"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "is_said"),
+    [
+        ({"precision": "bf16-mixed"}, True),
+        ({"precision": "bf16-mixed", "gradient_checkpointing": "on"}, False),
+        ({"precision": "bf16-mixed", "seq_len": "max"}, False),
+        ({"precision": "bf16-mixed", "recipe": "auto"}, False),
+        ({}, False),
+    ],
+)
+def test_an_option_that_ends_the_search_over_checkpointing_says_so(
+    options: dict[str, Any], *, is_said: bool
+) -> None:
+    """It may make the answer dearer, unlike what the option itself does."""
+    recipe = recipe_of(RecipeOptions())
+    (given := dict(options)).pop("seq_len", None)
+    finds_seq_len = options.get("seq_len") == "max"
+    text = origin_text(RecipeOptions(**given), recipe, finds_seq_len=finds_seq_len)
+    said = "With --precision given, checkpointing is no longer searched: --recipe auto"
+    assert (said in text) is is_said
 
 
 def test_stated_fields_are_never_changed() -> None:

@@ -11,7 +11,7 @@ from gpu_catalog.catalog import Catalog, load_catalog
 from orchestrator.datasets.dataset_reader import EXAMPLES_AT_ONCE
 from orchestrator.estimating.calibration_file import constants_on
 from orchestrator.estimating.choosing.layouts import StrategyOption, layouts, names_by_count
-from orchestrator.estimating.choosing.recipe_choice import choice_text
+from orchestrator.estimating.choosing.recipe_choice import origin_text
 from orchestrator.estimating.longest_sequence import (
     ASSUMED_TOKENS,
     check_longest,
@@ -53,7 +53,7 @@ from orchestrator.spec.job_options import (
 )
 from orchestrator.spec.job_request import SOURCES
 from orchestrator.spec.job_tokens import job_of, of_task, rows
-from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of, recipe_text
+from orchestrator.spec.recipe_options import AUTO, RecipeOptions, recipe_of
 from orchestrator.spec.trainer_defaults import fields_of_model, strategy_defaults
 from trials.recipes.fields import FEWEST_PACKED, PositiveInt
 from trials.recipes.parallel import ZERO_STRATEGIES, Parallel
@@ -253,7 +253,7 @@ def question_on(
         model=model,
         recipe=recipe,
         fp16_recipe=_fp16_recipe(request, recipe).model_copy(update=filled),
-        recipe_text=(choice_text if request.chooses else recipe_text)(request.recipe, recipe),
+        recipe_text=origin_text(request.recipe, recipe, finds_seq_len=request.seq_len == "max"),
         active_experts=request.active_experts,
         seq_len=seq_len,
         image_tokens=request.image_tokens,

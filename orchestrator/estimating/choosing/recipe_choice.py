@@ -89,8 +89,28 @@ def _combined(
     return [[question for question in group if question is not None] for group in groups]
 
 
-def choice_text(options: RecipeOptions, recipe: Recipe) -> str:
-    """Say in a line which recipes an estimate chooses among."""
+def origin_text(options: RecipeOptions, recipe: Recipe, *, finds_seq_len: bool) -> str:
+    """Say in a line which recipes an estimate chooses among, or where its recipe comes from.
+
+    Args:
+        options: options of the recipe.
+        recipe: the recipe they come to.
+        finds_seq_len: whether the longest sequence is sought, for which no recipe is chosen.
+    """
+    if options.is_automatic and not finds_seq_len:
+        return _choice_text(options, recipe)
+    text, given = recipe_text(options, recipe), options.given()
+    is_whole = options.recipe or options.defaults or options.recipe_source
+    if finds_seq_len or is_whole or "gradient_checkpointing" in given:
+        return text
+    others = " ".join(f"--{name.replace('_', '-')}" for name in given if name != "method")
+    return (
+        f"{text}. With {others} given, checkpointing is no longer searched: --recipe auto searches "
+        "it"
+    )
+
+
+def _choice_text(options: RecipeOptions, recipe: Recipe) -> str:
     given = options.given()
     methods = recipe.method if "method" in given else " and ".join(METHODS)
     switch = "" if "gradient_checkpointing" in given else ", with and without checkpointing"
