@@ -16,6 +16,7 @@ from orchestrator.estimating.choosing.recipe_choice import origin_text
 from orchestrator.estimating.estimate_records import Estimate
 from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
+from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.request import request_of
 from orchestrator.run_folder.run_folder import RunFolder
 from orchestrator.running.recipe_choices import with_chosen_recipes
@@ -127,6 +128,19 @@ def test_an_option_that_ends_the_search_over_checkpointing_says_so(
     text = origin_text(RecipeOptions(**given), recipe, finds_seq_len=finds_seq_len)
     said = "With --precision given, checkpointing is no longer searched: --recipe auto"
     assert (said in text) is is_said
+
+
+def test_lora_with_frozen_weights_in_fp32_names_the_option_that_halves_them() -> None:
+    """It keeps the choice of the other fields where there was one."""
+    for options, said in (
+        ({}, "--recipe auto --precision bf16-mixed halves them."),
+        ({"gradient_checkpointing": "on"}, "loads them: --precision bf16-mixed halves them."),
+        ({"precision": "bf16-mixed"}, ""),
+    ):
+        answered = orchestrator.estimate(**TINY, gpu="A40", method="lora", **options)
+        text = as_table(answered.estimated, answered.question)
+        assert ("Frozen weights are in fp32" in text) == bool(said)
+        assert said in text
 
 
 def test_stated_fields_are_never_changed() -> None:

@@ -123,6 +123,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     """Recipe, data, what would fit, batch sizes, warnings of errors, and what is missing."""
     rows = [e.estimate for e in estimates]
     yield f"{question.recipe_text}."
+    yield from _frozen_weights(estimates[0])
     yield from data_notes(estimates[0], question)
     yield from box_notes(estimates)
     yield from remedies_text(estimates)
@@ -152,6 +153,17 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from _caveats(rows[:1])
     yield from host_notes(rows)
     yield from gap_notes(estimates, question)
+
+
+def _frozen_weights(best: Estimated) -> Iterator[str]:
+    """Frozen weights that are held in twice the bytes that the products need."""
+    recipe = best.cell.recipe
+    if recipe.method == "lora" and recipe.precision == "fp32-mixed-load":
+        choosing = "--recipe auto " if best.estimate.options is not None else ""
+        yield (
+            "Frozen weights are in fp32, as the trainer loads them: "
+            f"{choosing}--precision bf16-mixed halves them."
+        )
 
 
 def _caveats(rows: Sequence[Estimate], said: Sequence[Estimate] = ()) -> Iterator[str]:
