@@ -214,6 +214,21 @@ def test_an_estimate_of_several_gpus_is_exported(tmp_path: Path) -> None:
     assert '--deepspeed "$OUTPUT/deepspeed.json" ' in text
 
 
+def test_a_task_that_starts_another_offer_says_so_before_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SkyPilot mounts no bucket on machines of RunPod, whose offer is the cheapest here."""
+    path = tmp_path / "task"
+    words = [*ESTIMATE, *STATED, "--gpu", "L40S", "--no-spot", "--export", str(path)]
+    for target, is_other in (("skypilot", True), ("dstack", False)):
+        assert main([*words, "--providers", "runpod,aws", "--to", target]) == 0
+        output = capsys.readouterr()
+        assert "Rent **L40S** from runpod" in output.out
+        before, _, _ = output.err.partition("Prices: ")
+        reason = "which skypilot cannot start: it mounts no bucket on machines of runpod"
+        assert (reason in before) is is_other
+
+
 def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from gpu_catalog.suggestions import did_you_mean
 from orchestrator.estimating.estimate_records import Estimated, Estimates, Price
 from orchestrator.estimating.estimate_request import EstimateRequest
+from orchestrator.exporting.task_file import FORMATS, Target
 from orchestrator.exporting.training import ChosenOffer, ExportError, TrainingJob
 from orchestrator.pricing.rental_cost import rental
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
@@ -86,6 +87,14 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         **_of_layout(question.parallel),
         host_gib=best.estimate.host_gib,
     )
+
+
+def refused_choice(estimates: Estimates, target: Target) -> str | None:
+    """Reason why a task file cannot name the recommended offer; None where it can, or none is."""
+    best = next((row for row in estimates if row.prices), None)
+    if best is None:
+        return None
+    return FORMATS[target].refuses(_placement(best, best.prices[0], best.question.workload))
 
 
 def _layout(parallel: Parallel | None) -> Parallel | None:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu_catalog.errors import UserError
@@ -40,7 +40,7 @@ def run_estimate(options: argparse.Namespace) -> int:
     estimates = estimate_job(request, today())
     if not request.chooses_number:  # an answer for all GPUs takes long enough
         estimates = with_assumed_lengths(estimates)
-    for text in remarks:
+    for text in (*remarks, *_export_remarks(options, estimates)):
         remark(text)
     _print_estimates(options, estimates)
     if configuration is not None and not options.json and not estimates.fits_any:
@@ -90,6 +90,19 @@ def run_check(options: argparse.Namespace) -> int:
     if options.strict and not check.certain:
         return UNKNOWN
     return 0 if check.fits else 1
+
+
+def _export_remarks(options: argparse.Namespace, estimates: "Estimates") -> Iterator[str]:
+    """A line where the exported task cannot start the recommended offer."""
+    if options.export is None:
+        return
+    from orchestrator.exporting.chosen_offers import refused_choice
+
+    if (reason := refused_choice(estimates, options.to)) is not None:
+        yield (
+            f"{options.export} will start another offer than the one recommended below, which "
+            f"{options.to} cannot start: {reason}"
+        )
 
 
 def _print_keys(configuration: "Configuration", change: "Alternative", lead: str = "In") -> None:
