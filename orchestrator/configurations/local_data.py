@@ -58,8 +58,8 @@ def with_local_data(configuration: Configuration) -> Configuration:
         return configuration
     meaning = ", ".join(f"{name} {shown(value)}" for name, value in options.items())
     lines = {key: Line(key, values[key], "used", meaning)}
-    if configuration.trainer.startswith(TRL.name) and (text := _other_form(values[key])):
-        lines[key] = Line(key, values[key], "assumed", text)
+    if configuration.trainer.startswith(TRL.name) and (form := _other_form(values[key])):
+        lines[key] = Line(key, values[key], "assumed", form)
     if "most" in options:
         lines[MOST] = Line(MOST, options["most"], "used", "most")
     return _with_lines(configuration, lines, options)

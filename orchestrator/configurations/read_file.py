@@ -60,9 +60,9 @@ def read_configuration_text(text: str, path: Path) -> Configuration:
         ConfigurationError: as for ``read_configuration``.
     """
     if path.suffix == ".py":
-        return configuration_of(TRL_IN_PYTHON, _python(text, path), str(path))
+        return configuration_of(TRL_IN_PYTHON, _python(text, path), str(path), TRAINERS)
     values = _yaml(text, path)
-    return configuration_of(trainer_of(values, path), values, str(path))
+    return configuration_of(trainer_of(values, path), values, str(path), TRAINERS)
 
 
 def _python(text: str, path: Path) -> Mapping[str, Any]:

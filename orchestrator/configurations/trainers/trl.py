@@ -36,6 +36,7 @@ from orchestrator.configurations.trainers.transformers_keys import (
     checkpoints,
 )
 from orchestrator.configurations.trainers.trl_tasks import (
+    GRPO,
     LOSSES,
     TRAINER_CLASS,
     refuse_keys_of_other_tasks,
@@ -114,6 +115,12 @@ KEYS: dict[str, Key] = (
             is_encoder_decoder generate_during_eval precompute_ref_batch_size
             """,
         ),
+        (
+            refused(
+                "of GRPO, whose files are not read: give --task grpo without --config", idle=()
+            ),
+            GRPO,
+        ),
         (refused(NOT_SIMULATED), "model_init_kwargs use_weighting sync_ref_model"),
         (
             refused("only best-fit packing is simulated", idle=(None, "bfd", "bfd_split")),
@@ -142,6 +149,17 @@ KEYS_OF_PYTHON: dict[str, Key] = {
     ),
 )
 """Class of each key that only the classes and functions of a Python file have."""
+
+
+RENAMED = {
+    "max_seq_length": "max_length",  # TRL 0.16
+    "use_liger": "use_liger_kernel",  # TRL 0.18
+    "evaluation_strategy": "eval_strategy",  # transformers 4.41
+    "torch_dtype": "dtype",  # transformers 4.56
+    "group_by_length": "train_sampling_strategy: group_by_length",  # transformers 5
+    "warmup_ratio": "warmup_steps (a ratio below 1)",  # transformers 5.15
+}
+"""Today's names of keys that earlier versions of TRL and transformers had."""
 
 
 def derive(config: Config, reading: Reading) -> None:
@@ -266,7 +284,7 @@ TRL = Trainer(
     name="TRL",
     version="1.16",
     keys=KEYS,
-    unknown=refused("TRL 1.16 has no such key, and refuses it", idle=()),
+    unknown=refused("TRL 1.16 has no such key with transformers 5.23, and refuses it", idle=()),
     shapes={
         "fsdp": (str, list, bool),
         "fsdp_config": (dict,),
@@ -280,5 +298,6 @@ TRL = Trainer(
         "loss_type": (str, list),
     },
     derive=derive,
+    renamed=RENAMED,
 )
 TRL_IN_PYTHON = replace(TRL, keys=KEYS | KEYS_OF_PYTHON)
