@@ -237,7 +237,7 @@ def _mark_misspelt(
 
 
 def _known_name(trainer: Trainer, name: str, others: Sequence[Trainer]) -> str | None:
-    """What a key is called today, or which other trainer has it; None where nothing is known."""
+    """Name of a key today, or the other trainer that has it; None where nothing is known."""
     if name in trainer.renamed:
         return f"renamed to {trainer.renamed[name]}"
     other = next((other for other in others if name in other.keys), None)

@@ -66,7 +66,7 @@ def with_local_data(configuration: Configuration) -> Configuration:
 
 
 def _other_form(value: object) -> str | None:
-    """What a bare name of a file is to be in TRL's ``datasets``; None for other data.
+    """Form of a file's bare name in TRL's ``datasets``; None for other data.
 
     ``datasets.load_dataset`` looks for such a name on the hub.
     """
