@@ -234,7 +234,7 @@ def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(
 ) -> None:
     """The file stays as it is; the effective batch is that of all GPUs, as in the estimate."""
     config, path = tmp_path / "sft.yml", tmp_path / "job.sbatch"
-    config.write_text("model_name_or_path: a/b\nmax_length: 32\nfsdp: full_shard\n", "utf-8")
+    config.write_text("model_name_or_path: llama-tiny\nmax_length: 32\nfsdp: full_shard\n", "utf-8")
     words = ["estimate", "--config", str(config), "--model", "llama-tiny", "--gpu", "2xH100-SXM"]
     assert main([*words, "--export", str(path), "--to", "slurm"]) == 0
     assert "sft.yml is in it as it is" in capsys.readouterr().out

@@ -21,6 +21,7 @@ AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
 LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
 TRL: dict[str, Any] = {"model_name_or_path": "a/b"}
 MESSAGES = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+JSON_DATA = [{"path": "json", "data_files": "data/train.jsonl"}]
 PAIR_COLUMNS = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
 INFO = {
     "mine": {"file_name": "chats.json"},
@@ -71,8 +72,7 @@ def axolotl(**entry: object) -> dict[str, Any]:
         (axolotl(path="json", data_files=["data/chats.json"]), "chats.json", {}),
         (axolotl(path="data/turns.json", field_messages="turns"), "turns.json", {"chat": "turns"}),
         (axolotl(path="data/turns.json", field="raw"), "turns.json", {"text_fields": ("raw",)}),
-        (TRL | {"dataset_name": "data/train.jsonl"}, "train.jsonl", {}),
-        (TRL | {"datasets": [{"path": "./data/train.jsonl"}]}, "train.jsonl", {}),
+        (TRL | {"datasets": JSON_DATA}, "train.jsonl", {}),
         (LLAMA_FACTORY | {"dataset": "mine"}, "chats.json", {}),
         (LLAMA_FACTORY | {"dataset": "mine", "max_samples": 5}, "chats.json", {"most": 5}),
         (LLAMA_FACTORY | {"dataset": "custom"}, "turns.json", {"chat": "turns"}),
@@ -99,6 +99,24 @@ def test_a_local_file_is_the_data_of_the_estimate(
     assert others.items() <= options.items()
     assert options["cutoff"] == configuration.tokens
     assert not any("dataset" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("data", "file"),
+    [
+        ({"dataset_name": "data/train.jsonl"}, "data/train.jsonl"),
+        ({"datasets": [{"path": "./data/train.jsonl"}]}, "./data/train.jsonl"),
+    ],
+)
+def test_a_file_that_trl_does_not_find_by_its_name_is_read_with_a_remark(
+    tmp_path: Path, data: dict[str, Any], file: str
+) -> None:
+    """``load_dataset`` looks for it on the hub; the form in the remark is read without one."""
+    options, remarks = with_configuration(read(tmp_path, TRL | data), {})
+    assert Path(options["dataset"]).resolve() == tmp_path / "data" / "train.jsonl"
+    (remark,) = (text for text in remarks if "dataset" in text)
+    form = yaml.safe_load(remark.partition("write datasets: ")[2])
+    assert form == [{"path": "json", "data_files": file}]
 
 
 @pytest.mark.parametrize(

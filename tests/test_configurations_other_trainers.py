@@ -10,7 +10,7 @@ from orchestrator.configurations.configuration import (
     configuration_of,
 )
 from orchestrator.configurations.estimate_options import with_configuration
-from orchestrator.configurations.read_file import trainer_of
+from orchestrator.configurations.read_file import TRAINERS, trainer_of
 from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
 from orchestrator.configurations.trainers.trl import TRL
 from orchestrator.estimating.estimate_request import EstimateRequest
@@ -35,7 +35,7 @@ PEFT = SFT | {"use_peft": True}
 
 def read(values: dict[str, Any]) -> Configuration:
     """Read a configuration as the trainer that it is for."""
-    return configuration_of(trainer_of(values, "f.yaml"), values, "f.yaml")
+    return configuration_of(trainer_of(values, "f.yaml"), values, "f.yaml", TRAINERS)
 
 
 @pytest.mark.parametrize(
@@ -220,3 +220,22 @@ def test_absent_keys_have_the_defaults_of_trl() -> None:
     recipe = recipe_of(request_of(EstimateRequest, options).recipe)
     assert (recipe.precision, recipe.loss) == ("fp32-mixed-load", "chunked")
     assert (recipe.gradient_checkpointing, recipe.router_loss) == (True, "auto")
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "hint"),
+    [
+        (SFT | {"max_seq_length": 512}, "max_seq_length", "renamed to max_length"),
+        (SFT | {"sequence_len": 512}, "sequence_len", "of axolotl; that of TRL is max_length"),
+        (SFT | {"adapter": "lora"}, "adapter", "a key of axolotl"),
+        (SFT | {"num_generations": 8}, "num_generations", "of GRPO"),
+        (FACTORY | {"lora_r": 8}, "lora_r", "that of LLaMA-Factory is lora_rank"),
+        (SFT | {"lora_aplha": 8}, "lora_aplha", "did you mean 'lora_alpha'?"),
+    ],
+)
+def test_a_key_of_another_version_or_trainer_has_the_name_of_ours(
+    values: dict[str, Any], key: str, hint: str
+) -> None:
+    """So that a file of an older script is mended at once."""
+    (line,) = (line for line in read(values).lines if line.key == key)
+    assert (line.key_class, hint in line.meaning) == ("refused", True), line.meaning

@@ -73,6 +73,14 @@ def test_examples_of_the_command_line_replace_the_steps(tmp_path: Path) -> None:
     assert (workload.examples, workload.epochs) == (570, 3)
 
 
+def test_a_wrong_length_is_refused_beside_a_wrong_batch() -> None:
+    """One mistake does not hide the next, in the explanation either."""
+    values = PADDED | {"micro_batch_size": 0, "num_epochs": -1, "max_steps": None}
+    configuration = read_configuration_text(yaml.safe_dump(values), Path("f.yaml"))
+    refused = {line.key for line in configuration.lines if line.key_class == "refused"}
+    assert refused == {"micro_batch_size", "num_epochs"}
+
+
 def test_steps_of_batches_of_unknown_size_are_refused(tmp_path: Path) -> None:
     """With accumulation, the number of GPUs decides on the examples of a step."""
     with pytest.raises(OptionError, match="--effective-batch"):

@@ -12,7 +12,7 @@ from orchestrator.configurations.configuration import (
 )
 from orchestrator.configurations.estimate_options import with_configuration
 from orchestrator.configurations.read_file import read_configuration
-from orchestrator.configurations.trainers.trl import TRL
+from orchestrator.configurations.trainers.trl import TRL, TRL_IN_PYTHON
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.request import request_of
 from orchestrator.spec.recipe_options import recipe_of
@@ -92,7 +92,6 @@ def test_keys_of_preference_tasks_set_options(
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        ({**BARE, "trainer class": "DPOConfig", "packing": True}, "packing"),
         (DPO | {"loss_type": "ppo"}, "loss_type"),
         (BARE | {"desirable_weight": 1, "loss_type": "apo_zero_unpaired"}, "loss_type"),
         (DPO | {"disable_dropout": False}, "disable_dropout"),
@@ -103,6 +102,12 @@ def test_keys_of_preference_tasks_set_options(
 def test_a_key_of_another_trainer_or_step_is_refused(values: dict[str, Any], key: str) -> None:
     """TRL refuses it too, or its step is not simulated."""
     assert key in refusals(read(values))
+
+
+def test_a_class_of_a_python_file_decides_which_keys_there_are() -> None:
+    """Another trainer's are refused."""
+    values = {**BARE, "trainer class": "DPOConfig", "packing": True}
+    assert "packing" in refusals(configuration_of(TRL_IN_PYTHON, values, "f.py"))
 
 
 def test_an_option_names_the_task_of_a_file_that_does_not() -> None:

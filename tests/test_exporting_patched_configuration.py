@@ -19,6 +19,7 @@ from orchestrator.configurations.read_file import read_configuration, read_confi
 from orchestrator.exporting.patched_configuration import patched
 from orchestrator.exporting.task_file import TARGETS, Target, task_file
 from orchestrator.exporting.training import ExportError, TrainingJob
+from trials.records.model import find_model
 
 AXOLOTL = """\
 # of a colleague
@@ -180,6 +181,7 @@ def test_a_line_that_would_end_the_file_in_a_script_is_refused(tmp_path: Path) -
         ({"recipe": {"lora_rank": 16}}, 256, "lora_rank"),
         ({"recipe": {"method": "full"}}, 256, "method"),
         ({"micro_batch": 3}, 256, "effective batch"),
+        ({"model": find_model("qwen3-0.6b")}, 256, "trains qwen2.5-0.5b, and the price is for"),
     ],
 )
 def test_a_price_for_another_training_is_refused(
@@ -231,7 +233,8 @@ def test_a_model_folder_of_this_machine_travels_or_is_listed(
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text("{}", "utf-8")
     configuration = written(tmp_path, AXOLOTL.replace("qwen2.5-0.5b", "./weights"))
-    same = training(configuration, configuration.options["batch_size"])
+    model = training_of().model.model_copy(update={"name": f"{tmp_path}/weights/"})
+    same = training(configuration, configuration.options["batch_size"], model=model)
     own = patched(configuration, same, 256)
     assert own.files == {"./weights": tmp_path / "weights"}
     text = task_file(replace(training_of(placements=OFFERS), configuration=own), target).text

@@ -1,6 +1,7 @@
 """The best offer by cost, by time, or by both."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from builders.rankings import ranked, two_gpus
@@ -9,6 +10,7 @@ import orchestrator
 from orchestrator.estimating.estimate_records import Estimates
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.exporting.chosen_offers import estimated_training
+from orchestrator.exporting.training import ExportError
 from orchestrator.pricing.offer_constraints import Constraints, Objective
 from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.reporting.estimate_tables import as_json, as_table
@@ -94,6 +96,15 @@ def test_the_exported_offer_is_the_best_by_the_objective() -> None:
     training = estimated_training(estimates("time"), request)
     hours = [place.hours for place in training.placements]
     assert hours == sorted(hours)
+
+
+def test_an_export_without_an_offer_refers_to_a_table_only_where_there_is_one() -> None:
+    """GPUs that cannot be estimated have a line each, and no table."""
+    request = request_of(EstimateRequest, {"model": "llama-tiny", "gpu": ("L4",), "seq_len": 512})
+    none = estimates("cost", budget_usd=1e-6)
+    for shown, place in ((none, "in the table above"), (replace(none, estimated=()), "above")):
+        with pytest.raises(ExportError, match=f"the reason is {place}"):
+            estimated_training(shown, request)
 
 
 def test_where_nothing_qualifies_one_line_has_the_nearest() -> None:

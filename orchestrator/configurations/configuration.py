@@ -1,7 +1,7 @@
 """A configuration of a trainer: what each of its keys comes to, and the options of its estimate."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +23,7 @@ from orchestrator.configurations.key_classes import (
 from orchestrator.configurations.keys_of_changes import LENGTH
 from orchestrator.configurations.quantised_weights import format_of, read_format
 from orchestrator.configurations.trainer import Trainer
+from orchestrator.configurations.trainers.transformers_keys import OTHER_VERSIONS
 from orchestrator.markdown_table import table
 from orchestrator.model_names import preset_of
 from orchestrator.spec.validation_messages import mistake_text
@@ -32,6 +33,11 @@ from trials.recipes.recipe import Recipe, hidden_contradictions
 NO_CLIPPING = "none"
 LIKENESS = 0.85  # of a misspelt key and the one that was meant
 LIKENESS_OF_MISSING = 0.8  # where the file lacks a key that it needs: lora_rank for lora_r
+SAME_IN_ALL = (
+    *("seq_len, cutoff", "batch_size, effective_batch", "epochs", "lora_rank", "optimizer"),
+    *("packing", "attention", "double_quantisation", "router_loss", "modules_to_save", "dora"),
+)
+"""Meanings of keys whose values are alike in all trainers."""
 MODEL_KEYS = ("base_model", "model_name_or_path")
 
 FUSED = "grouped"
@@ -118,8 +124,17 @@ class Configuration:
         return table(("key", "value", "class", "meaning"), rows)
 
 
-def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> Configuration:
-    """Classify every key of a configuration, and derive its options."""
+def configuration_of(
+    trainer: Trainer, values: Mapping[str, Any], file: str, others: Sequence[Trainer] = ()
+) -> Configuration:
+    """Classify every key of a configuration, and derive its options.
+
+    Args:
+        trainer: the trainer that it is for.
+        values: values by key.
+        file: name of the file in messages.
+        others: trainers whose keys are recognised as theirs.
+    """
     values = {name: unquoted(value) for name, value in values.items()}
     reading = classified(trainer.keys, values, trainer.unknown)
     reading.options["experts"] = FUSED
@@ -133,7 +148,7 @@ def configuration_of(trainer: Trainer, values: Mapping[str, Any], file: str) -> 
     if type(tokens) is not int or tokens < 1:
         key = LENGTH[trainer.name]
         reading.refuse(key, values.get(key, ABSENT), "must be a whole number of at least 1")
-    _mark_misspelt(trainer, values, reading)
+    _mark_misspelt(trainer, values, reading, others)
     _check_recipe(options, reading)
     return Configuration(
         file=file,
@@ -195,7 +210,9 @@ def _check_recipe(options: Mapping[str, Any], reading: Reading) -> None:
             reading.refuse("recipe", ABSENT, "; ".join(contradictions))
 
 
-def _mark_misspelt(trainer: Trainer, values: Mapping[str, Any], reading: Reading) -> None:
+def _mark_misspelt(
+    trainer: Trainer, values: Mapping[str, Any], reading: Reading, others: Sequence[Trainer]
+) -> None:
     """Name the key that was probably meant by one that the trainer does not have."""
     names = [name for name in trainer.keys if not name.endswith("*")]
     missing = [line.key for line in reading.refusals() if line.value == ABSENT]
@@ -203,16 +220,37 @@ def _mark_misspelt(trainer: Trainer, values: Mapping[str, Any], reading: Reading
         if entry_of(trainer.keys, name) is not None:
             continue
         near_names = difflib.get_close_matches(name, missing, n=1, cutoff=LIKENESS_OF_MISSING)
-        near_names = near_names or difflib.get_close_matches(name, names, n=1, cutoff=LIKENESS)
-        for near in near_names:
+        hint = None if near_names else _known_name(trainer, name, others)
+        if hint is None:
+            near_names = near_names or difflib.get_close_matches(name, names, n=1, cutoff=LIKENESS)
+            hint = next((f"did you mean {near!r}?" for near in near_names), None)
+        if hint is not None:
             unknown = trainer.unknown
-            text = f"{unknown.meaning}: did you mean {near!r}?"
+            text = f"{unknown.meaning}: {hint}"
             line = Line(name, values[name], unknown.key_class, text, is_misspelt=True)
             reading.lines[name] = line
+        for near in near_names:
             lacking = reading.lines.get(near)
             if lacking is not None and lacking.value == ABSENT:
                 text = f"{lacking.meaning}: did you mean it by {name!r}?"
                 reading.lines[near] = replace(lacking, meaning=text)
+
+
+def _known_name(trainer: Trainer, name: str, others: Sequence[Trainer]) -> str | None:
+    """Name of a key today, or the other trainer that has it; None where nothing is known."""
+    if name in trainer.renamed:
+        return f"renamed to {trainer.renamed[name]}"
+    other = next((other for other in others if name in other.keys), None)
+    if other is None or entry_of(OTHER_VERSIONS, name) is not None:
+        return None
+    meaning = other.keys[name].meaning
+    alike = [
+        [key for key, entry in keys.items() if entry.meaning == meaning]
+        for keys in (other.keys, trainer.keys)
+    ]
+    is_clear = meaning in SAME_IN_ALL and [len(names) for names in alike] == [1, 1]
+    own = f"; that of {trainer.name} is {alike[1][0]}" if is_clear else ""
+    return f"a key of {other.name}{own}"
 
 
 def _value_text(line: Line) -> str:

@@ -13,7 +13,12 @@ from trials.recipes.recipe import Recipe
 from trials.records.model import presets
 
 DATA = ("dataset", "length_histogram")
-BARE = ("ignored", "not read")  # beginnings of what is said of a key without an assumption
+READ_ALONE = "the estimate reads"
+BARE = (
+    "ignored",
+    "not read",
+    READ_ALONE,
+)  # beginnings of what is said of a key without an assumption
 OF_DATA = ("dataset", "chat", "text_fields", "most")
 QUANTISATION = (
     *("quantisation", "double_quantisation", "kbit_preparation"),

@@ -9,7 +9,9 @@ from typing import Any
 from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import json_of, text_of
 from orchestrator.configurations.configuration import Configuration
+from orchestrator.configurations.estimate_options import READ_ALONE
 from orchestrator.configurations.key_classes import Line, shown
+from orchestrator.configurations.trainers.trl import TRL
 from orchestrator.datasets.preference import ANSWERS, INPUT, INSTRUCTION, MESSAGES, PROMPT
 from orchestrator.datasets.recognition import TEXT, recognised
 from orchestrator.datasets.source import FORMATS, DataError, DatasetSource, data_format
@@ -21,6 +23,13 @@ DATA_FOLDER = "data"  # llamafactory/hparams/data_args.py: the default of datase
 
 
 MOST = "max_samples"
+BUILDERS = {
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+"""Builders of the package datasets by formats of files."""
 PROMPTS = ([PROMPT], [INSTRUCTION], [INSTRUCTION, INPUT])
 """Columns of prompts that are recognised beside pairs of answers."""
 
@@ -40,7 +49,8 @@ def with_local_data(configuration: Configuration) -> Configuration:
     if key is None:
         return configuration
     try:
-        options = _options(key, values, Path(configuration.file).parent)
+        folder = Path(configuration.file).parent
+        options = _options(key, values, folder)
     except _NotReadError as reason:
         text = f"not read ({reason}): lengths and examples come from --dataset, or are assumed"
         return _with_lines(configuration, {key: Line(key, values[key], "assumed", text)}, {})
@@ -48,9 +58,28 @@ def with_local_data(configuration: Configuration) -> Configuration:
         return configuration
     meaning = ", ".join(f"{name} {shown(value)}" for name, value in options.items())
     lines = {key: Line(key, values[key], "used", meaning)}
+    if configuration.trainer.startswith(TRL.name) and (form := _other_form(values[key])):
+        lines[key] = Line(key, values[key], "assumed", form)
     if "most" in options:
         lines[MOST] = Line(MOST, options["most"], "used", "most")
     return _with_lines(configuration, lines, options)
+
+
+def _other_form(value: object) -> str | None:
+    """Form of a file's bare name in TRL's ``datasets``; None for other data.
+
+    ``datasets.load_dataset`` looks for such a name on the hub.
+    """
+    (entry,) = value if isinstance(value, list) else (value,)
+    stated = entry if isinstance(entry, dict) else {"path": entry}
+    name = str(stated.get("path"))
+    builder = BUILDERS.get(data_format(Path(name)))
+    if builder is None or stated.get("data_files"):
+        return None
+    return (
+        f"{READ_ALONE} {name}, which TRL does not find by its name alone: write datasets: "
+        f"[{{path: {builder}, data_files: {name}}}]"
+    )
 
 
 def local_files(configuration: Configuration) -> dict[str, Path]:

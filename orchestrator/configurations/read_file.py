@@ -14,7 +14,7 @@ from orchestrator.configurations.python_file import PythonFileError, python_conf
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.axolotl import AXOLOTL
 from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
-from orchestrator.configurations.trainers.trl import TRL
+from orchestrator.configurations.trainers.trl import TRL, TRL_IN_PYTHON
 from orchestrator.spec.yaml_lines import read_yaml
 from trials.recipes.parallel import ZERO_STRATEGIES
 from trials.recipes.zero_settings import OFFLOADS, offload_of
@@ -60,9 +60,9 @@ def read_configuration_text(text: str, path: Path) -> Configuration:
         ConfigurationError: as for ``read_configuration``.
     """
     if path.suffix == ".py":
-        return configuration_of(TRL, _python(text, path), str(path))
+        return configuration_of(TRL_IN_PYTHON, _python(text, path), str(path), TRAINERS)
     values = _yaml(text, path)
-    return configuration_of(trainer_of(values, path), values, str(path))
+    return configuration_of(trainer_of(values, path), values, str(path), TRAINERS)
 
 
 def _python(text: str, path: Path) -> Mapping[str, Any]:

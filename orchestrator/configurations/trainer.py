@@ -1,7 +1,7 @@
 """A trainer: the meaning of its configuration's keys."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.configurations.key_classes import Config, Key, Reading
 
@@ -20,6 +20,7 @@ class Trainer:
         unknown: class of a key that the trainer does not have.
         shapes: types of the values that ``derive`` looks into; others are refused.
         derive: adds the options that keys set together, the trainer's defaults, and refusals.
+        renamed: today's names of keys that only earlier versions have.
     """
 
     name: str
@@ -28,3 +29,4 @@ class Trainer:
     unknown: Key
     shapes: Mapping[str, Shape]
     derive: Callable[[Config, Reading], None]
+    renamed: Mapping[str, str] = field(default_factory=dict)

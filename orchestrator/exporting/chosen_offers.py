@@ -37,7 +37,8 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
         raise ExportError("--export is of one job: give --seq-len one length, or max")
     priced = [row for row in estimates if row.prices]
     if not priced:
-        raise ExportError("--export: no offer has a price for this job: see the table above")
+        place = "in the table above" if len(estimates) else "above"
+        raise ExportError(f"--export: no offer has a price for this job: the reason is {place}")
     best = priced[0]
     question, size = best.question, best.estimate.batch_size
     _check_layout(question.parallel)

@@ -31,6 +31,7 @@ from orchestrator.configurations.local_data import local_files
 from orchestrator.configurations.read_file import read_configuration_text
 from orchestrator.exporting.deepspeed_file import carried_content
 from orchestrator.exporting.training import ExportError, PatchedConfiguration, TrainingJob
+from orchestrator.model_names import preset_of
 from orchestrator.spec.recipe_options import plain
 from orchestrator.spec.yaml_lines import read_yaml
 from trials.recipes.recipe import Recipe
@@ -172,6 +173,10 @@ def _differences(
 ) -> Iterator[str]:
     """Properties of a training that are not those of its configuration."""
     yield from _differences_of_layout(configuration, training)
+    if not _is_model_of(configuration, training.model.name):
+        yield (
+            f"trains {configuration.options['model']}, and the price is for {training.model.name}"
+        )
     options, priced = configuration.options, training.recipe
     stated = _stated_recipe(configuration, training)
     for name in Recipe.model_fields.keys() - OF_BATCHES:
@@ -190,6 +195,13 @@ def _differences(
             f"has an effective batch of {effective_batch}, and the price is for "
             f"{training.micro_batch} x {training.accumulation}{several}"
         )
+
+
+def _is_model_of(configuration: Configuration, name: str) -> bool:
+    """Whether a model is that of a configuration, or a config.json, which states shapes alone."""
+    places = (Path(place).expanduser().resolve() for place in (configuration.model, name))
+    is_same = (preset_of(name) or name) == configuration.model or len({*places}) == 1
+    return is_same or name.endswith(".json")
 
 
 def _differences_of_layout(configuration: Configuration, training: TrainingJob) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_v
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.record import Record
-from gpu_catalog.suggestions import did_you_mean
+from gpu_catalog.suggestions import did_you_mean, near_matches
 from gpu_catalog.user_file import NestingError, json_of, text_of
 
 # Keys of these facts in configurations of transformers; the first present one counts.
@@ -367,9 +367,12 @@ def _from_hub(name: str) -> Model:
         first = str(error).strip().splitlines()[0]
         if not is_reached:
             first = "it cannot be reached, and the local cache has none"
+        near = near_matches(name.partition("/")[2], presets())
+        similar = f"{'Similar presets' if near else 'Presets'}: {', '.join(near or presets())}"
         raise UnknownModelError(
             f"model {name!r}: no config.json from the hub ({first}): check the name, the network "
-            "and HF_TOKEN, or give a folder with a config.json"
+            "and HF_TOKEN, or give a folder with a config.json, or the file itself by "
+            f"--model-config (estimate, check). {similar}"
         ) from None
     return _from_config(name, Path(path), weights=name)
 

@@ -219,8 +219,9 @@ def add_estimate(commands: Any) -> None:
         usage="%(prog)s (--model MODEL | --config FILE) [options]",
         help="simulate memory, largest batch, time and cost on GPUs that you do not have",
         description="Simulate fine-tuning on GPUs of the catalog by tracing the training code. "
-        "Nothing is measured. The exit code is 1 if the training fits no GPU, or if no offer is "
-        "within --deadline and --budget-usd.",
+        "Nothing is measured. The exit code is 1 if the training fits no GPU, if no offer is "
+        "within --deadline and --budget-usd, or after an error, such as a mistake in the file; "
+        "'check' exits with 2 after an error.",
     )
     add_table(estimate, RESULTS, routing_draws=positive)
     _add_training(estimate, SEVERAL + STRATEGY, gpus=positives)

@@ -25,6 +25,8 @@ WEIGHT_DTYPES = ("fp16", "amp", "fp8")
 OPTIMIZERS = ("AdamW", "Adam")
 OFFLOADING = OFFLOADS["all"]
 HOST = "cpu"
+OF_AXOLOTL = "deepspeed_configs"
+"""Folder of axolotl's own files, which its command fetches."""
 KNOWN = frozenset(
     {
         *BATCHES,
@@ -86,9 +88,11 @@ def find_file(name: str, beside: Path) -> Path:
     for path in (here, *(folder / here for folder in beside.resolve().parents)):
         if path.is_file():
             return path
+    is_of_axolotl = here.parent.name == OF_AXOLOTL
+    remedy = f"run axolotl fetch {OF_AXOLOTL}" if is_of_axolotl else "copy the trainer's file there"
     raise ConfigurationError(
-        f"{beside}: deepspeed: {name}: no such file, here or beside the configuration: copy the "
-        "trainer's file there, or give one by --deepspeed"
+        f"{beside}: deepspeed: {name}: no such file, here or beside the configuration: {remedy}, "
+        "or give one by --deepspeed"
     )
 
 

@@ -24,10 +24,15 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     STOPS_EARLY,
     TOKENS,
 )
-from orchestrator.configurations.trainers.transformers_keys import LEARNING, TRAINING_ARGUMENTS
+from orchestrator.configurations.trainers.transformers_keys import (
+    LEARNING,
+    OTHER_VERSIONS,
+    TRAINING_ARGUMENTS,
+)
 
 KEYS: dict[str, Key] = (
     TRAINING_ARGUMENTS
+    | OTHER_VERSIONS
     | {
         "model_name_or_path": used("model"),
         "cutoff_len": shared("seq_len, cutoff"),

@@ -12,10 +12,8 @@ def length_of(
     reading: Reading, *, micro: Stated, accumulation: Stated, epochs: Stated, steps: Stated
 ) -> None:
     """Add the micro-batch, the effective batch, and epochs or optimizer steps."""
-    sizes = [_count(reading, *stated) for stated in (micro, accumulation)]
-    if None in sizes:
-        return
-    micro_batch, micro_batches = (size or 1 for size in sizes)
+    # A refused size counts as 1, so that mistakes of the length are found beside it.
+    micro_batch, micro_batches = (_count(reading, *stated) or 1 for stated in (micro, accumulation))
     options = reading.options
     options["batch_size"] = micro_batch
     options["effective_batch"] = micro_batch * micro_batches

@@ -24,6 +24,8 @@ from orchestrator.configurations.trainers.axolotl_keys import (
 )
 
 LEARNING = irrelevant("learning, not speed")
+EVALUATION = irrelevant("evaluation, which the estimate leaves out")
+OF_PROCESSES = irrelevant("only on several GPUs")
 
 SAMPLING = {"random": False, "sequential": False, "group_by_length": True}
 
@@ -41,14 +43,13 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     "gradient_checkpointing_kwargs": shared("gradient_checkpointing"),
     "activation_checkpointing_kwargs": shared("gradient_checkpointing"),
     "train_sampling_strategy": used("group_by_length", SAMPLING),
-    "group_by_length": used("group_by_length"),
     "torch_compile": used("compile", {True: "model", False: None}),
 } | table_of(
     (
         LEARNING,
         """
         learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon lr_scheduler_type
-        lr_scheduler_kwargs warmup_ratio warmup_steps seed data_seed label_smoothing_factor
+        lr_scheduler_kwargs warmup_steps seed data_seed label_smoothing_factor
         optim_args full_determinism log_level log_level_replica metric_for_best_model
         greater_is_better ignore_data_skip length_column_name label_names
         """,
@@ -56,61 +57,68 @@ TRAINING_ARGUMENTS: dict[str, Key] = {
     (
         LOGGING,
         """
-        logging_* report_to run_name disable_tqdm log_on_each_node trackio_*
-        include_num_input_tokens_seen include_tokens_per_second project logging_dir
+        logging_first_step logging_nan_inf_filter logging_steps logging_strategy report_to
+        run_name disable_tqdm log_on_each_node trackio_bucket_id trackio_space_id
+        trackio_static_space_id include_num_input_tokens_seen project
         """,
     ),
     (
         SAVING,
         """
-        output_dir overwrite_output_dir save_* hub_* push_to_hub push_to_hub_*
-        load_best_model_at_end
-        restore_callback_states_from_checkpoint
+        output_dir save_on_each_node save_only_model save_steps save_strategy save_total_limit
+        hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
+        push_to_hub load_best_model_at_end restore_callback_states_from_checkpoint
         """,
     ),
     (
         LOADING,
         """
-        dataloader_* remove_unused_columns do_train skip_memory_metrics
+        dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
+        dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
+        dataloader_prefetch_factor remove_unused_columns do_train skip_memory_metrics
         torch_compile_backend torch_compile_mode use_cache enable_jit_checkpoint debug
         average_tokens_across_devices
         """,
     ),
+    (assumed(NO_EVALUATION), "do_eval eval_strategy do_predict"),
     (
-        assumed(NO_EVALUATION),
+        EVALUATION,
         """
-        do_eval eval_strategy evaluation_strategy do_predict predict_with_generate
-        """,
-    ),
-    (
-        irrelevant("evaluation, which the estimate leaves out"),
-        """
-        per_device_eval_batch_size eval_* prediction_loss_only batch_eval_metrics
+        per_device_eval_batch_size eval_accumulation_steps eval_delay eval_do_concat_batches
+        eval_on_start eval_steps eval_use_gather_object prediction_loss_only batch_eval_metrics
         include_for_metrics bf16_full_eval fp16_full_eval
         """,
     ),
     (RESUMES, "resume_from_checkpoint"),
     (assumed("no noise, which takes next to no time"), "neftune_noise_alpha"),
     (assumed("tf32 off: only products in fp32 are faster with it"), "tf32"),
-    (
-        refused(SEVERAL_GPUS),
-        """
-        tp_size parallelism_config
-        """,
-    ),
+    (refused(SEVERAL_GPUS), "parallelism_config"),
     (assumed(ONE_MICRO_BATCH), "auto_find_batch_size"),
     (assumed(KEPT_CACHE), "torch_empty_cache_steps"),
     (shared("strategy"), "deepspeed fsdp fsdp_config accelerator_config"),
-    (irrelevant("only on several GPUs"), "ddp_* local_rank fsdp_* ray_*"),
     (
-        refused(NOT_SIMULATED),
+        OF_PROCESSES,
         """
-        optim_target_modules use_cpu jit_mode_eval lomo use_liger_kernel_config
-        liger_kernel_config
+        ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
+        ddp_static_graph ddp_timeout local_rank
         """,
     ),
+    (refused(NOT_SIMULATED), "optim_target_modules use_cpu liger_kernel_config"),
 )
-"""Class of each key of ``TrainingArguments`` in transformers 5."""
+"""Class of each key of ``TrainingArguments`` in transformers 5.23."""
+
+OTHER_VERSIONS: dict[str, Key] = {"group_by_length": used("group_by_length")} | table_of(
+    (LEARNING, "warmup_ratio"),
+    (LOGGING, "logging_* trackio_* include_tokens_per_second"),
+    (SAVING, "overwrite_output_dir save_* hub_* push_to_hub_*"),
+    (LOADING, "dataloader_*"),
+    (assumed(NO_EVALUATION), "evaluation_strategy predict_with_generate"),
+    (EVALUATION, "eval_*"),
+    (refused(SEVERAL_GPUS), "tp_size"),
+    (OF_PROCESSES, "ddp_* fsdp_* ray_*"),
+    (refused(NOT_SIMULATED), "jit_mode_eval lomo use_liger_kernel_config"),
+)
+"""Class of each key that other versions of transformers have, or of its subclasses."""
 
 
 def check_types(config: Config, reading: Reading, bf16: str = "bf16") -> None:

@@ -1,5 +1,7 @@
 """Configurations of TRL: of its command line (``trl sft --config``), or of a Python file."""
 
+from dataclasses import replace
+
 from orchestrator.configurations.key_classes import (
     ABSENT,
     Config,
@@ -34,6 +36,7 @@ from orchestrator.configurations.trainers.transformers_keys import (
     checkpoints,
 )
 from orchestrator.configurations.trainers.trl_tasks import (
+    GRPO,
     LOSSES,
     TRAINER_CLASS,
     refuse_keys_of_other_tasks,
@@ -55,7 +58,6 @@ KEYS: dict[str, Key] = (
         "model_name_or_path": used("model"),
         "attn_implementation": shared("attention"),
         "dtype": shared("precision"),
-        "torch_dtype": shared("precision"),
         "use_peft": shared("method"),
         "load_in_4bit": shared("method, quantisation"),
         "load_in_8bit": shared("method, quantisation"),
@@ -74,14 +76,8 @@ KEYS: dict[str, Key] = (
         "activation_offloading": used("activation_offloading"),
         "use_liger_kernel": shared("liger_kernels, loss"),
         "loss_type": shared("task, loss"),
-        TRAINER_CLASS: shared("task"),
         "precompute_ref_log_probs": shared("reference"),
         "disable_dropout": shared("lora_dropout"),
-        "prepare_model_for_kbit_training": used("kbit_preparation"),
-        "bnb_4bit_compute_dtype": refused(
-            "only 16 bits are simulated", idle=(None, "bfloat16", "float16", "auto")
-        ),
-        "bias": refused("only the adapters are trained: use none", idle=(None, "none")),
         "router_aux_loss_coef": shared("router_loss"),
         "pad_to_multiple_of": shared("pad_to_multiple"),
         # trl/trainer/sft_trainer.py:1601
@@ -100,7 +96,7 @@ KEYS: dict[str, Key] = (
             """
             use_rslora lora_task_type beta loss_weights ld_alpha f_divergence_type discopop_tau
             f_alpha_divergence_coef label_smoothing desirable_weight undesirable_weight
-            center_rewards_coefficient ref_model_mixup_alpha ref_model_sync_steps init_lora_weights
+            center_rewards_coefficient ref_model_mixup_alpha ref_model_sync_steps
             """,
         ),
         (
@@ -108,7 +104,6 @@ KEYS: dict[str, Key] = (
             """
             dataset_text_field eos_token pad_token chat_template_path completion_only_loss
             assistant_only_loss truncation_mode max_completion_length padding_value
-            max_prompt_length
             """,
         ),
         (
@@ -117,23 +112,54 @@ KEYS: dict[str, Key] = (
             dataset_config dataset_train_split dataset_test_split dataset_streaming streaming
             dataset_num_proc dataset_kwargs shuffle_dataset model_revision trust_remote_code
             bnb_4bit_quant_storage eval_packing test_split_size env ignore_bias_buffers
-            is_encoder_decoder generate_during_eval precompute_ref_batch_size device_map
+            is_encoder_decoder generate_during_eval precompute_ref_batch_size
             """,
         ),
         (
-            refused(NOT_SIMULATED),
-            """
-            model_init_kwargs use_weighting sync_ref_model
-            layers_to_transform rank_pattern compute_loss_func optimizers
-            optimizer_cls_and_kwargs
-            """,
+            refused(
+                "of GRPO, whose files are not read: give --task grpo without --config", idle=()
+            ),
+            GRPO,
         ),
+        (refused(NOT_SIMULATED), "model_init_kwargs use_weighting sync_ref_model"),
         (
             refused("only best-fit packing is simulated", idle=(None, "bfd", "bfd_split")),
             "packing_strategy",
         ),
     )
 )
+"""Class of each key of a YAML file, by the dataclasses of TRL 1.16's commands."""
+
+KEYS_OF_PYTHON: dict[str, Key] = {
+    TRAINER_CLASS: shared("task"),
+    "torch_dtype": shared("precision"),
+    "prepare_model_for_kbit_training": used("kbit_preparation"),
+    "bnb_4bit_compute_dtype": refused(
+        "only 16 bits are simulated", idle=(None, "bfloat16", "float16", "auto")
+    ),
+    "bias": refused("only the adapters are trained: use none", idle=(None, "none")),
+} | table_of(
+    (LEARNING, "init_lora_weights"),
+    (LOADING, "device_map"),
+    (
+        refused(NOT_SIMULATED),
+        """
+        layers_to_transform rank_pattern compute_loss_func optimizers optimizer_cls_and_kwargs
+        """,
+    ),
+)
+"""Class of each key that only the classes and functions of a Python file have."""
+
+
+RENAMED = {
+    "max_seq_length": "max_length",  # TRL 0.16
+    "use_liger": "use_liger_kernel",  # TRL 0.18
+    "evaluation_strategy": "eval_strategy",  # transformers 4.41
+    "torch_dtype": "dtype",  # transformers 4.56
+    "group_by_length": "train_sampling_strategy: group_by_length",  # transformers 5
+    "warmup_ratio": "warmup_steps (a ratio below 1)",  # transformers 5.15
+}
+"""Today's names of keys that earlier versions of TRL and transformers had."""
 
 
 def derive(config: Config, reading: Reading) -> None:
@@ -258,7 +284,7 @@ TRL = Trainer(
     name="TRL",
     version="1.16",
     keys=KEYS,
-    unknown=refused("TRL 1.16 has no such key, and refuses it", idle=()),
+    unknown=refused("TRL 1.16 has no such key with transformers 5.23, and refuses it", idle=()),
     shapes={
         "fsdp": (str, list, bool),
         "fsdp_config": (dict,),
@@ -272,4 +298,6 @@ TRL = Trainer(
         "loss_type": (str, list),
     },
     derive=derive,
+    renamed=RENAMED,
 )
+TRL_IN_PYTHON = replace(TRL, keys=KEYS | KEYS_OF_PYTHON)

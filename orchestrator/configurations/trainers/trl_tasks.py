@@ -42,6 +42,21 @@ _NAMES: dict[Task, str] = {
         is_encoder_decoder
     """,
 }
+GRPO = """
+    cache_implementation cast_lm_head_to_fp32 chat_template_kwargs delta ds3_gather_for_generation
+    entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
+    epsilon_high generation_batch_size generation_kwargs importance_sampling_level
+    log_completions log_completions_hub_repo log_multimodal log_unique_prompts
+    mask_truncated_completions max_tool_calling_iterations min_p multi_objective_aggregation
+    num_completions_to_print num_generations num_generations_eval num_iterations
+    off_policy_mask_threshold repetition_penalty reward_funcs reward_model_name_or_path
+    reward_weights sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation
+    temperature top_entropy_quantile top_k top_p transformers_continuous_batching_config
+    use_adaptive_entropy use_bias_correction_kl use_transformers_continuous_batching
+    use_transformers_paged use_vllm vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+    vllm_*
+"""
+"""Keys that only GRPO's configuration and command have."""
 OWN_KEYS = {task: frozenset(names.split()) for task, names in _NAMES.items()}
 """Keys that a trainer's configuration has and some other's has not (trl/trainer/*_config.py)."""
 
