@@ -18,7 +18,7 @@ from orchestrator.ray_backend import trial_relay
 from orchestrator.ray_backend.errors import LeaveTuneError, RayEndedError
 from orchestrator.ray_backend.trial_relay import TrialRelay, cause_of_death
 from orchestrator.ray_backend.tune_runner import first_line
-from orchestrator.scheduling.node_queue import Task
+from orchestrator.scheduling.node_queue import NodeAddress, Task
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.run_storage import StoreError
 from trials.records.cell import Cell
@@ -67,9 +67,15 @@ def relay_to(diary: Diary, is_spent: Callable[[], bool] = lambda: False) -> Tria
     return TrialRelay(scheduler, diary, lambda: CLUSTER, lambda _: None)
 
 
-def trial(cell: Cell) -> SimpleNamespace:
+class Worker:
+    """Stand-in for a Ray actor."""
+
+
+def trial(cell: Cell, worker: Worker | None = None) -> SimpleNamespace:
     """A trial as Tune passes it to callbacks."""
-    return SimpleNamespace(config={"trial": {"cell": cell.key}}, error_file=None)
+    state = SimpleNamespace(ray_actor=worker or Worker())
+    config = {"trial": {"cell": cell.key}}
+    return SimpleNamespace(config=config, error_file=None, temporary_state=state)
 
 
 def test_started_trials_without_an_end_are_reported_dead() -> None:
@@ -86,13 +92,13 @@ def test_started_trials_without_an_end_are_reported_dead() -> None:
     assert (relay.next_trial() or {})["cell"] == SECOND.key
 
 
-def reported(cell: Cell, *, done: bool = False) -> dict[str, object]:
+def reported(cell: Cell) -> dict[str, object]:
     """A probe of a cell as Tune passes it on."""
-    return {"observation": observation(1, cell=cell).model_dump_json(), "done": done}
+    return {"observation": observation(1, cell=cell).model_dump_json(), "done": False}
 
 
 def test_a_spent_budget_ends_each_trial_with_the_probe_that_it_runs() -> None:
-    """No probe begins, and none that is paid for is lost; Tune repeats the last at the end."""
+    """No probe begins, and none that is paid for is lost."""
     diary = Diary()
     relay = relay_to(diary, lambda: bool(diary.seen))
     for cell in (FIRST, SECOND):
@@ -102,11 +108,23 @@ def test_a_spent_budget_ends_each_trial_with_the_probe_that_it_runs() -> None:
     for cell in (FIRST, SECOND):
         assert not relay.stop_all()
         assert relay("", reported(cell))
-        assert relay("", reported(cell, done=True))
         relay.on_trial_complete(trial=trial(cell))
     assert relay.stop_all()
     assert [o.cell for o in diary.seen] == [FIRST, SECOND]
     assert diary.ends == [(FIRST, None), (SECOND, None)]
+
+
+def test_the_node_of_a_worker_is_known_from_the_start_of_its_next_trial() -> None:
+    """A worker reports it with its first trial alone; a trial may die before any other report."""
+    relay, worker = relay_to(Diary()), Worker()
+    relay.next_trial()
+    relay.next_trial()
+    relay.on_trial_start(trial=trial(FIRST, worker))
+    relay.on_trial_result(trial=trial(FIRST, worker), result={"nodes": [("n1", "10.0.0.1")]})
+    relay.on_trial_complete(trial=trial(FIRST, worker))
+    relay.on_trial_start(trial=trial(SECOND, worker))
+    placed = relay._scheduler._queues["cpu"].placed
+    assert placed[SECOND].node == NodeAddress("n1", "10.0.0.1")
 
 
 def test_a_silent_worker_is_killed_and_reported_hung(
@@ -115,6 +133,7 @@ def test_a_silent_worker_is_killed_and_reported_hung(
     """A hung worker cannot time itself out; the driver kills it once."""
     killed: list[object] = []
     monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trial_relay, "RAY_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(trial_relay, "kill", killed.append)
     diary = Diary()
     relay = relay_to(diary)

@@ -1,7 +1,9 @@
-"""A trial in a Ray worker: its request for resources, and its run on the node."""
+"""Trials in a Ray worker: their requests for resources, and their runs on the node."""
 
 import functools
 import os
+from collections.abc import Collection, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ray import tune
@@ -12,13 +14,15 @@ from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.scheduling.node_queue import NodeAddress, Task
 from trials.child_process.fork_server import ForkServers
 from trials.child_process.parent_death import die_with_parent
-from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
+from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, profiles
 from trials.records.profile import Logged
-from trials.run_trial import child_prober, run_trial
+from trials.run_trial import child_prober, trial_results
 from trials.trial import TrialTask
 
 KINDS: dict[str, type[Task]] = {kind.__name__: kind for kind in (TrialTask, ProfileTask)}
 NODE_LEAVES = "its node had notice that it is to be taken away"
+Reports = Generator[tuple[dict[str, Any], bool]]
+"""Reports of a trial to the driver, and whether each is its last."""
 
 
 class NodeLeavesError(RuntimeError):
@@ -45,50 +49,105 @@ def _placement_group(
     return tune.PlacementGroupFactory(parts, strategy, bundle_label_selector=[elsewhere] * nodes)
 
 
-def run_on_node(config: dict[str, dict[str, Any]]) -> None:
-    """Run a trial, or a profile, on the node of this Ray worker, and on those of its ranks.
+class TrialOnNode(tune.Trainable):  # type: ignore[misc]
+    """A Ray worker that runs one trial, or profile, after another; each step is a report.
 
-    Raises:
-        NodeLeavesError: a node is to be taken away.
-        NodeLostError: a node of the ranks is gone.
+    Tune takes the next step once the driver has the report of the last one: a death loses one at
+    most. The last report of a trial says so, which saves a step for its end, and what the trial
+    leaves running ends while that report is on its way.
     """
-    die_with_parent(os.getppid())  # the raylet, whose end Ray's worker sees seconds later
-    trial = config["trial"]
-    # Reported first: the driver needs the node if the trial dies before any other report.
-    _report_nodes(this_node())
-    task = KINDS[trial["kind"]].model_validate_json(trial["task"])
-    if isinstance(task, ProfileTask):
-        with child_prober(task.trial, PROFILE_TIMEOUTS, servers=_servers()) as prober:
-            run_profile(task, prober, _emit, node_id=this_node().node_id)
-    elif trial["nodes"] == 1:
-        with child_prober(task, servers=_servers()) as prober:
-            run_trial(task, prober, _emit, node_ids=[this_node().node_id], emit_link=_emit)
-    else:
-        several = NodesOfTrial(task, trial["resources"])
-        _report_nodes(*several.nodes)
-        with several.prober() as prober_of_all:
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Take the first trial."""
+        die_with_parent(os.getppid())  # the raylet, whose end Ray's worker sees seconds later
+        self._servers = ForkServers()
+        self._is_located = False
+        self._reports: Reports | None = None
+        self._cleaner = ThreadPoolExecutor(1)
+        self._cleaning: Future[None] | None = None
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial, which begins with its first step: no step of it is waited for."""
+        self._end_trial()  # one that Tune has stopped
+        self._trial = new_config["trial"]
+        self.config: dict[str, Any] = {}  # Tune would add it to each report
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Run the trial until its next report.
+
+        Raises:
+            NodeLeavesError: a node is to be taken away.
+            NodeLostError: a node of the ranks is gone.
+        """
+        self._wait_until_clean()
+        if self._reports is None:
+            self._reports = self._trial_reports()
+        report, is_last = next(self._reports, ({}, True))
+        if is_last:
+            self._end_trial()
+        return report | {"done": is_last}
+
+    def cleanup(self) -> None:
+        """End what a trial has left running."""
+        self._end_trial()
+        self._wait_until_clean()
+
+    def _end_trial(self) -> None:
+        if self._reports is not None:
+            self._cleaning = self._cleaner.submit(self._reports.close)
+            self._reports = None
+
+    def _wait_until_clean(self) -> None:
+        if self._cleaning is not None:
+            self._cleaning.result()
+            self._cleaning = None
+
+    def _trial_reports(self) -> Reports:
+        # Reported first: the driver needs the node if the trial dies before any other report. It
+        # knows that later trials of this worker run there.
+        if not self._is_located:
+            yield _report_of_nodes(this_node()), False
+            self._is_located = True
+        nodes = {this_node().node_id}
+        # Ray places nothing on a node that drains, but Tune reuses the workers and groups there.
+        _check_stay(nodes if self._trial["nodes"] == 1 else nodes | nodes_of_group())
+        yield from self.reports(KINDS[self._trial["kind"]].model_validate_json(self._trial["task"]))
+
+    def reports(self, task: Task) -> Reports:
+        """Reports of a task's results, and of all nodes where there are several."""
+        if isinstance(task, ProfileTask):
+            with child_prober(task.trial, PROFILE_TIMEOUTS, servers=self._servers) as prober:
+                for profiled in profiles(task, prober, node_id=this_node().node_id):
+                    yield _report(profiled), False
+        elif self._trial["nodes"] == 1:
+            with child_prober(task, servers=self._servers) as prober:
+                for result, is_last in trial_results(task, prober, node_ids=[this_node().node_id]):
+                    yield _report(result), is_last
+        else:
+            several = NodesOfTrial(task, self._trial["resources"])
+            yield _report_of_nodes(*several.nodes), False
             ids = [node.node_id for node in several.nodes]
-            run_trial(task, prober_of_all, _emit, node_ids=ids, emit_link=_emit)
+            _check_stay({*ids, *nodes_of_group()})
+            with several.prober() as prober_of_all:
+                for result, is_last in trial_results(task, prober_of_all, node_ids=ids):
+                    yield _report(result), is_last
 
 
-@functools.cache
-def _servers() -> ForkServers:
-    """Fork server of this Ray worker, which Tune gives one trial after another."""
-    return ForkServers()
-
-
-def _report_nodes(*nodes: NodeAddress) -> None:
-    """Report the nodes of a trial.
+def _check_stay(nodes: Collection[str]) -> None:
+    """Check that these nodes stay.
 
     Raises:
         NodeLeavesError: one of them is to be taken away.
     """
-    tune.report({"nodes": [(node.node_id, node.address) for node in nodes]})
-    # Ray places nothing on a node that drains, but Tune reuses the workers and groups there.
-    if not draining_nodes().isdisjoint({*nodes_of_group(), *(node.node_id for node in nodes)}):
+    if not draining_nodes().isdisjoint(nodes):
         raise NodeLeavesError(NODE_LEAVES)
 
 
-def _emit(result: Logged) -> None:
-    # Tune's report returns once the driver has the result: a death loses one at most.
-    tune.report({"observation": result.model_dump_json()} | metrics(result))
+def _report_of_nodes(*nodes: NodeAddress) -> dict[str, Any]:
+    return {"nodes": [(node.node_id, node.address) for node in nodes]}
+
+
+def _report(result: Logged) -> dict[str, Any]:
+    return {"observation": result.model_dump_json()} | metrics(result)
