@@ -17,6 +17,7 @@ SHARED = "all"  # in place of a GPU, for a number that all share
 # GPUs whose tensor cores add in fp32 at half their rate have twice their fp32 rate in bf16; other
 # GPUs have four times and more. Fractions of the peak differ between the two kinds.
 MOST_OF_HALF_RATE = 3.0
+LEAST_ROWS = 10  # to which a number is fitted that GPUs without one get
 # Quantities that depend on the kind of memory, which is HBM at these compute capabilities.
 OF_MEMORY = frozenset({"moving_reached", "product_bandwidth"})
 HBM = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
@@ -62,8 +63,9 @@ def rates_of(gpu: Gpu) -> Mapping[str, float]:
     """Numbers of a GPU and those that all share, by quantity.
 
     A GPU without measurements gets the geometric mean of those of its group; without any, of the
-    GPUs with its rate of accumulation; without these, of all. A GPU of the catalog under another
-    key, as with another memory, has its own numbers: its device names identify it.
+    GPUs with its rate of accumulation; without these, of all. Numbers that are fitted to few rows
+    are those of their GPU alone. A GPU of the catalog under another key, as with another memory,
+    has its own numbers: its device names identify it.
     """
     key = _measured_key(gpu.key, gpu.device_names)
     return _rates(key, group_of(gpu), memory_of(gpu))
@@ -99,12 +101,13 @@ def _rates(key: str, group: str, memory: str) -> Mapping[str, float]:
 def nearest_rate(rows: tuple[KernelRate, ...], quantity: str, key: str, group: str) -> float:
     """Value of a quantity for a GPU, as ``rates_of`` chooses it among the rows."""
     own = [row for row in rows if row.quantity == quantity]
+    siblings = [row for row in own if row.rows >= LEAST_ROWS]
     kind = group.rpartition(" ")[2]
     for like in (
         [row for row in own if row.gpu == key],
         [row for row in own if row.gpu == SHARED],
-        [row for row in own if row.group == group],
-        [row for row in own if row.group.endswith(kind)],
+        [row for row in siblings if row.group == group],
+        [row for row in siblings if row.group.endswith(kind)],
     ):
         if like:
             own = like

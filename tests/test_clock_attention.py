@@ -36,7 +36,13 @@ def rates(gpu: Gpu, **kernel: bool) -> AttentionRates:
 
 
 HALF = AttentionRates(
-    launch_us=3.0, query_clocks=100.0, scores_per_clock=10.0, last_block=0.5, reached=0.5
+    launch_us=3.0,
+    query_clocks=80.0,
+    wide_query_clocks=51.2,
+    scores_per_clock=10.0,
+    last_block=0.5,
+    last_block_knee=1.0,
+    reached=0.5,
 )
 PEAKS = AttentionPeaks(
     flops=1e12,
@@ -49,7 +55,7 @@ PEAKS = AttentionPeaks(
 )
 
 
-def seconds_of(peaks: AttentionPeaks, **changed: float) -> float:
+def seconds_of(peaks: AttentionPeaks, by_rates: AttentionRates = HALF, **changed: float) -> float:
     """Seconds of causal attention: 100 heads of width 50, 50,000 queries, 1,000 keys, few bytes.
 
     Of 5e9 scores, the mask leaves 2.5e9, and half of each block on the diagonal: 3.2e8.
@@ -57,36 +63,39 @@ def seconds_of(peaks: AttentionPeaks, **changed: float) -> float:
     columns = {"flops": 5e11, "moved": 0.0, "queries": 5e4, "keys": 1e3, "width": 50.0}
     columns |= {"heads": 100.0}
     shapes = AttentionShapes(**{k: np.array([v]) for k, v in (columns | changed).items()})
-    return float(fused_seconds(shapes, FORWARD_PRODUCTS, peaks, HALF)[0])
+    return float(fused_seconds(shapes, FORWARD_PRODUCTS, peaks, by_rates)[0])
 
 
 SCORES = 2.82e9
-COMPUTING = 4 * 50 * SCORES / 5e11 + SCORES / 10 / 1e9 + 5e6 * 100 / 1e9
+COMPUTING = np.hypot(4 * 50 * SCORES / 5e11, SCORES / 10 / 1e9) + 5e6 * 100 / 1e9
 
 
-def test_products_scores_queries_and_launch_add_up() -> None:
-    """At 1 TFLOP/s, half of it reached, 10 scores and a hundredth of a query a clock.
-
-    128 queries are the last block; half of what it takes on one of 100 multiprocessors is beside
-    the mean.
-    """
+def test_products_overlap_exponentials_and_queries_and_launch_add_up() -> None:
+    """At 1 TFLOP/s, half of it reached, 10 scores and a hundredth of a query a clock."""
     assert seconds_of(PEAKS) == pytest.approx(COMPUTING + 3e-6)
+
+
+def test_the_last_block_ends_after_the_mean() -> None:
+    """It has 128 queries; half of what it takes on one of 100 multiprocessors delays the end."""
     peaks = replace(PEAKS, multiprocessors=100)
     last = 0.5 * 100 * 128 * 1000 / SCORES
     assert seconds_of(peaks) == pytest.approx(COMPUTING * (1 + last) + 3e-6)
+    # A kernel that begins with the longest blocks fills the multiprocessors behind them.
+    longest_first = seconds_of(peaks, replace(HALF, last_block_knee=2.0))
+    assert longest_first == pytest.approx(COMPUTING * np.hypot(1, last) + 3e-6)
 
 
 def test_a_short_sequence_is_one_block_of_each_head() -> None:
     """Its diagonal is all of it, so no score is skipped, and no block is longer than others."""
     flops = 4 * 50 * 100 * 64 * 64 / 2
     short = seconds_of(replace(PEAKS, multiprocessors=100), flops=flops, queries=64.0, keys=64.0)
-    computing = 2 * flops / 5e11 + 100 * 64 * 64 / 10 / 1e9 + 6400 * 100 / 1e9
+    computing = np.hypot(2 * flops / 5e11, 100 * 64 * 64 / 10 / 1e9) + 6400 * 100 / 1e9
     assert short == pytest.approx(computing * 1.5 + 3e-6)
 
 
 def test_without_a_mask_no_score_is_added() -> None:
     """All of them are seen."""
-    computing = 4 * 50 * 5e9 / 5e11 + 5e9 / 10 / 1e9 + 5e6 * 100 / 1e9
+    computing = np.hypot(4 * 50 * 5e9 / 5e11, 5e9 / 10 / 1e9) + 5e6 * 100 / 1e9
     assert seconds_of(PEAKS, flops=1e12) == pytest.approx(computing + 3e-6)
 
 
@@ -98,11 +107,11 @@ def test_tensors_that_do_not_fit_the_cache_delay_it() -> None:
 
 
 def test_narrow_heads_take_longer_for_the_same_flops() -> None:
-    """Half the width has twice the scores."""
+    """Half the width has twice the scores and queries, of which a part depends on the width."""
     whole = {"flops": 1e12, "keys": 1e3}
     narrow = seconds_of(PEAKS, **whole, width=25.0, queries=1e5)
-    wide = seconds_of(PEAKS, **whole)
-    assert narrow - wide == pytest.approx(0.5 + 0.5)  # as many queries more
+    assert narrow == pytest.approx(np.hypot(2, 1) + 1e7 * (80 + 10) / 1e9 + 3e-6)
+    assert seconds_of(PEAKS, **whole) == pytest.approx(np.hypot(2, 0.5) + 0.5 + 3e-6)
 
 
 def test_an_unknown_clock_leaves_the_products_and_bytes() -> None:
@@ -139,7 +148,8 @@ def test_short_sequences_reach_less_of_the_peak() -> None:
     assert reached[0] < 0.5 * reached[-1]
     # Long sequences take their products and exponentials alone.
     exponentials = 4 * 128 * rates(A100).scores_per_clock * clocks_per_second(A100) / 312e12
-    assert 1 / reached[-1] == pytest.approx(1 / rates(A100).reached + 1 / exponentials, rel=0.05)
+    both = np.hypot(1 / rates(A100).reached, 1 / exponentials)
+    assert 1 / reached[-1] == pytest.approx(both, rel=0.05)
 
 
 def test_a_faster_stack_takes_less_time_in_every_precision() -> None:
@@ -150,10 +160,13 @@ def test_a_faster_stack_takes_less_time_in_every_precision() -> None:
 
 
 def test_each_generation_has_its_kernels() -> None:
-    """Hopper and the B200 have other numbers than Ampere, Ada and the RTX form of Blackwell."""
-    own = {key: rates(CATALOG.gpu(key)) for key in ("H100-PCIe", "B200", "A40", "L40S")}
+    """Ampere's A40, Ada and the RTX form of Blackwell share FlashAttention-2 in small blocks."""
+    keys = ("H100-PCIe", "H200-SXM", "B200", "A100-80GB-SXM", "A100-40GB-PCIe", "A40", "L40S")
+    own = {key: rates(CATALOG.gpu(key)) for key in keys}
     clocks = {key: one.query_clocks for key, one in own.items()}
-    assert clocks["H100-PCIe"] == clocks["B200"] < clocks["A40"] == clocks["L40S"]
+    assert clocks["A100-80GB-SXM"] == clocks["A100-40GB-PCIe"] < clocks["A40"] == clocks["L40S"]
+    assert clocks["B200"] < clocks["H100-PCIe"] == clocks["H200-SXM"] < clocks["A100-80GB-SXM"]
+    assert own["A100-80GB-SXM"].scores_per_clock == own["B200"].scores_per_clock
     # The PCIe form was not measured, and takes the mean of both measured Hopper GPUs.
     hopper = [rates(CATALOG.gpu(key)).reached for key in ("H100-SXM", "H200-SXM")]
     assert own["H100-PCIe"].reached == pytest.approx(np.sqrt(np.prod(hopper)))

@@ -1,6 +1,7 @@
 """Cluster files have the keys of their templates alone, whatever the names in prices and sweeps."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ BENIGN = "benign"
 L4 = Devices("L4")
 WEIGHTS = Weights(pretrained=True, gib=5)
 OFFER = CATALOG.offers("L4")[0]
+SWEEP = spec_on("L4", "A40", "A100-80GB-PCIe", "H100-SXM")
 KEYS_OF_GPUS = ("L4", "4090", "1e5", "0x1F", "on", "null", "1.5", "y")
 AS_TEXT = st.fixed_dictionaries({name: texts() for name in ("a", "b", "c", "d")})
 
@@ -57,9 +59,14 @@ def one_file(provider: str, gpu: str, *, a: str, b: str, c: str, d: str) -> str:
 @given(given_texts=AS_TEXT)
 def test_a_text_adds_no_key(provider: str, gpu: str, given_texts: dict[str, str]) -> None:
     """The keys of a file are those with ordinary names; so is the number of its documents."""
-    plain = one_file(provider, gpu, **dict.fromkeys("abcd", BENIGN))
     hostile = one_file(provider, gpu, **given_texts)
-    assert keys(yaml_documents(hostile)) == keys(yaml_documents(plain))
+    assert keys(yaml_documents(hostile)) == plain_keys(provider, gpu)
+
+
+@cache
+def plain_keys(provider: str, gpu: str) -> list[Any]:
+    """Keys of a file with ordinary names, read once for all examples."""
+    return keys(yaml_documents(one_file(provider, gpu, **dict.fromkeys("abcd", BENIGN))))
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
@@ -96,21 +103,27 @@ def test_a_key_of_a_gpu_is_text(gpu: str) -> None:
 @given(text=texts())
 def test_an_offer_adds_no_key(provider: str, field: str, text: str) -> None:
     """Nor to the comment, which has the cheapest offers; its table is not asked to refuse it."""
+    assert keys_with(provider, field, text) == keys_with_ordinary(provider, field)
+
+
+def keys_with(provider: str, field: str, value: str) -> list[Any]:
+    """Keys of a deployment where the cheapest offer has this value."""
     cheap = {"usd_per_hour": 1e-6, "provider": {"local": "x"}.get(provider, "aws")}
+    offer = OFFER.model_copy(update=cheap | {"instance": "g6.xlarge", field: value})
+    catalog = Catalog(CATALOG.gpus, [*CATALOG.all_offers, offer])
+    sweep = DeployedSweep(*SWEEP, value, catalog)
+    documents = yaml_documents(deployment(DeploymentRequest(provider), sweep).text)
+    for document in documents if provider == "skypilot" else ():
+        # One that SkyPilot cannot name makes room for another.
+        if "resources" in document:
+            del document["resources"]["ordered"][1:]
+    return keys(documents)
 
-    def made(value: str) -> list[dict[str, Any]]:
-        offer = OFFER.model_copy(update=cheap | {"instance": "g6.xlarge", field: value})
-        catalog = Catalog(CATALOG.gpus, [*CATALOG.all_offers, offer])
-        spec, written = spec_on("L4", "A40", "A100-80GB-PCIe", "H100-SXM")
-        sweep = DeployedSweep(spec, written, value, catalog)
-        documents = yaml_documents(deployment(DeploymentRequest(provider), sweep).text)
-        for document in documents if provider == "skypilot" else ():
-            # One that SkyPilot cannot name makes room for another.
-            if "resources" in document:
-                del document["resources"]["ordered"][1:]
-        return documents
 
-    assert keys(made(text)) == keys(made(BENIGN))
+@cache
+def keys_with_ordinary(provider: str, field: str) -> list[Any]:
+    """Those with an ordinary name, made once for all examples."""
+    return keys_with(provider, field, BENIGN)
 
 
 @pytest.mark.parametrize("first", ["  # a comment", "", " ", "# a comment", "---"])

@@ -323,6 +323,7 @@ def test_expected_cost_decides_and_an_exceeded_interval_is_marked(
     none = shown("--deadline", 0.001, code=1)
     assert "deadline of 0.001 h" in none
     assert f"take {quickest['hours']:.3g} h, on " in none
+    assert "Give a longer --deadline or more GPUs (--gpus 2,4,8)." in none
     assert "Rent" not in none
     both = shown("--deadline", 1000, "--budget-usd", between)
     assert "deadline of 1,000 h" in both

@@ -81,7 +81,10 @@ def test_servers_write_keys_and_values_beside_attention(tmp_path: Path) -> None:
         (tmp_path / "attention_forward_aiconfigurator.csv").write_text(head + row)
         us[source] = 1000 * rows(tmp_path)["attention/forward fa3", "H100-SXM"]["total_ratio"]
     assert 80 < us["sglang-0.5.9"] - us["vllm-0.19.0"] < 110
-    assert us["sglang-0.5.6"] == us["vllm-0.14.0"] == us["vllm-0.24.0"] > us["sglang-0.5.9"] + 80
+    assert us["vllm-0.14.0"] == us["vllm-0.24.0"] > us["sglang-0.5.9"] + 80
+    # PyTorch's index_put computes two addresses for each element.
+    by_element, twice = (us[name] - us["vllm-0.19.0"] for name in ("vllm-0.14.0", "sglang-0.5.6"))
+    assert twice == pytest.approx(2 * by_element, rel=0.05)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

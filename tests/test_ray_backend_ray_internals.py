@@ -19,7 +19,6 @@ import pytest
 import ray
 from ray import tune
 from ray._private.state import GlobalState
-from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.v2.instance_manager import node_provider
 from ray.tune import registry
@@ -165,6 +164,8 @@ def test_tune_still_asks_ray_for_a_trainable_again_and_again(
 
 def test_tunes_loggers_still_have_no_argument_for_folder_and_run() -> None:
     """They keep the writer and the run of each trial under these names alone."""
+    from ray.air.integrations.mlflow import MLflowLoggerCallback  # noqa: PLC0415 - only this needs it
+
     tensorboard = TBXLoggerCallback()
     assert not inspect.signature(TBXLoggerCallback).parameters
     for name in ("_trial_writer", "_trial_result", "_summary_writer_cls"):

@@ -116,6 +116,15 @@ def test_remaining_time_is_proportional_to_the_trials_left(elapsed: float, left:
     assert "$1.23" in progress.summary()
 
 
+def test_trials_that_are_simulated_later_count() -> None:
+    """They are no part of the time left."""
+    progress = Progress([FIRST], complete=1, stream=io.StringIO(), clock=Clock())
+    progress.to_simulate = 7
+    assert progress.summary() == "1/9 done, 0 running, 1 waiting, then 7 simulated"
+    progress.ended(FIRST, None)
+    assert progress.summary() == "2/9 done, 0 running, 0 waiting, then 7 simulated"
+
+
 def test_interleaved_and_reversed_trials_are_kept_apart() -> None:
     """The largest batch appears with its last piece of evidence, in whatever order."""
     log = io.StringIO()

@@ -138,8 +138,7 @@ def skypilot_file(
 
 
 def _filled(template: str, **values: Any) -> str:
-    environment = template_environment("orchestrator.clouds", yaml_value)
-    environment.filters["low"] = node_name
+    environment = template_environment("orchestrator.clouds", yaml_value, low=node_name)
     filled = environment.get_template(f"deploy-{template}.template")
     # The head lists how many nodes can be started: Ray itself does not report that to a driver.
     return filled.render(scales_to=SCALES_TO, **values)

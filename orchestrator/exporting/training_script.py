@@ -201,8 +201,8 @@ def filled(template: str, **values: Any) -> str:
     ``comment`` makes comment lines of a text.
     """
     write = {"dstack": yaml_value, "skypilot": yaml_value, "train_py": _name_of_program}
-    environment = template_environment("orchestrator.exporting", write.get(template, shell_value))
-    environment.filters["comment"] = _comment
+    finalize = write.get(template, shell_value)
+    environment = template_environment("orchestrator.exporting", finalize, comment=_comment)
     return environment.get_template(f"{template}.template").render(**values)
 
 

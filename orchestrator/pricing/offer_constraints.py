@@ -119,12 +119,15 @@ class MissedConstraints(Record):
         return "; ".join(parts) or "is within both the deadline and the budget on no offer"
 
 
-def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstraints]]) -> str:
+def nothing_text(
+    wanted: Constraints, misses: Sequence[tuple[str, MissedConstraints]], faster: str = ""
+) -> str:
     """One line on the options to relax where no offer meets the deadline and the budget.
 
     Args:
         wanted: constraints with a deadline, a budget or both.
         misses: GPUs and their best offers; at least one.
+        faster: what else would meet the deadline; empty for nothing.
     """
     on_quickest, quickest = min(misses, key=lambda miss: miss[1].quickest_hours)
     on_cheapest, cheapest = min(misses, key=lambda miss: miss[1].cheapest_usd)
@@ -133,7 +136,7 @@ def nothing_text(wanted: Constraints, misses: Sequence[tuple[str, MissedConstrai
     parts = []
     if quickest.misses_deadline(wanted):
         parts.append(f"No offer meets the deadline of {given(wanted.deadline_hours)} h: {takes}.")
-        parts.append("Give a longer --deadline.")
+        parts.append(f"Give a longer --deadline{faster and f' or {faster}'}.")
     if cheapest.exceeds_budget(wanted):
         parts.append(f"No offer is within the budget of ${given(wanted.budget_usd)}: {costs}.")
         parts.append("Give a higher --budget-usd.")

@@ -59,7 +59,9 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
     if misses:
-        return f"{nothing_text(wanted, misses)} (Simulated.)"
+        single = all(e.estimate.gpus == 1 for e in estimates)
+        faster = "more GPUs (--gpus 2,4,8)" if single else ""
+        return f"{nothing_text(wanted, misses, faster)} (Simulated.)"
     unpriced = [e.estimate for e in estimates if e.estimate.no_price is not None]
     if unpriced:
         return _unpriced(unpriced)

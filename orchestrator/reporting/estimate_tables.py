@@ -248,7 +248,7 @@ WORKS = {
     OperatorClass.NORM_BACKWARD: "norms, backward",
     OperatorClass.SOFTMAX: "softmax, forward",
     OperatorClass.SOFTMAX_BACKWARD: "softmax, backward",
-    OperatorClass.GATHER: "gathers and embedding lookups",
+    OperatorClass.GATHER: "writes and sums of rows of tables",
     OperatorClass.PICKED_LOSS: "loss of the picked tokens",
     OperatorClass.MEMORY: "other memory-bound operators",
 }

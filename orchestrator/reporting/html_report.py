@@ -175,6 +175,21 @@ def page(
         "tied": TIED,
         "indifference": INDIFFERENCE,
     }
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            **values,
+            policy=_policy(sources),
+            style=Markup(_file("page.css")),  # noqa: S704 - our own file
+            scripts=[Markup(source) for source in sources],  # noqa: S704 - as above
+            data=_safe_json(data),
+        )
+    )
+
+
+@cache  # compiling a template takes longer than filling it
+def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("orchestrator.reporting.page", "assets"),
         autoescape=True,
@@ -183,13 +198,7 @@ def page(
         lstrip_blocks=True,
     )
     environment.filters |= {"markdown": markdown, "inline": inline}
-    return environment.get_template(template).render(
-        **values,
-        policy=_policy(sources),
-        style=Markup(_file("page.css")),  # noqa: S704 - our own file
-        scripts=[Markup(source) for source in sources],  # noqa: S704 - as above
-        data=_safe_json(data),
-    )
+    return environment
 
 
 def _policy(scripts: Sequence[str]) -> str:

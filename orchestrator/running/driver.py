@@ -137,7 +137,7 @@ def _measure_on_ray(
     for line in expected_text(work, budget, session.rates):
         logger.info(line)
     while wanted := strategy.wanted(plan, observations, executor.spent_usd):
-        executor.measure(wanted, len(plan.complete), log_to)
+        executor.measure(wanted, plan, log_to)
         observations, plan = executor.replan()
     if executor.retime_slow_cells():  # which may complete a cell
         _, plan = executor.replan()

@@ -102,6 +102,13 @@ class _Trial:
         # None: it has what it is for, and ends.
         return "ending" if probe is None else DOING[probe.purpose].format(probe.batch_size)
 
+    def state_at(self, now: float) -> str:
+        """Its state; for one that runs, for how long, what its probe does, and for how long."""
+        if self.state != "running" or self.since is None:
+            return self.state
+        probe = f"{self.doing()} {clock_text(now - self.heard)}"
+        return f"running {clock_text(now - self.since)}, {probe}"
+
     def result(self) -> str:
         """Its result until now, in a few words."""
         if self.error is not None:
@@ -214,6 +221,7 @@ class Progress:
 
     Attributes:
         spent_usd: cost of the whole run; None where nothing is paid for.
+        to_simulate: number of trials that are simulated after these.
     """
 
     def __init__(
@@ -241,6 +249,7 @@ class Progress:
         self._started = clock()
         self._forecast = EndForecast(self._started)
         self.spent_usd: float | None = None
+        self.to_simulate = 0
         # Environment variables can make rich treat a log file as a terminal.
         self._console = Console(
             file=stream,
@@ -325,15 +334,20 @@ class Progress:
         """Show a line that concerns more than one trial."""
         self._console.print(printable(text))
 
+    @property
+    def _total(self) -> int:
+        return self._complete + len(self._trials) + self.to_simulate
+
     def summary(self) -> str:
-        """Trials done, died, running and waiting, time left and dollars spent, on one line."""
-        states, total = self._tally.states, self._complete + len(self._trials)
+        """Trials done, died, running and waiting, their time left, dollars spent."""
+        states = self._tally.states
         parts = [
-            f"{self._complete + states['done']}/{total} done",
+            f"{self._complete + states['done']}/{self._total} done",
             f"{states['died']} died" if states["died"] else "",
             f"{states['running']} running",
             f"{states['waiting']} waiting",
             self._time_left(),
+            f"then {self.to_simulate} simulated" if self.to_simulate else "",
             "" if self.spent_usd is None else f"${dollars(self.spent_usd)} spent",
         ]
         return ", ".join(part for part in parts if part)
@@ -356,10 +370,9 @@ class Progress:
         ended = self._complete + self._tally.ended.count
         bar = Table.grid(padding=(0, 1))
         elapsed = clock_text(self._clock() - self._started)
-        total = self._complete + len(self._trials)
         bar.add_row(
             ProgressBar(
-                total=max(total, 1),
+                total=max(self._total, 1),
                 completed=ended,
                 width=BAR_COLUMNS,
                 complete_style="green",
@@ -375,7 +388,7 @@ class Progress:
         forms = [trial.label for trial in self._trials.values()]
         own = dict(zip(forms, fitted_labels(forms, self._console.width // 2), strict=True))
         for trial in self._rows():
-            cells = (own[trial.label], self._state(trial), trial.result())
+            cells = (own[trial.label], trial.state_at(self._clock()), trial.result())
             table.add_row(*map(printable, cells), style=STYLES[trial.state])
         return Group(bar, *shared, table)
 
@@ -386,11 +399,3 @@ class Progress:
             return trials
         order = ("running", "died", "waiting", "done")
         return sorted(trials, key=lambda trial: order.index(trial.state))
-
-    def _state(self, trial: _Trial) -> str:
-        """Its state; for one that runs, for how long, what its probe does, and for how long."""
-        if trial.state != "running" or trial.since is None:
-            return trial.state
-        now = self._clock()
-        probe = f"{trial.doing()} {clock_text(now - trial.heard)}"
-        return f"running {clock_text(now - trial.since)}, {probe}"

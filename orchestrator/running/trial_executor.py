@@ -38,12 +38,14 @@ class _Batch:
     Attributes:
         cluster: nodes to size the trials for.
         complete: cells of the sweep that were complete before, for the progress display.
+        to_simulate: cells that are simulated afterwards, likewise.
         loggers: Ray Tune callbacks.
         nodes_out: ids of nodes to avoid, with the reasons.
     """
 
     cluster: ClusterResources
     complete: int = 0
+    to_simulate: int = 0
     loggers: Sequence[Any] = ()
     nodes_out: Mapping[str, str] = field(default_factory=dict)
 
@@ -96,12 +98,14 @@ class TrialExecutor:
         return observations, plan
 
     def measure(
-        self, wanted: Mapping[Cell, MeasurementRequest], complete: int, log_to: Sequence[Tool]
+        self, wanted: Mapping[Cell, MeasurementRequest], plan: Plan, log_to: Sequence[Tool]
     ) -> None:
-        """Measure cells, of a sweep with so many complete ones, and log their trials to tools."""
+        """Measure cells of a plan, and log their trials to tools."""
         folder, name = self.session.folder.storage.local_folder(), self.session.spec.name
         loggers = tune_callbacks(log_to, folder, name, list(wanted))
-        scheduler = self._measure(wanted, _Batch(self._cluster, complete, loggers))
+        to_simulate = sum(cell.simulated for cell in plan.pending)
+        batch = _Batch(self._cluster, len(plan.complete), to_simulate, loggers)
+        scheduler = self._measure(wanted, batch)
         self.no_node |= scheduler.no_node
         self.died |= scheduler.died
 
@@ -222,7 +226,7 @@ class TrialExecutor:
             for cell in {c.devices: c for c in cells}.values()
         }
         with session.progress(cells, complete=batch.complete) as progress:
-            progress.spent_usd = meter.usd
+            progress.spent_usd, progress.to_simulate = meter.usd, batch.to_simulate
 
             def note(fault: Fault) -> None:
                 journal.record_fault(fault)

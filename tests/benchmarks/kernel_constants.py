@@ -16,7 +16,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from kernel_attention import Names, attention_errors, attention_rows, has_attention, names_of
+from kernel_attention import (
+    attention_errors,
+    attention_rows,
+    has_attention,
+    names_of,
+)
 from kernel_fitting import (
     Fitted,
     Products,
@@ -33,7 +38,7 @@ from kernel_rows import measured_gpus, measured_rows
 
 from gpu_catalog.kernel_rates import FILE, SHARED, KernelRate, group_for, group_of, nearest_rate
 from orchestrator.markdown_table import table
-from trials.simulation.clock.attention import AttentionRates
+from trials.simulation.clock.attention import RateNames, rates_by_names
 from trials.simulation.clock.products import NAMES, ProductConstants, quantity_of
 from trials.simulation.recording import FloatArray, Rate
 
@@ -126,8 +131,9 @@ def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Produ
     facts = measured_gpus()[key]
     if label.startswith("attention/"):
         judged = products.where(~attention_in_fit(products))
-        names, group = names_of(label, key) or (), group_of(facts)
-        rates = AttentionRates(*(nearest_rate(rows, name, key, group) for name in names))
+        names, group = names_of(label, key), group_of(facts)
+        assert names is not None
+        rates = rates_by_names(names, lambda name: nearest_rate(rows, name, key, group))
         is_backward = label.startswith("attention/backward")
         errors = attention_errors(judged, key, rates, is_backward=is_backward)
         return np.abs(np.expm1(errors))
@@ -140,7 +146,7 @@ def held_out(rows: tuple[KernelRate, ...], key: str, label: str, products: Produ
 def fitted_table(measured: dict[tuple[str, str], Products]) -> tuple[KernelRate, ...]:
     """All rates, by the half of the rows that fits see; rows by class and GPU."""
     samples, fp32 = defaultdict(list), defaultdict(list)
-    attention: dict[Names, Fitted] = defaultdict(lambda: defaultdict(list))
+    attention: dict[RateNames, Fitted] = defaultdict(lambda: defaultdict(list))
     for (label, key), products in measured.items():
         if key in NEVER_FITTED:
             continue

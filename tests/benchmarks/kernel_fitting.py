@@ -28,20 +28,13 @@ from trials.simulation.clock.products import (
 from trials.simulation.recording import FloatArray, IntArray, Rate
 from trials.simulation.timing_model import EfficiencyConstants
 
-UNITS = {"product_cached": "bytes per clock"}
-UNITS |= {f"{products}ramp": "elements" for products in ("product_", "product_fp32_")}
-UNITS |= {f"{products}launch_us": "us" for products in ("product_", "product_fp32_")}
-UNITS |= {
-    f"{kernels}{name}": unit
-    for kernels in (
-        *("attention_", "attention_flash2_backward_"),
-        *("attention_asynchronous_", "attention_asynchronous_backward_"),
-    )
-    for name, unit in (
-        ("launch_us", "us"),
-        ("query_clocks", "clock"),
-        ("scores_per_clock", "1/clock"),
-    )
+# Units by the end of a name; all other numbers are fractions.
+UNITS = {
+    "product_cached": "bytes per clock",
+    "_ramp": "elements",
+    "_us": "us",
+    "_query_clocks": "clock",
+    "_scores_per_clock": "1/clock",
 }
 SCALE = 0.08  # of errors beyond which a row counts less
 
@@ -181,7 +174,7 @@ def rates_by_label(
             group=SHARED if gpu == SHARED else group_for(name, measured_gpus()[gpu]),
             quantity=name,
             value=float(f"{value:.4g}"),
-            unit=UNITS.get(name, "1"),
+            unit=next((unit for end, unit in UNITS.items() if name.endswith(end)), "1"),
             standard_error=float(f"{value * error:.2g}"),
             rows=counts[gpu],
             source=source,

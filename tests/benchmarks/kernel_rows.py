@@ -5,8 +5,8 @@ import dataclasses
 import datetime as dt
 import gzip
 import io
-import itertools
 import json
+import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from kernel_blocks import block_works
+from kernel_blocks import Script, Sizes, block_works
+from kernel_sweep import MOST_CALLS, RUN_SECONDS
 
 from gpu_catalog.catalog import load_catalog
 from gpu_catalog.errors import UserError
@@ -29,6 +30,7 @@ from trials.simulation.clock.moving import l2_bytes
 from trials.simulation.clock.operators import Operators
 from trials.simulation.clock.products import STEP, Surroundings
 from trials.simulation.recording import Column, FloatArray, Kind, OperatorClass, Rate
+from trials.simulation.tracing.operator_costs import SUMMED_ELEMENTS
 
 Work = tuple[OperatorClass, Rate, tuple[float, ...]]
 ROWS_OF = {"bf16": Rate.BF16, "fp16": Rate.FP16, "fp32": Rate.FP32}
@@ -48,12 +50,14 @@ FLASH2_KERNEL = "pytorch_flash"  # which PyTorch runs on Hopper and B200 on requ
 MOST_WIDTH = 256  # of a head in PyTorch's kernels
 # How collectors write keys and values into their cache beside the kernel, by their scripts and the
 # code of the versions they run: by a kernel that copies rows, element by element, or not at all
-# (vLLM's 0.18 to 0.22 moved it out of the call that was measured).
+# (vLLM's 0.18 to 0.22 moved it out of the call that was measured). SGLang's 0.5.6 did it by
+# PyTorch's index_put, which computes the address of each element twice: in the tensor and in the
+# cache.
 CACHE_WRITES = {
-    "aiconfigurator/sglang-0.5.6": OperatorClass.GATHER,
-    "aiconfigurator/sglang": OperatorClass.MEMORY,
-    "aiconfigurator/vllm-0.14": OperatorClass.GATHER,
-    "aiconfigurator/vllm-0.24": OperatorClass.GATHER,
+    "aiconfigurator/sglang-0.5.6": (OperatorClass.SCATTERED, 2),
+    "aiconfigurator/sglang": (OperatorClass.MEMORY, 1),
+    "aiconfigurator/vllm-0.14": (OperatorClass.SCATTERED, 1),
+    "aiconfigurator/vllm-0.24": (OperatorClass.SCATTERED, 1),
 }
 LEAST_LENGTH = 128  # shorter sequences measure the launch
 # Rows of ``kernel_sweep`` of less measure their host: PyTorch's call took it 8 to 15 us, a product
@@ -66,10 +70,15 @@ LEAST_SWEPT_WIDTH = 64.0  # of a head: the smallest models are those of tests
 # so its rows of smaller shapes are the slow ones alone, and each of its products took some 50 us
 # more than its kernel; vidur has whole microseconds.
 LEAST_SECONDS = {"NeuSight": 50e-6}
-# Seconds beside each of NeuSight's kernels that move data, and the part of the L2 cache that keeps
-# what vidur's repeats wrote, so that it never reaches the memory: both fitted with the rates.
-BESIDE_SECONDS = {"NeuSight": 19e-6}
+# Seconds beside each of NeuSight's kernels that move data, the clock's fixed time among them, and
+# the part of the L2 cache that keeps what vidur's repeats wrote, so that it never reaches the
+# memory: both fitted with the rates.
+BESIDE_SECONDS = {"NeuSight": 19e-6, "NeuSight/softmax": 30e-6, "NeuSight/ln": 42e-6}
 KEPT_OF_CACHE = {"vidur": 0.135}
+# Collectors whose times leave out the clock's fixed time of a kernel: vidur's are a profiler's.
+WITHOUT_LAUNCH = ("NeuSight", "vidur")
+# Seconds in which autograd starts a run of ``kernel_sweep``'s backward passes, on an idle GPU.
+START_SECONDS = 60e-6
 LEAST_FP32_SECONDS = 500e-6
 SWEEP = "kernel_sweep"
 LEAST_MOVING_SECONDS = 10e-6
@@ -79,6 +88,21 @@ HOST_SECONDS = 6.8e-6
 ELEMENTWISE = {"add", "addu", "sub", "mul", "mulu", "div", "divu", "pow", "powu", "relu"}
 ELEMENTWISE |= {"gelu", "tanh"}
 FUSED = {"attn_rope", "mlp_act", "input_layernorm"}  # by the kernels of vLLM
+# Threads of the block of vLLM's activation, which takes as many columns at a time, and strided
+# elements in whose time it completes one, with an exponential and a division.
+ACTIVATION_THREADS, ACTIVATION_ELEMENTS = 1024, 1.07
+# Columns of Phi-2's GELU, a stream without a gate.
+GELU_COLUMNS = 10240
+# Columns of Phi-2's LayerNorm. Other models' norms are vLLM's RMSNorm, which loads elements one by
+# one: twice the time of PyTorch's norms for each.
+LAYER_NORM_COLUMNS, RMS_NORM_ELEMENTS = 2560, 2
+# Files of Liger-Kernel that its scripts since 2026 wrote.
+SHARED_SCRIPT = "_cutile.csv"
+# PyTorch's kernel of embeddings up to 2025 copied element by element: Liger-Kernel's A100 took 1.25
+# times as long for each as for one of the sums of the backward pass.
+FORMER_EMBEDDING_ELEMENTS = 1.25
+# NeuSight's softmax is PyTorch's of 2023, which had no kernel that holds a long row.
+FORMER_SOFTMAX = "memory/softmax"
 # Matrices that collectors of products go through, by their scripts. vLLM's weights are allocated
 # but never set: its products of more than 10 ms take 0.78 (L40S) to 0.91 of TensorRT-LLM's time.
 COLLECTORS = {
@@ -180,8 +204,8 @@ def measured_rows(folder: Path) -> Iterator[Measured]:
                 raise UserError(f"{path}: line {number}: cannot be read: {error!r}") from None
             of_host = row["source"].startswith(SWEEP) and seconds < _least_swept_seconds(row)
             if measured is not None and not of_host:
-                beside = _collectors(BESIDE_SECONDS, row) if read is _moving else 0.0
                 label, works = measured
+                beside = _beside_seconds(row, label, seconds)
                 yield Measured(label, gpu, works, seconds, beside, _surroundings(row))
 
 
@@ -225,8 +249,23 @@ def _least_swept_seconds(row: dict[str, str]) -> float:
     return LEAST_SWEPT_BY_CALL.get(name, LEAST_SWEPT_SECONDS)
 
 
-def _collectors(numbers: dict[str, float], row: dict[str, str]) -> float:
-    return numbers.get(row["source"].partition("/")[0], 0.0)
+def _collector(row: dict[str, str]) -> str:
+    return row["source"].partition("/")[0]
+
+
+def calls_of_run(seconds: FloatArray) -> FloatArray:
+    """(rows,) calls in a run of ``kernel_sweep``, by the seconds of each."""
+    return np.clip(np.floor(RUN_SECONDS / seconds), 1, MOST_CALLS)
+
+
+def _beside_seconds(row: dict[str, str], label: str, seconds: float) -> float:
+    """Seconds that a collector adds to a kernel that moves data."""
+    if not label.startswith("memory/"):
+        return 0.0
+    if row["source"].startswith(SWEEP) and row.get("mode") == "backward":
+        return float(START_SECONDS / calls_of_run(np.array(seconds)))
+    name = _collector(row)
+    return BESIDE_SECONDS.get(f"{name}/{row['op']}", BESIDE_SECONDS.get(name, 0.0))
 
 
 def _product(row: dict[str, str], gpu: Gpu) -> Read:
@@ -260,16 +299,25 @@ def _moving(row: dict[str, str], gpu: Gpu) -> Read:
     is_swept = row["source"].startswith(SWEEP)
     if is_swept and name not in SWEPT:
         return None
-    least = max(_collectors(LEAST_SECONDS, row), LEAST_MOVING_SECONDS)
+    least = max(LEAST_SECONDS.get(_collector(row), 0.0), LEAST_MOVING_SECONDS)
     if moved < least * (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9:
         return None
     label = "elementwise" if name in ELEMENTWISE else f"fused {name}" if name in FUSED else name
     label = SWEPT[name] if is_swept else label
     rows, columns = (float(row.get(field) or 0.0) for field in ("rows", "cols"))
     row_bytes = columns * WIDTH[ROWS_OF[row["dtype"]]]
-    moved -= _collectors(KEPT_OF_CACHE, row) * l2_bytes(gpu)
-    numbers = (moved, 0.0, rows, row_bytes, columns, 0.0, 1.0)
-    return f"memory/{label}", ((PATTERNS.get(name, OperatorClass.MEMORY), Rate.BF16, numbers),)
+    moved -= KEPT_OF_CACHE.get(_collector(row), 0.0) * l2_bytes(gpu)
+    pattern = PATTERNS.get(name, OperatorClass.MEMORY)
+    if name == "mlp_act" and columns == GELU_COLUMNS:
+        pattern, moved = OperatorClass.MEMORY, 2 * rows * row_bytes
+    elif name == "mlp_act":
+        columns = ACTIVATION_THREADS * math.ceil(columns / ACTIVATION_THREADS)
+        rows *= ACTIVATION_ELEMENTS
+    elif name == "input_layernorm" and columns != LAYER_NORM_COLUMNS:
+        columns *= RMS_NORM_ELEMENTS
+    launches = float(_collector(row) not in WITHOUT_LAUNCH)
+    numbers = (moved, 0.0, rows, row_bytes, columns, 0.0, launches)
+    return f"memory/{label}", ((pattern, Rate.BF16, numbers),)
 
 
 def _attention(row: dict[str, str], gpu: Gpu) -> Read:
@@ -304,9 +352,12 @@ def _cache_write(source: str, rows: float, width: float, *, fits: bool) -> tuple
         width: of a row.
         fits: whether the L2 cache holds them, so that no byte reaches the memory.
     """
-    writes = (pattern for name, pattern in CACHE_WRITES.items() if source.startswith(name))
-    numbers = (0.0 if fits else 2 * 2 * rows * width, 0.0, rows, 2 * width, width, 0.0, 1.0)
-    return tuple((pattern, Rate.BF16, numbers) for pattern in itertools.islice(writes, 1))
+    for name, (pattern, addresses) in CACHE_WRITES.items():
+        if source.startswith(name):
+            moved, elements = 0.0 if fits else 2 * 2 * rows * width, addresses * width
+            # It follows the kernel of attention without a launch of its own.
+            return ((pattern, Rate.BF16, (moved, 0.0, rows, 2 * width, elements, 0.0, 0.0)),)
+    return ()
 
 
 def _dequantised(row: dict[str, str], _: Gpu) -> Read:
@@ -317,11 +368,30 @@ def _dequantised(row: dict[str, str], _: Gpu) -> Read:
 def _block(row: dict[str, str], gpu: Gpu) -> Read:
     options = json.loads(row["extra_benchmark_config_str"])
     sizes = {**options, row["x_name"]: int(float(row["x_value"]))}
-    is_swept = row["source"].startswith(SWEEP)
-    works = block_works(row["op"], row["mode"], tuple(sorted(sizes.items())), is_swept=is_swept)
+    script = Script.SHARED if row["source"].endswith(SHARED_SCRIPT) else Script.FIRST
+    script = Script.SWEEP if row["source"].startswith(SWEEP) else script
+    works = block_works(row["op"], row["mode"], tuple(sorted(sizes.items())), script)
     if works is None:
         return None
+    if row["op"] == "embedding":
+        works = tuple(_of_embedding(one, sizes, script) for one in works)
     bandwidth = (gpu.memory_bandwidth_gb_per_second or 0.0) * 1e9
     launching = HOST_SECONDS * len(works) * bandwidth
     is_of_host = sum(numbers[Column.BYTES] for _, _, numbers in works) < launching
     return None if is_of_host else (f"memory/block {row['op']}", works)
+
+
+def _of_embedding(one: Work, sizes: Sizes, script: Script) -> Work:
+    """Operator of an embedding of random tokens, by the kernel of its time."""
+    work, rate, numbers = one
+    tokens, words, width = sizes["B"] * sizes["T"], sizes["V"], sizes["D"]
+    if work is OperatorClass.GATHER:
+        # A step takes all tokens for different ones.
+        distinct = words * -math.expm1(-tokens / words)
+        elements = (tokens + (SUMMED_ELEMENTS - 1) * distinct) * width
+    elif script is Script.FIRST and numbers[Column.BYTES] == 2 * 4 * tokens * width:
+        work, elements = OperatorClass.GATHER, FORMER_EMBEDDING_ELEMENTS * tokens * width
+    else:
+        return one
+    moved, launches = numbers[Column.BYTES], numbers[Column.LAUNCHES]
+    return work, rate, (moved, 0.0, elements, 0.0, 1.0, 0.0, launches)

@@ -23,11 +23,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from kernel_rows import Measured, measured_gpus, measured_rows, operators_of, stacked
+from kernel_rows import (
+    FORMER_SOFTMAX,
+    Measured,
+    measured_gpus,
+    measured_rows,
+    operators_of,
+    stacked,
+)
 
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from orchestrator.markdown_table import table
+from trials.simulation.clock.moving import moving_constants, moving_rates, moving_seconds
 from trials.simulation.clock.products import matrix_product_seconds
 from trials.simulation.recording import FloatArray
 from trials.simulation.timing_model import EfficiencyConstants, peaks_of, timeline_of
@@ -47,6 +55,13 @@ def predicted_seconds(rows: list[Measured], gpu: Gpu) -> FloatArray:
             gpu,
             peaks_of(gpu),
             surroundings=stacked([rows[at] for at in alone]),
+        )
+    former = np.isin(places, [at for at, row in enumerate(rows) if row.label == FORMER_SOFTMAX])
+    if former.any():
+        device[former] = moving_seconds(
+            *(operators.names[former] // 4, operators.numbers[former]),
+            *(moving_rates(gpu), moving_constants(gpu)),
+            by_former_softmax=True,
         )
     seconds = np.bincount(places, weights=device, minlength=len(rows)).astype(np.float64)
     return seconds + np.array([row.beside_seconds for row in rows])

@@ -16,7 +16,7 @@ from functools import cache
 from typing import get_args
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from orchestrator.estimating.memory_error import (
     LengthKind,
@@ -102,7 +102,7 @@ def ends_of_interval(errors: Sequence[Sequence[float]]) -> tuple[float, float]:
     variance = sum(part for part, _ in parts)
     of_parts = sum(part**2 / freedom for part, freedom in parts if part > 0)
     freedom = variance**2 / of_parts if of_parts else sources - 1
-    half = float(stats.t.ppf(LEVEL, freedom)) * math.sqrt(variance)
+    half = float(stdtrit(freedom, LEVEL)) * math.sqrt(variance)
     return float(means.mean()) - half, float(means.mean()) + half
 
 

@@ -139,7 +139,7 @@ class OperatorClass(IntEnum):
     """Softmax or its logarithm."""
     SOFTMAX_BACKWARD = 15
     GATHER = 16
-    """Picks or adds rows of a table."""
+    """Writes or adds rows of a table, element by element."""
     PICKED_LOSS = 17
     """Mean of one picked number of each row: one block adds up all rows."""
     FLASH2_FORWARD = 18

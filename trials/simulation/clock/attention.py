@@ -1,10 +1,11 @@
 """Durations of fused attention in 16 bits.
 
-A kernel computes its products at a fraction of the peak, and spends a fixed time on each score and
-on each query, or it moves its tensors, whichever takes longer:
+A kernel computes its products at a fraction of the peak and its exponentials beside them, and
+spends a fixed time on each query, or it moves its tensors, whichever takes longer:
 
-- Scores (one for each query and key of a head) go through the exponential, which is not a product:
-  the narrower the heads, the larger its share.
+- Scores (one for each query and key of a head) go through the exponential, which other units of a
+  multiprocessor compute while its tensor cores work on products of other blocks. The narrower the
+  heads, the more it delays them.
 - Queries are loaded, rescaled and written block by block. This decides at short lengths, since
   scores grow with the square of the length.
 - The blocks on the diagonal of a causal mask are computed whole.
@@ -14,7 +15,9 @@ on each query, or it moves its tensors, whichever takes longer:
   them. Otherwise they move at that of the memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,10 +33,15 @@ from trials.simulation.clock.moving import (
 from trials.simulation.clock.operators import Operators
 from trials.simulation.recording import Column, FloatArray, IntArray, Kind, OperatorClass, Rate
 
-# Major compute capabilities whose kernels let tensor cores read shared memory asynchronously:
-# FlashAttention-3, cuDNN and TensorRT-LLM on Hopper and Blackwell's B200. Others, the RTX form of
-# Blackwell among them, run FlashAttention-2.
+# Compute capabilities, or their major part, of each generation of kernels, by how the names of its
+# rates begin. FlashAttention-2 has larger blocks on the A100 and A30, for their shared memory, than
+# on ``OTHERS``: GeForce and its kin of each generation, Blackwell's among them. FlashAttention-3 on
+# Hopper, and the kernels of cuDNN and TensorRT-LLM for Hopper and B200, let tensor cores read
+# shared memory asynchronously.
+A100, HOPPER, B200, OTHERS = (f"attention_{name}" for name in ("a100_", "hopper_", "b200_", ""))
+GENERATIONS = {"8.0": A100, "9": HOPPER, "10": B200}
 ASYNCHRONOUS = frozenset({"9", "10"})
+OVERLAP = 2.0  # exponent that joins products and exponentials
 FP32_FORWARD = 0.60  # fraction of the peak in fp32, of which no measured kernel was found
 # Fraction of the peak in the backward pass of FlashAttention-2 on Ampere and Ada, at all lengths.
 BACKWARD = 0.56
@@ -58,16 +66,33 @@ class AttentionRates:
     Attributes:
         launch_us: fixed share of each kernel's duration, in microseconds.
         query_clocks: clocks of a multiprocessor that each query of a head takes beside its scores.
-        scores_per_clock: scores that a multiprocessor completes per clock beside the products.
-        last_block: share of the longest block of queries that adds to the mean duration of all.
+        wide_query_clocks: those that it takes more for each 128 elements of a head's width.
+        scores_per_clock: scores that a multiprocessor completes per clock.
+        last_block: share of the longest block of queries that delays the end of all.
+        last_block_knee: exponent that joins that share to the mean duration of all: 1 adds it, and
+            a larger one is that of a kernel which begins with the longest blocks.
         reached: fraction of the peak FLOP/s.
     """
 
     launch_us: float
     query_clocks: float
+    wide_query_clocks: float
     scores_per_clock: float
     last_block: float
+    last_block_knee: float
     reached: float
+
+
+class RateNames(NamedTuple):
+    """Names of ``AttentionRates`` in ``gpu_catalog.kernel_rates``; None for a number that is 0."""
+
+    launch_us: str
+    query_clocks: str | None
+    wide_query_clocks: str | None
+    scores_per_clock: str
+    last_block: str
+    last_block_knee: str
+    reached: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +141,12 @@ class AttentionPeaks:
 
 def rate_names(
     capability: str | None, *, is_flash2: bool = False, is_backward: bool = False
-) -> tuple[str, ...] | None:
-    """Names of ``AttentionRates`` in ``gpu_catalog.kernel_rates``.
+) -> RateNames | None:
+    """Names of the rates of a GPU's kernels.
 
-    All but the last are those of the generation of kernels; queries of the backward pass, which
-    writes sums of gradients, have a number of their own.
+    All but the last are those of the generation of kernels. The time of a query depends on the
+    width of its head where kernels are asynchronous, and in the backward pass, which writes sums of
+    gradients, on that alone.
 
     Args:
         capability: compute capability of the GPU.
@@ -130,18 +156,25 @@ def rate_names(
     Returns:
         None for kernels of which too few were measured.
     """
-    is_asynchronous = (capability or "").partition(".")[0] in ASYNCHRONOUS
+    major = (capability or "").partition(".")[0]
+    is_asynchronous = major in ASYNCHRONOUS
     if is_backward and not is_asynchronous:
         return None
-    kernels = "attention_asynchronous_" if is_asynchronous and not is_flash2 else "attention_"
-    of_flash2 = "flash2_" if is_asynchronous and is_flash2 else ""
-    own = f"{kernels}{of_flash2}backward_" if is_backward else kernels
-    return (
-        f"{kernels}launch_us",
-        f"{own}query_clocks",
-        f"{kernels}scores_per_clock",
-        f"{kernels}last_block",
-        f"{own if is_backward else kernels + of_flash2}reached",
+    generation = GENERATIONS.get(capability or "", GENERATIONS.get(major, OTHERS))
+    own = "attention_asynchronous_" if is_backward else generation
+    has_width = is_backward or (is_asynchronous and not is_flash2)
+    if is_asynchronous and is_flash2:
+        generation, own = A100, "attention_flash2_"
+    own += "backward_" if is_backward else ""
+    return RateNames(
+        launch_us=f"{generation}launch_us",
+        query_clocks=None if is_backward else f"{generation}query_clocks",
+        wide_query_clocks=f"{own}wide_query_clocks" if has_width else None,
+        # One number of all exponential units but those of ``OTHERS``.
+        scores_per_clock=f"{OTHERS if generation == OTHERS else HOPPER}scores_per_clock",
+        last_block=f"{generation}last_block",
+        last_block_knee=f"{generation}last_block_knee",
+        reached=f"{own}reached",
     )
 
 
@@ -156,10 +189,14 @@ def attention_peaks(gpu: Gpu, flops: FloatArray | float) -> AttentionPeaks:
     )
 
 
-def attention_rates(gpu: Gpu, names: tuple[str, ...]) -> AttentionRates:
+def rates_by_names(names: RateNames, number: Callable[[str], float]) -> AttentionRates:
+    """Rates by their names; those that a kernel lacks are 0."""
+    return AttentionRates(*(0.0 if name is None else number(name) for name in names))
+
+
+def attention_rates(gpu: Gpu, names: RateNames) -> AttentionRates:
     """Rates of a GPU, by their names."""
-    numbers = rates_of(gpu)
-    return AttentionRates(*(numbers[name] for name in names))
+    return rates_by_names(names, rates_of(gpu).__getitem__)
 
 
 def fused_seconds(
@@ -181,10 +218,12 @@ def fused_seconds(
     scores = np.minimum(unmasked + rows * BLOCK / 2, np.maximum(rows * shapes.keys, unmasked))
     computing = 2 * products * scores * shapes.width / (peaks.flops * rates.reached)
     if not np.isnan(peaks.clocks):
-        clocks = scores / rates.scores_per_clock + rows * rates.query_clocks
-        computing = computing + clocks / peaks.clocks
+        exponentials = scores / rates.scores_per_clock / peaks.clocks
+        clocks = rates.query_clocks + rates.wide_query_clocks * shapes.width / 128
+        computing = joined_seconds(computing, exponentials, OVERLAP) + rows * clocks / peaks.clocks
     of_longest = np.minimum(BLOCK * shapes.keys / scores, 1 / shapes.heads)
-    computing *= 1 + rates.last_block * (peaks.multiprocessors or 0) * of_longest
+    last = computing * rates.last_block * (peaks.multiprocessors or 0) * of_longest
+    computing = joined_seconds(computing, last, rates.last_block_knee)
     is_cached = shapes.moved <= peaks.cache_bytes
     moving = shapes.moved / np.where(is_cached, peaks.cached, peaks.bandwidth)
     return joined_seconds(moving, computing, peaks.knee) + 1e-6 * rates.launch_us

@@ -94,7 +94,8 @@ RATES = {torch.bfloat16: Rate.BF16, torch.float16: Rate.FP16}
 # 30 at depth 4), and elements: 320 blocks of 65,536.
 TENSORS_PER_LAUNCH = 30
 ELEMENTS_PER_LAUNCH = 320 * 65_536
-# Kernels behind one operator, where there are several: sorts by radix, scans, partial sums.
+# Kernels behind one operator, where there are several: sorts by radix, scans, partial sums
+# (ATen's EmbeddingBackwardKernel.cu has some twenty).
 LAUNCHES = {
     "aten::nonzero": 4,
     "aten::sort": 4,
@@ -103,22 +104,20 @@ LAUNCHES = {
     "aten::index_put": 8,
     "aten::index_put_": 8,
     "aten::_index_put_impl_": 8,
-    "aten::embedding_dense_backward": 6,
+    "aten::embedding_dense_backward": 20,
     "aten::histc": 3,
     "aten::cumsum": 2,
 }
 # Operators that touch only the picked rows of a tensor.
 PICKING = {
-    "aten::index",
-    "aten::index_select",
-    "aten::embedding",
-    "aten::gather",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-    "aten::index_add",
-    "aten::index_add_",
+    *("aten::gather", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"),
+    *("aten::index_add", "aten::index_add_"),
 }
+# And those that read whole rows, several elements at a time (ATen's IndexKernelUtils.cu).
+READING_ROWS = {"aten::index", "aten::index_select", "aten::embedding"}
+# Elements that the gradient of an embedding moves for each one of its input, if no token repeats:
+# it writes and reads the sum of each part of a segment, and writes that of the segment.
+SUMMED_ELEMENTS = 4
 # Operators that do not read their arguments.
 FILLING = {
     *("aten::zero_", "aten::fill_", "aten::zeros_like", "aten::ones_like", "aten::full_like"),
@@ -154,9 +153,7 @@ MAKING_NOTHING = {
 }
 # Operators that sort their indices: keys and values of 8 bytes each, and the sort's workspace.
 SORTING = {
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
+    *("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"),
     "aten::embedding_dense_backward",
 }
 SORT_BYTES_PER_INDEX = 40
@@ -202,15 +199,16 @@ def _of_memory(
     func: Any, name: str, args: Sequence[Any], inputs: list[Tensor], outputs: list[Tensor]
 ) -> list[Described]:
     written = sum(touched_bytes(t) for t in outputs)
-    if name in PICKING:
+    if name in PICKING | READING_ROWS:
         # Picked rows are read and written; added rows are read once more.
         rows = max((touched_bytes(t) for t in inputs[1:] or inputs), default=0)
         is_mutable = func._schema.is_mutable  # noqa: SLF001 - torch has no other name for it
         adds = name in {"aten::index_add", "aten::index_add_"}
         picked = max(rows, 0 if is_mutable or adds else written)
-        moved, work = (3 if adds else 2) * picked, OperatorClass.GATHER
-        size = inputs[0].element_size() if inputs else 1
-        return [_moving(work, name, moved, picked / size)]
+        moved = (3 if adds else 2) * picked
+        elements = 0 if name in READING_ROWS else picked / inputs[0].element_size()
+        work = OperatorClass.GATHER if elements else OperatorClass.MEMORY
+        return [_moving(work, name, moved, elements)]
     if name in PICKING_LOSSES:
         is_mean = name == "aten::nll_loss_forward" and bool(args[3])
         rows = inputs[0].shape[0] if is_mean and inputs[0].dim() > 1 else 0
@@ -219,7 +217,8 @@ def _of_memory(
     if name in COPYING | FILLING:
         moved = written + (touched_bytes(inputs[1]) if name in COPYING else 0)
     if name == "aten::embedding_dense_backward":
-        return [_moving(OperatorClass.GATHER, name, moved, inputs[0].numel())]
+        elements = SUMMED_ELEMENTS * inputs[0].numel()
+        return [_moving(OperatorClass.GATHER, name, moved, elements)]
     if name in ROW_WISE:
         return _of_rows(name, moved, inputs, outputs)
     reads = torch.Tag.pointwise in func.tags or name in COPYING | CONVERTING
@@ -245,7 +244,11 @@ def _moving(  # noqa: PLR0913, PLR0917 - the numbers of an operator
 def _of_rows(
     name: str, moved: float, inputs: list[Tensor], outputs: list[Tensor]
 ) -> list[Described]:
-    """Costs of a norm or a softmax; gradients of a norm's weights take a kernel of their own."""
+    """Costs of a norm or a softmax, and of a kernel beside it.
+
+    Gradients of a norm's weights take one, and so does the product of a softmax's result and its
+    gradient.
+    """
     work, read = ROW_WISE[name]
     size = inputs[0].shape
     columns = size[-1] if size else 1
@@ -254,6 +257,8 @@ def _of_rows(
     if work == OperatorClass.NORM_BACKWARD and len(outputs) > 1:
         again = sum(touched_bytes(t) for t in inputs[:2])
         described.append(_moving(OperatorClass.SCATTERED, name, again, inputs[0].numel()))
+    if name == "aten::_softmax_backward_data":
+        described.insert(0, _moving(OperatorClass.MEMORY, name, moved))
     return described
 
 
