@@ -358,9 +358,8 @@ class Progress:
         seconds = self._forecast.seconds_left(now, total, self._tally.ended, running)
         if seconds is None:
             return ""
-        return (
-            f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
-        )
+        left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return f"about {left} left"
 
     def _line(self, cell: Cell, text: str) -> None:
         if self._live is None:
