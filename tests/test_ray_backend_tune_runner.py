@@ -239,7 +239,7 @@ def test_an_ended_trial_leaves_little_in_memory() -> None:
 NODE_DIED = """\
 Failure # 1 (occurred at 2026-11-21_11-40-44)
 The actor died unexpectedly before finishing this task.
-\tclass_name: ImplicitFunc
+\tclass_name: TrialOnNode
 \tip: 10.0.0.5
 The actor died because its node has died. Node Id: ff6c
 \tthe actor's node was terminated unexpectedly: health check failed
