@@ -7,7 +7,7 @@ from builders.runs import ONE_CELL, spec_of
 
 from orchestrator.planning.plan import trial_task
 from orchestrator.ray_backend import trial_worker
-from orchestrator.ray_backend.trial_worker import Reports, TrialOnNode, resources
+from orchestrator.ray_backend.trial_worker import Reports, TrialOnNode
 from orchestrator.scheduling.node_queue import NodeAddress, Task
 
 PART = {"CPU": 1.0, "H100-SXM": 8.0, "GPU": 8.0}
@@ -15,7 +15,8 @@ PART = {"CPU": 1.0, "H100-SXM": 8.0, "GPU": 8.0}
 
 def requested(nodes: int, *avoid: str) -> Any:
     """Placement group of a trial on so many nodes, away from others."""
-    return resources({"trial": {"resources": PART, "avoid": list(avoid), "nodes": nodes}})
+    trial = {"resources": PART, "avoid": list(avoid), "nodes": nodes}
+    return TrialOnNode.default_resource_request({"trial": trial})
 
 
 @pytest.mark.parametrize(("nodes", "strategy"), [(1, "PACK"), (2, "STRICT_SPREAD")])

@@ -29,13 +29,6 @@ class NodeLeavesError(RuntimeError):
     """A trial would begin on a node that is to be taken away."""
 
 
-def resources(config: dict[str, Any]) -> Any:
-    """Request of a trial to Ray, as a placement group."""
-    trial = config["trial"]
-    request = tuple(trial["resources"].items())
-    return _placement_group(request, tuple(trial["avoid"]), trial["nodes"])
-
-
 @functools.lru_cache  # Tune keeps the group of every trial: equal trials share one
 def _placement_group(
     request: tuple[tuple[str, float], ...], avoid: tuple[str, ...], nodes: int
@@ -56,6 +49,13 @@ class TrialOnNode(tune.Trainable):  # type: ignore[misc]
     most. The last report of a trial says so, which saves a step for its end, and what the trial
     leaves running ends while that report is on its way.
     """
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> Any:
+        """Request of a trial to Ray, as a placement group."""
+        trial = config["trial"]
+        request = tuple(trial["resources"].items())
+        return _placement_group(request, tuple(trial["avoid"]), trial["nodes"])
 
     def setup(self, config: dict[str, Any]) -> None:
         """Take the first trial."""

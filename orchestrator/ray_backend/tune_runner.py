@@ -20,7 +20,7 @@ from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.ray_backend.errors import ClusterError, LeaveTuneError, RayEndedError
 from orchestrator.ray_backend.ray_internals import MemoryRelease, configure_tune
 from orchestrator.ray_backend.trial_relay import CONNECTION_WORDS, TrialRelay, in_words
-from orchestrator.ray_backend.trial_worker import TrialOnNode, resources
+from orchestrator.ray_backend.trial_worker import TrialOnNode
 from orchestrator.scheduling.scheduler import PLACEMENTS, Scheduler
 from trials.listener import TrialListener
 
@@ -78,7 +78,7 @@ def run_trials(
 def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
     """Run one tuner to its end; the error that stopped it, if one did."""
     tuner = tune.Tuner(
-        tune.with_resources(TrialOnNode, resources),
+        TrialOnNode,
         tune_config=tune.TuneConfig(
             search_alg=_TrialSource(relay),
             num_samples=-1,
