@@ -52,6 +52,18 @@ def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
     assert checked(capsys, *small, *change["options"].split())[0] == 0
 
 
+def test_the_keys_of_a_change_are_named_in_the_file(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By ``check``, and by ``estimate`` where no GPU fits."""
+    none_fits = ("--config", str(config), "--model", "llama-tiny", *GPU, "--memory-gib", "0.53")
+    keys = f"n {config}: use_peft: true, per_device_train_batch_size: 1, "
+    assert main(["check", *none_fits]) == 1
+    assert keys in capsys.readouterr().out
+    assert main(["estimate", *none_fits, "--examples", "100"]) == 1
+    assert f"\nTo fit RTX-4090-0.53GiB, i{keys}" in capsys.readouterr().out
+
+
 def test_a_name_of_several_gpus_is_one_line_with_their_keys(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

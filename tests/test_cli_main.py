@@ -328,6 +328,7 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], tmp_path: 
         (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
         (["profile", "--model=m", "--seq-len=8", "--method=qlor"], "; qlor: did you mean 'qlora'?"),
         (["estimate", "--modle=m"], "required: --model or --config; --modle: did you mean"),
+        (["estimate", "train.yaml"], "required: --model or --config; use --config train.yaml"),
         (["catalog", "price"], "; price: did you mean 'prices'?"),
         (["what-if", "run", f"--examples={10**400}"], f"must be at most {10**15}"),
     ],

@@ -279,14 +279,16 @@ def test_misspelt_keys_are_reported_beside_the_one_that_is_missing(tmp_path: Pat
 
 
 def test_every_key_is_in_one_class(tmp_path: Path) -> None:
-    """Keys are used, irrelevant or assumed; a key that axolotl does not have is irrelevant."""
+    """Keys are used, irrelevant or assumed: so is that it ignores one that it does not have."""
     values = LORA | {"learning_rate": 1e-4, "wandb_project": "p", "val_set_size": 0.1, "fsdp": None}
     configuration = read(tmp_path, values | {"no_such_key": 1})
     by_key = classes(configuration)
     assert set(values) <= set(by_key)
     expected = {"adapter": "used", "learning_rate": "irrelevant", "wandb_project": "irrelevant"}
-    expected |= {"val_set_size": "assumed", "fsdp": "irrelevant", "no_such_key": "irrelevant"}
+    expected |= {"val_set_size": "assumed", "fsdp": "irrelevant", "no_such_key": "assumed"}
     assert {key: by_key[key] for key in expected} == expected
+    _, remarks = with_configuration(configuration, {})
+    assert "no_such_key: ignored: axolotl 0.19 has no such key" in remarks
 
 
 def test_a_file_of_the_data_cuts_examples_and_pads_as_the_file_states(tmp_path: Path) -> None:

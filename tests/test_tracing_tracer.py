@@ -29,6 +29,8 @@ from trials.simulation.tracing.tracing_worker import refusal, routed_shares
 from trials.simulation.tracing.watchdog import watchdog
 from trials.training.optimizers.construction import make_optimizer
 
+TOOK_TOO_LONG = r"tracing took more than [\d.]+ (CPU seconds|s)"  # s: other programs ran, too
+
 
 def no_shares(_: torch.Tensor) -> int:
     """Shares of tokens for code that routes none."""
@@ -99,13 +101,13 @@ def test_a_slow_trace_is_reported_and_given_up(
     assert lines[0].endswith("; limit: 600 CPU seconds or 6 GiB")
     # A trace would do for the limits, but C++ ends the process at an exception in some callbacks.
     limited = watchdog("llama-tiny", 0.1, lines.append)
-    with pytest.raises(UntraceableError, match="took more than"), limited:
+    with pytest.raises(UntraceableError, match=TOOK_TOO_LONG) as raised, limited:
         sum(number < 0 for number in count())  # signals reach Python between its steps
     # Should C++ end the process at the exception, the last words are the reason still.
     printed = (
         f"{capsys.readouterr().err}terminate called after throwing an instance of\n  what():  \n"
     )
-    assert _last_line(printed) == "the trace ended early: tracing took more than 0.1 CPU seconds"
+    assert _last_line(printed) == f"the trace ended early: {raised.value}"
     monkeypatch.setattr(watchdog_module, "MOST_GIB", 0.0)
     limited = watchdog("llama-tiny", 600.0, lines.append)
     with pytest.raises(UntraceableError, match="of memory"), limited:
@@ -116,7 +118,7 @@ def test_a_process_that_gives_up_a_trace_says_why(tmp_path: Path) -> None:
     """Whether Python or C++ ends it."""
     model = find_model("llama-tiny")
     request = TraceRequest(cell=tiny_cell(), model=model)
-    with pytest.raises(TraceError, match=r"tracing took more than 0\.02 CPU seconds"):
+    with pytest.raises(TraceError, match=TOOK_TOO_LONG):
         Traces(tmp_path, limit_seconds=0.02).get(request)
 
 

@@ -13,7 +13,6 @@ from orchestrator.configurations.key_classes import (
     ABSENT,
     IMAGES,
     Computed,
-    KeyClass,
     Line,
     Reading,
     classified,
@@ -206,10 +205,10 @@ def _mark_misspelt(trainer: Trainer, values: Mapping[str, Any], reading: Reading
         near_names = difflib.get_close_matches(name, missing, n=1, cutoff=LIKENESS_OF_MISSING)
         near_names = near_names or difflib.get_close_matches(name, names, n=1, cutoff=LIKENESS)
         for near in near_names:
-            is_refused = trainer.unknown.key_class == "refused"
-            text = f"{trainer.unknown.meaning}: did you mean {near!r}?"
-            kind: KeyClass = "refused" if is_refused else "assumed"
-            reading.lines[name] = Line(name, values[name], kind, text, is_misspelt=True)
+            unknown = trainer.unknown
+            text = f"{unknown.meaning}: did you mean {near!r}?"
+            line = Line(name, values[name], unknown.key_class, text, is_misspelt=True)
+            reading.lines[name] = line
             lacking = reading.lines.get(near)
             if lacking is not None and lacking.value == ABSENT:
                 text = f"{lacking.meaning}: did you mean it by {name!r}?"

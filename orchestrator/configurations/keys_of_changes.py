@@ -16,10 +16,12 @@ EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the e
 CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
 Keys = Mapping[str, object]
+
 SHARED: Mapping[tuple[str, str], Keys] = {
     ("--gradient-checkpointing", "on"): {"gradient_checkpointing": True},
     ("--gradient-checkpointing", "off"): {"gradient_checkpointing": False},
     ("--optimizer", "adamw_8bit"): {"optim": "adamw_8bit"},
+    ("--precision", "bf16-mixed"): {"bf16": True},
 }
 KEYS: Mapping[str, Mapping[tuple[str, str], Keys]] = {
     "axolotl": {
@@ -45,6 +47,7 @@ KEYS: Mapping[str, Mapping[tuple[str, str], Keys]] = {
     },
     "TRL": {
         **SHARED,
+        ("--precision", "bf16-mixed"): {"dtype": "bfloat16"},
         ("--method", "lora"): {"use_peft": True},
         ("--method", "qlora"): {"use_peft": True, "load_in_4bit": True},
         ("--attention", "sdpa"): {"attn_implementation": "sdpa"},
@@ -60,7 +63,15 @@ def micro_batch_key(trainer: str) -> str:
     return MICRO_BATCH.get(trainer, MICRO_BATCH_OF_TRANSFORMERS)
 
 
-def keys_text(file: str, trainer: str, options: str, batch_size: int, micro_batches: int) -> str:
+def keys_text(  # noqa: PLR0913 - a file and a change
+    file: str,
+    trainer: str,
+    options: str,
+    batch_size: int,
+    micro_batches: int,
+    *,
+    lead: str = "In",
+) -> str:
     """The keys that make a change in a configuration, in a line.
 
     Args:
@@ -69,6 +80,7 @@ def keys_text(file: str, trainer: str, options: str, batch_size: int, micro_batc
         options: options of an estimate that state the change.
         batch_size: examples of a micro-batch.
         micro_batches: micro-batches of a step.
+        lead: words before the name of the file.
     """
     keys: dict[str, object] = {}
     beside, lacking = [], []
@@ -87,5 +99,5 @@ def keys_text(file: str, trainer: str, options: str, batch_size: int, micro_batc
     keys[micro_batch_key(trainer)] = batch_size
     keys[ACCUMULATION] = micro_batches
     shown = [f"{name}: {json.dumps(value).strip(chr(34))}" for name, value in keys.items()]
-    text = f"In {file}: {', '.join([*shown, *beside])}."
+    text = f"{lead} {file}: {', '.join([*shown, *beside])}."
     return f"{text} {trainer} has no key for {', '.join(lacking)}." if lacking else text

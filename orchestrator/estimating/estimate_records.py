@@ -321,6 +321,11 @@ class Estimates:
         """Whether the training fits a GPU, and no deadline or budget excludes all of its offers."""
         if any(row.missed is not None for row in self):
             return any(row.estimate.price is not None for row in self)
+        return self.fits_any
+
+    @property
+    def fits_any(self) -> bool:
+        """Whether the training fits a GPU."""
         return any(row.estimate.outcome is Outcome.FITS for row in self)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from orchestrator.console import brief_rows, print_result, remark
 
 if TYPE_CHECKING:
     from orchestrator.configurations.configuration import Configuration
-    from orchestrator.estimating.estimate_records import Estimates
+    from orchestrator.estimating.estimate_records import Alternative, Estimates
     from orchestrator.estimating.estimate_request import EstimateRequest
 
 UNKNOWN = 2
@@ -33,7 +33,7 @@ def run_estimate(options: argparse.Namespace) -> int:
 
         print_result(with_local_data(read_configuration(options.config)).explanation())
         return 0
-    request, _, remarks = _request(options)
+    request, configuration, remarks = _request(options)
     from orchestrator.estimating.assumed_lengths import with_assumed_lengths
     from orchestrator.estimating.estimate_job import estimate_job
 
@@ -43,6 +43,12 @@ def run_estimate(options: argparse.Namespace) -> int:
     for text in remarks:
         remark(text)
     _print_estimates(options, estimates)
+    if configuration is not None and not options.json and not estimates.fits_any:
+        from orchestrator.reporting.sections.alternative_recipes import cheapest_change
+
+        if (cheapest := cheapest_change(estimates.estimated)) is not None:
+            gpu, change = cheapest
+            _print_keys(configuration, change, lead=f"\nTo fit {gpu}, in")
     if options.export is not None:
         from orchestrator.exporting.chosen_offers import estimated_training
 
@@ -80,14 +86,21 @@ def run_check(options: argparse.Namespace) -> int:
         remark(text)
     print_result(check.model_dump_json(indent=2) if options.json else check_text(check))
     if configuration is not None and check.change is not None and not options.json:
-        from orchestrator.configurations.keys_of_changes import keys_text
-
-        trainer, change = configuration.trainer.rpartition(" ")[0], check.change
-        batches = change.batch_size, change.micro_batches
-        print_result(keys_text(configuration.file, trainer, change.options, *batches))
+        _print_keys(configuration, check.change)
     if options.strict and not check.certain:
         return UNKNOWN
     return 0 if check.fits else 1
+
+
+def _print_keys(configuration: "Configuration", change: "Alternative", lead: str = "In") -> None:
+    """Print the keys of a trainer's configuration that make a change."""
+    from orchestrator.configurations.keys_of_changes import keys_text
+
+    trainer, batches = (
+        configuration.trainer.rpartition(" ")[0],
+        (change.batch_size, change.micro_batches),
+    )
+    print_result(keys_text(configuration.file, trainer, change.options, *batches, lead=lead))
 
 
 def _request(

@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from gpu_catalog.suggestions import did_you_mean
@@ -96,7 +97,14 @@ class Parser(argparse.ArgumentParser):
         names = {name for action in self._actions for name in action.option_strings}
         if message.startswith(MISSING) and "--config" in names:  # a file that names the model
             message = message.replace("--model", "--model or --config")
+            near += [f"use --config {file}" for file in self._bare_files()]
         return "; ".join([message, *near])
+
+    def _bare_files(self) -> Iterator[str]:
+        """Configuration files among the arguments that no option stands before."""
+        for before, argument in pairwise(("", *self._arguments)):
+            if argument.endswith((".yaml", ".yml", ".py")) and not before.startswith("-"):
+                yield argument
 
     def _near(self, message: str) -> list[str]:
         """Near matches of what a message calls unknown: options, or choices of one."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.configurations.key_classes import ABSENT, IMAGES, Config, Reading, irrelevant
+from orchestrator.configurations.key_classes import ABSENT, IMAGES, Config, Reading, assumed
 from orchestrator.configurations.layouts.several_gpus import read_axolotl
 from orchestrator.configurations.quantised_weights import (
     read_expert_kernels,
@@ -394,7 +394,7 @@ AXOLOTL = Trainer(
     name="axolotl",
     version="0.19",
     keys=KEYS,
-    unknown=irrelevant("ignored: axolotl 0.19 has no such key"),
+    unknown=assumed("ignored: axolotl 0.19 has no such key"),
     shapes=SHAPES,
     derive=derive,
 )

@@ -118,12 +118,18 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
         )
 
 
+def cheapest_change(rows: Sequence[Estimated]) -> tuple[str, Alternative] | None:
+    """GPU and change of the cheapest change by which a job fits one; None without any."""
+    changes = [(row.estimate.gpu, c) for row in rows for c in row.estimate.alternatives]
+    return min(changes, key=lambda entry: _worth(entry[1]), default=None)
+
+
 def cheapest_remedy(rows: Sequence[Estimated]) -> str:
     """The cheapest change by which a job fits a GPU, as a sentence; empty without one."""
-    changes = [(row.estimate.gpu, c) for row in rows for c in row.estimate.alternatives]
-    if not changes:
+    cheapest = cheapest_change(rows)
+    if cheapest is None:
         return ""
-    gpu, change = min(changes, key=lambda entry: _worth(entry[1]))
+    gpu, change = cheapest
     which = "" if change.learns_alike else f", {ALTERS},"
     return f" With {change.options}{which} the job fits on {gpu}: {_costs(change)}."
 
