@@ -37,6 +37,7 @@ class ReportingTwice(TrialOnNode):
     """A worker whose trials report twice; it records when each leaves nothing running."""
 
     left: list[str]
+    mistake: Exception | None = None
 
     def reports(self, task: Task) -> Reports:
         try:
@@ -44,34 +45,59 @@ class ReportingTwice(TrialOnNode):
             yield {"observation": "second"}, True
         finally:
             self.left.append(task.cell.key)
+            if self.mistake is not None:
+                raise self.mistake
 
 
-def test_a_worker_reports_its_node_once_and_the_last_result_as_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Tune needs no step for the end of a trial, which leaves nothing running to the next one."""
-    node = NodeAddress("n1", "10.0.0.1")
-    monkeypatch.setattr(trial_worker, "die_with_parent", lambda _: None)
-    monkeypatch.setattr(trial_worker, "this_node", lambda: node)
-    monkeypatch.setattr(trial_worker, "draining_nodes", frozenset)
+LOCATED = {"nodes": [("n1", "10.0.0.1")], "done": False}
+RESULTS = [{"observation": "first", "done": False}, {"observation": "second", "done": True}]
+
+
+@pytest.fixture
+def trial() -> dict[str, Any]:
+    """Configuration of a trial."""
     spec = spec_of(ONE_CELL)
     (cell,) = spec.all_cells()
     task = trial_task(spec, spec.merged_catalog(), cell, [])
-    trial = {"kind": "TrialTask", "task": task.model_dump_json(), "nodes": 1}
+    return {"trial": {"kind": "TrialTask", "task": task.model_dump_json(), "nodes": 1}}
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, trial: dict[str, Any]) -> ReportingTwice:
+    """A worker with its first trial."""
+    monkeypatch.setattr(trial_worker, "die_with_parent", lambda _: None)
+    monkeypatch.setattr(trial_worker, "this_node", lambda: NodeAddress("n1", "10.0.0.1"))
+    monkeypatch.setattr(trial_worker, "draining_nodes", frozenset)
     worker = object.__new__(ReportingTwice)
     worker.left = []
-    worker.setup({"trial": trial})
-    results = [
-        {"observation": "first", "done": False},
-        {"observation": "second", "done": True},
-    ]
-    located = {"nodes": [("n1", "10.0.0.1")], "done": False}
-    assert [worker.step() for _ in range(3)] == [located, *results]
-    assert worker.reset_config({"trial": trial})
-    assert worker.step() == results[0]
-    assert worker.left == [cell.key]
-    assert worker.reset_config({"trial": trial})  # Tune has stopped the one before
-    assert worker.step() == results[0]
-    assert worker.left == [cell.key] * 2
+    worker.setup(trial)
+    return worker
+
+
+def test_the_last_result_of_a_trial_is_its_end(
+    worker: ReportingTwice, trial: dict[str, Any]
+) -> None:
+    """It leaves nothing running to the next one, and neither does one that Tune has stopped."""
+    for ended in (1, 2):
+        assert [worker.step() for _ in range(3)] == [LOCATED, *RESULTS]
+        assert len(worker.left) == ended
+        assert worker.reset_config(trial)
+    assert [worker.step() for _ in range(2)] == [LOCATED, RESULTS[0]]
+    assert worker.reset_config(trial)
+    assert len(worker.left) == 3
     worker.cleanup()
-    assert worker.left == [cell.key] * 3
+    assert len(worker.left) == 3  # it had not begun
+
+
+def test_an_error_at_the_end_of_a_trial_is_its_own(
+    worker: ReportingTwice, trial: dict[str, Any]
+) -> None:
+    """The last result is reported before it, and the next trial runs."""
+    worker.mistake = OSError("a child does not end")
+    expected = [LOCATED, RESULTS[0], RESULTS[1] | {"done": False}]
+    assert [worker.step() for _ in range(3)] == expected
+    with pytest.raises(OSError, match="a child does not end"):
+        worker.step()
+    worker.mistake = None
+    assert worker.reset_config(trial)
+    assert [worker.step() for _ in range(3)] == [LOCATED, *RESULTS]

@@ -18,7 +18,7 @@ from orchestrator.ray_backend import trial_relay
 from orchestrator.ray_backend.errors import LeaveTuneError, RayEndedError
 from orchestrator.ray_backend.trial_relay import TrialRelay, cause_of_death
 from orchestrator.ray_backend.tune_runner import first_line
-from orchestrator.scheduling.node_queue import NodeAddress, Task
+from orchestrator.scheduling.node_queue import Task
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.run_storage import StoreError
 from trials.records.cell import Cell
@@ -67,15 +67,9 @@ def relay_to(diary: Diary, is_spent: Callable[[], bool] = lambda: False) -> Tria
     return TrialRelay(scheduler, diary, lambda: CLUSTER, lambda _: None)
 
 
-class Worker:
-    """Stand-in for a Ray actor."""
-
-
-def trial(cell: Cell, worker: Worker | None = None) -> SimpleNamespace:
+def trial(cell: Cell) -> SimpleNamespace:
     """A trial as Tune passes it to callbacks."""
-    state = SimpleNamespace(ray_actor=worker or Worker())
-    config = {"trial": {"cell": cell.key}}
-    return SimpleNamespace(config=config, error_file=None, temporary_state=state)
+    return SimpleNamespace(config={"trial": {"cell": cell.key}}, error_file=None)
 
 
 def test_started_trials_without_an_end_are_reported_dead() -> None:
@@ -112,19 +106,6 @@ def test_a_spent_budget_ends_each_trial_with_the_probe_that_it_runs() -> None:
     assert relay.stop_all()
     assert [o.cell for o in diary.seen] == [FIRST, SECOND]
     assert diary.ends == [(FIRST, None), (SECOND, None)]
-
-
-def test_the_node_of_a_worker_is_known_from_the_start_of_its_next_trial() -> None:
-    """A worker reports it with its first trial alone; a trial may die before any other report."""
-    relay, worker = relay_to(Diary()), Worker()
-    relay.next_trial()
-    relay.next_trial()
-    relay.on_trial_start(trial=trial(FIRST, worker))
-    relay.on_trial_result(trial=trial(FIRST, worker), result={"nodes": [("n1", "10.0.0.1")]})
-    relay.on_trial_complete(trial=trial(FIRST, worker))
-    relay.on_trial_start(trial=trial(SECOND, worker))
-    placed = relay._scheduler._queues["cpu"].placed
-    assert placed[SECOND].node == NodeAddress("n1", "10.0.0.1")
 
 
 def test_a_silent_worker_is_killed_and_reported_hung(

@@ -44,25 +44,20 @@ def test_two_cells_exclude_a_node_that_one_cell_cannot() -> None:
     assert nodes.excluded == {"n1": f"10.0.0.1: {reason}"}
 
 
-def test_room_is_that_of_trusted_nodes_or_of_those_that_can_start() -> None:
-    """Excluded and leaving nodes hold nothing; without any, one trial waits for a node."""
+def test_room_is_that_of_trusted_nodes_and_one_more_or_of_those_that_can_start() -> None:
+    """Excluded and leaving nodes hold nothing."""
     wide = Node({"CPU": 8.0, "desk": 3.0}, None, "n3")
     leaving = replace(SECOND, is_leaving=True)
-    for nodes, excluded, room, beside_others in (
-        ((FIRST, SECOND, wide), {}, 5, 6),
-        ((FIRST, leaving, wide), {}, 4, 5),
-        ((FIRST, leaving, wide), {"n3": "sick"}, 1, 2),
-        ((leaving,), {}, 1, 2),
-        ((HEAD, leaving), {}, 1, 1),
-        ((HEAD, FIRST, SECOND), {}, 2, 2),
+    for nodes, excluded, room in (
+        ((FIRST, SECOND, wide), {}, 6),
+        ((FIRST, leaving, wide), {}, 5),
+        ((FIRST, leaving, wide), {"n3": "sick"}, 2),
+        ((HEAD, leaving), {}, 1),
+        ((HEAD, FIRST, SECOND), {}, 2),
     ):
-        made = health(*nodes, excluded=excluded)
-        assert made.room("desk", queue(), died=(), others=[("lap", queue(0))]) == room
-        made.waited = {DESK[0]}
-        assert made.room("desk", queue(), died=(), others=[("lap", queue(0))]) == beside_others
-    made = health(FIRST, SECOND, wide)
-    assert made.room("desk", queue(0, 1), died=()) == 3
-    assert made.room("desk", queue(0, 1), died={DESK[1]}) == 0
+        assert health(*nodes, excluded=excluded).room("desk", queue(), died=()) == room
+    assert health(FIRST, SECOND, wide).room("desk", queue(0, 1), died=()) == 4
+    assert health(FIRST, SECOND, wide).room("desk", queue(0, 1), died={DESK[1]}) == 0
 
 
 def test_a_cell_avoids_the_nodes_that_it_failed_on() -> None:

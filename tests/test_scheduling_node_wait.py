@@ -29,16 +29,16 @@ def test_nothing_is_placed_on_a_node_that_is_leaving() -> None:
     """Its trial runs to the end; the wait for another node lasts as long as the user set."""
     first, second = node("n1", "desk"), node("n2", "desk")
     world = World(DESK, first, second)
-    assert world.placed() == DESK[:2]
+    assert world.placed() == DESK[:3]
     world.run(DESK[0], N1)
     world.scheduler.update(ClusterResources((replace(first, is_leaving=True), second)))
     assert world.scheduler.ended(DESK[0], None) is None
-    assert world.placed() == []  # the other is taken
+    assert world.placed() == []  # the other is taken, and its next trial waits
     world.run(DESK[1], N2)
     assert world.scheduler.ended(DESK[1], None) is None
     placement = world.scheduler.next()
     assert placement is not None
-    assert (placement.task.cell, placement.avoid) == (DESK[2], ("n1",))
+    assert (placement.task.cell, placement.avoid) == (DESK[3], ("n1",))
     for _ in range(2):
         world.scheduler.update(ClusterResources((replace(first, is_leaving=True),)))
         world.now += 600

@@ -16,32 +16,13 @@ from trials.records.observation import Outcome
 from trials.records.profile import Logged
 
 
-def test_no_more_is_placed_than_nodes_can_run() -> None:
-    """A later search uses what was measured in the meantime; no GPU waits for another."""
+def test_no_more_is_placed_than_nodes_can_hold_and_one_for_each_gpu() -> None:
+    """Late nodes get trials by the latest observations; no GPU waits for another."""
     world = World([*DESK, *LAP], node("n1", "desk"), node("n2", "desk"), node("n3", "lap"))
-    for cell in (*DESK[:2], LAP[0]):
-        placement = world.scheduler.next()
-        assert placement is not None
-        assert placement.task.cell == cell
-        world.run(cell, N1)
-    assert world.placed() == []
-    assert world.scheduler.ended(DESK[0], None) is None
-    assert world.placed() == [DESK[2]]
-
-
-def test_a_trial_waits_for_a_worker_while_one_of_another_gpu_waits_for_a_node() -> None:
-    """Else Tune would end the worker; a trial that waits for a worker alone needs no other."""
-    world = World([*DESK, *LAP], node("n1", "desk"))
-    assert world.placed() == [DESK[0], LAP[0]]
+    assert world.placed() == [*DESK[:3], *LAP[:2]]
     world.run(DESK[0], N1)
-    world.scheduler.update(ClusterResources((node("n1", "desk"),)))
-    assert world.placed() == [DESK[1]]
-    world.scheduler.ended(DESK[0], None)
-    world.run(DESK[1], N1)
-    assert world.placed() == [DESK[2]]
-    world.scheduler.update(ClusterResources((node("n1", "desk"), node("n3", "lap"))))
-    world.run(LAP[0], N2)
-    assert world.placed() == []
+    assert world.scheduler.ended(DESK[0], None) is None
+    assert world.placed() == [DESK[3]]
 
 
 def test_observations_of_a_dead_trial_bound_the_next_search() -> None:
@@ -103,7 +84,7 @@ def test_results_without_a_verdict_on_a_probe_are_no_progress(result: Logged) ->
 
 def test_a_spent_budget_waits_for_trials_that_run_alone() -> None:
     """Their probes are paid for; a trial that waits for a node is placed in vain."""
-    world = World(DESK, node("n1", "desk"), node("n2", "desk"))
+    world = World(DESK, node("n1", "desk"))
     assert world.placed() == DESK[:2]
     world.run(DESK[0], N1, probes=1)
     world.scheduler.is_spent = lambda: True
@@ -142,6 +123,9 @@ def test_a_device_that_fails_two_cells_is_excluded() -> None:
     assert ECC in out.reason
     assert out.lost_seconds == 0
     left = list(DESK)
+    world.run(DESK[2], N2)
+    world.scheduler.ended(DESK[2], None)
+    left.remove(DESK[2])
     while (placement := world.scheduler.next()) is not None:
         assert placement.avoid == ("n1",)
         world.run(placement.task.cell, N2)
@@ -206,7 +190,7 @@ def test_an_autoscaler_is_asked_for_no_node_beyond_its_limit() -> None:
 def test_a_trial_that_died_begins_before_any_later_one() -> None:
     """A worker that becomes free would go to a trial that is placed later."""
     world = World(DESK, node("n1", "desk"), node("n2", "desk"))
-    assert world.placed() == DESK[:2]
+    assert world.placed() == DESK[:3]
     world.run(DESK[0], N1, probes=1)
     world.run(DESK[1], N2, probes=1)
     world.scheduler.ended(DESK[0], "its node is gone")
@@ -214,7 +198,7 @@ def test_a_trial_that_died_begins_before_any_later_one() -> None:
     world.scheduler.ended(DESK[1], None)
     assert world.placed() == []
     world.run(DESK[0], N2)
-    assert world.placed() == [DESK[2]]
+    assert world.placed() == [DESK[3]]
 
 
 def test_a_cell_without_a_replacement_node_is_given_up() -> None:
@@ -256,7 +240,7 @@ def test_a_cell_that_fails_on_every_node_excludes_none() -> None:
 def test_only_trials_that_ran_die_when_ray_stops() -> None:
     """Trials that waited for a node are placed again as if never placed."""
     world = World([*DESK[:3], *LAP[:1]], node("n1", "desk"), node("n2", "desk"))
-    assert world.placed() == [*DESK[:2], *LAP[:1]]
+    assert world.placed() == [*DESK[:3], *LAP[:1]]
     world.run(DESK[0], N1, probes=1)
     for _ in range(2):
         world.scheduler.update(ClusterResources((node("n1", "desk"), node("n2", "desk"))))
@@ -265,7 +249,7 @@ def test_only_trials_that_ran_die_when_ray_stops() -> None:
     assert world.scheduler.interrupted("the head is gone") == DESK[:1]
     died = [(f.cell, f.reason) for f in world.faults if f.kind == "died"]
     assert died == [(DESK[0], "the head is gone")]
-    assert set(world.placed()) == set(DESK[:2])
+    assert set(world.placed()) == set(DESK[:3])
     assert world.scheduler.died == {}
     world.scheduler.started(LAP[0])  # it was given up, and a node came after all
     assert not world.scheduler.no_node

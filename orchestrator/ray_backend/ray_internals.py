@@ -85,12 +85,12 @@ def configure_tune() -> None:
     # Tune hands AWS's keys to every worker, and Ray writes the workers' environment into its logs:
     # issue 28276. On Tune's part, no issue in Ray's tracker was found.
     class_cache.ENV_VARS_TO_PROPAGATE = frozenset()
-    if not isinstance(registry._global_registry, KnownTrainables):  # noqa: SLF001 - see that class
-        registry._global_registry = KnownTrainables()  # noqa: SLF001 - as above
+    if type(getattr(registry, "_global_registry", None)) is getattr(registry, "_Registry", None):
+        registry._global_registry = KnownTrainables()  # noqa: SLF001 - see that class
 
 
-class KnownTrainables(registry._Registry):  # type: ignore[misc] # noqa: SLF001 - see below
-    """Registry that knows what this process has registered.
+class KnownTrainables(getattr(registry, "_Registry", object)):  # type: ignore[misc]
+    """Registry that knows what this process has registered; of no use to a Tune without its base.
 
     Tune's own asks Ray's GCS for the trainable three times a trial, each a wait for another
     process, and unpickles it twice. No issue in Ray's tracker was found.

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import ray
 from ray import tune
@@ -64,8 +63,6 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         self._cluster_now = cluster_now
         self._record_nodes = record_nodes
         self._running: dict[str, Any] = {}
-        # By Ray worker. A weak key: Ray ends a worker that nothing refers to.
-        self._nodes = WeakKeyDictionary[Any, tuple[NodeAddress, ...]]()
         self._tasks: dict[str, Task] = {}
         self._killed: dict[str, str] = {}
         self._ray_checked_at = 0.0
@@ -146,15 +143,11 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         self._running[cell.key] = trial
         self._pass_on(lambda: self._scheduler.started(cell))
         self._pass_on(lambda: self._listener.started(self._tasks[cell.key]))
-        # A worker that Tune gives a further trial does not report its node again.
-        if (nodes := self._nodes.get(worker_of(trial))) is not None:
-            self._scheduler.located(cell, *nodes)
 
     def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_info: Any) -> None:
         """Pass on the nodes that a trial reported."""
         if "nodes" in result:
-            nodes = tuple(NodeAddress(*node) for node in result["nodes"])
-            self._nodes[worker_of(trial)] = nodes
+            nodes = (NodeAddress(*node) for node in result["nodes"])
             self._scheduler.located(self._cell(trial), *nodes)
 
     def on_trial_complete(self, *, trial: Any, **_info: Any) -> None:

@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Collection, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ray import tune
@@ -46,8 +45,7 @@ class TrialOnNode(tune.Trainable):  # type: ignore[misc]
     """A Ray worker that runs one trial, or profile, after another; each step is a report.
 
     Tune takes the next step once the driver has the report of the last one: a death loses one at
-    most. The last report of a trial says so, which saves a step for its end, and what the trial
-    leaves running ends while that report is on its way.
+    most. The last report of a trial says so, which saves the step of its end.
     """
 
     @classmethod
@@ -61,16 +59,14 @@ class TrialOnNode(tune.Trainable):  # type: ignore[misc]
         """Take the first trial."""
         die_with_parent(os.getppid())  # the raylet, whose end Ray's worker sees seconds later
         self._servers = ForkServers()
-        self._is_located = False
         self._reports: Reports | None = None
-        self._cleaner = ThreadPoolExecutor(1)
-        self._cleaning: Future[None] | None = None
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial, which begins with its first step: no step of it is waited for."""
-        self._end_trial()  # one that Tune has stopped
+        """Take the next trial; what one that Tune has stopped left running ends."""
+        self.cleanup()
         self._trial = new_config["trial"]
+        self._reports = self._trial_reports()
         self.config: dict[str, Any] = {}  # Tune would add it to each report
         return True
 
@@ -81,35 +77,25 @@ class TrialOnNode(tune.Trainable):  # type: ignore[misc]
             NodeLeavesError: a node is to be taken away.
             NodeLostError: a node of the ranks is gone.
         """
-        self._wait_until_clean()
-        if self._reports is None:
-            self._reports = self._trial_reports()
+        assert self._reports is not None
         report, is_last = next(self._reports, ({}, True))
         if is_last:
-            self._end_trial()
+            try:
+                self.cleanup()
+            except Exception as error:  # noqa: BLE001 - the next step raises it, after this report
+                self._reports, is_last = _raising(error), False
         return report | {"done": is_last}
 
     def cleanup(self) -> None:
         """End what a trial has left running."""
-        self._end_trial()
-        self._wait_until_clean()
-
-    def _end_trial(self) -> None:
         if self._reports is not None:
-            self._cleaning = self._cleaner.submit(self._reports.close)
-            self._reports = None
-
-    def _wait_until_clean(self) -> None:
-        if self._cleaning is not None:
-            self._cleaning.result()
-            self._cleaning = None
+            reports, self._reports = self._reports, None
+            reports.close()
 
     def _trial_reports(self) -> Reports:
-        # Reported first: the driver needs the node if the trial dies before any other report. It
-        # knows that later trials of this worker run there.
-        if not self._is_located:
-            yield _report_of_nodes(this_node()), False
-            self._is_located = True
+        # Reported first: the driver needs the node if the trial dies before any other report, and
+        # ends the trial with it if the budget is spent.
+        yield _report_of_nodes(this_node()), False
         nodes = {this_node().node_id}
         # Ray places nothing on a node that drains, but Tune reuses the workers and groups there.
         _check_stay(nodes if self._trial["nodes"] == 1 else nodes | nodes_of_group())
@@ -133,6 +119,12 @@ class TrialOnNode(tune.Trainable):  # type: ignore[misc]
             with several.prober() as prober_of_all:
                 for result, is_last in trial_results(task, prober_of_all, node_ids=ids):
                     yield _report(result), is_last
+
+
+def _raising(error: Exception) -> Reports:
+    """Reports of a trial whose end failed."""
+    raise error
+    yield  # a generator
 
 
 def _check_stay(nodes: Collection[str]) -> None:

@@ -130,17 +130,17 @@ class _Tally:
     def __init__(self, number: int) -> None:
         self.states = Counter(waiting=number)
         self.ended = EndedTrials()
-        self._running: dict[tuple[str, ...], _Trial] = {}
+        self._running: dict[int, _Trial] = {}
 
     def start(self, trial: _Trial) -> None:
         """Have a trial run, for the first time or again."""
         self._enter(trial, "running")
-        self._running[trial.label] = trial
+        self._running[id(trial)] = trial
 
     def end(self, trial: _Trial, state: str, seconds: float) -> None:
         """Have a trial end."""
         self._enter(trial, state)
-        self._running.pop(trial.label, None)
+        self._running.pop(id(trial), None)
         trial.seconds = seconds
         self.ended.add(trial.pace())
 

@@ -1,7 +1,7 @@
 """Nodes of the cluster as the scheduler trusts them: up, excluded, avoided by single cells."""
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.scheduling.node_queue import GpuQueue, NodeAddress
@@ -18,12 +18,10 @@ class NodeHealth:
 
     Attributes:
         excluded: ids of nodes that no trial is placed on, with the reasons.
-        waited: cells whose trials waited for a worker as the nodes were last looked at.
     """
 
     def __init__(self, cluster: ClusterResources, excluded: Mapping[str, str]) -> None:
         self.excluded = dict(excluded)
-        self.waited: Collection[Cell] = ()
         self._room: dict[tuple[int, frozenset[tuple[str, float]]], int] = {}
         self.cluster = cluster
         # By cell: nodes that its trial failed on, with the errors.
@@ -81,41 +79,21 @@ class NodeHealth:
         failed_on = self._failures.get(cell, {})
         return tuple(sorted({*self.excluded, *failed_on, *self._leaving}))
 
-    def room(
-        self,
-        gpu: str,
-        queue: GpuQueue,
-        died: Container[Cell],
-        others: Iterable[tuple[str, GpuQueue]] = (),
-    ) -> int:
+    def room(self, gpu: str, queue: GpuQueue, died: Container[Cell]) -> int:
         """Number of trials of a GPU to place now.
 
         Args:
             gpu: ``Cell.node_devices`` of the trials.
             queue: its queue.
             died: cells whose trials have died before.
-            others: the other GPUs, and their queues.
         """
         elsewhere = [cell for cell in queue.waiting if self.has_failed(cell)]
         if any(cell in died and cell not in elsewhere for cell in queue.waiting):
             return 0  # Tune would give a free worker to a later trial first
+        up, can_start = self._trusted(queue), self.cluster.starting(gpu) // queue.node_count
         # A trial that waits for another node leaves the one where it failed to the others.
-        if elsewhere:
-            spare = self._trusted(queue) > 0
-        else:
-            # While others wait, Tune ends each worker that no trial waits for: its start takes a
-            # second. An autoscaler would start a node for such a trial.
-            spare = not self.cluster.starting(gpu) and any(self._lacks_node(*o) for o in others)
-        return self._capacity(gpu, queue) + int(spare) - len(queue.placed)
-
-    def _lacks_node(self, gpu: str, queue: GpuQueue) -> bool:
-        """Whether a trial has waited for a while that the nodes of its GPU should hold."""
-        beyond = max(len(queue.placed) - self._capacity(gpu, queue), 0)
-        return sum(cell in self.waited for cell in queue.waiting) > beyond
-
-    def _capacity(self, gpu: str, queue: GpuQueue) -> int:
-        """Number of trials that nodes can run; one without any, to wait for a node."""
-        return max(self._trusted(queue), self.cluster.starting(gpu) // queue.node_count, 1)
+        spare = 1 if not can_start or (elsewhere and up > 0) else 0
+        return max(up, can_start) + spare - len(queue.placed)
 
     def _trusted(self, queue: GpuQueue) -> int:
         """Trials of a queue that fit on the nodes that are up, neither excluded nor leaving."""

@@ -83,15 +83,16 @@ class Scheduler:
         return all(queue.is_over(is_spent=is_spent) for queue in self._queues.values())
 
     def next(self) -> Placement | None:
-        """The next trial to place; None when nodes can run no more, or none is left.
+        """The next trial to place; None when enough trials wait for nodes, or none is left.
 
-        A search that is placed late uses what was measured in the meantime.
+        One trial more than running nodes can hold is placed: it begins as soon as one ends. Placing
+        the others late lets their searches use what was measured in the meantime. An autoscaler
+        would start a node for that one, so where it can start nodes, none is placed beyond them.
         """
         if self.is_spent():
             return None
-        for devices, queue in self._queues.items():
-            others = ((self._waits[d].gpu, q) for d, q in self._queues.items() if q is not queue)
-            room = self._nodes.room(self._waits[devices].gpu, queue, self._deaths, others)
+        for gpu, queue in self._queues.items():
+            room = self._nodes.room(self._waits[gpu].gpu, queue, died=self._deaths)
             while queue.cells and room > 0 and not queue.is_closed:
                 cell = queue.cells.popleft()
                 task = self._task(cell)
@@ -188,7 +189,6 @@ class Scheduler:
         """
         self._nodes.cluster = cluster
         now = self._clock()
-        self._nodes.waited = {cell for queue in self._queues.values() for cell in queue.waiting}
         silent = {}
         for gpu, queue in self._queues.items():
             for cell, trial in queue.placed.items():
