@@ -10,15 +10,18 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray import tune
 from ray._private.state import GlobalState
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.v2.instance_manager import node_provider
+from ray.tune import registry
 from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
 from ray.tune.logger import TBXLoggerCallback
@@ -29,6 +32,7 @@ from orchestrator.ray_backend.cluster import SILENT
 from orchestrator.ray_backend.ray_internals import (
     MONITOR_LOG,
     TUNE_VARIABLES,
+    KnownTrainables,
     MemoryRelease,
     failed_launches,
     worker_of,
@@ -130,6 +134,32 @@ def test_a_trial_of_tune_still_keeps_what_is_freed() -> None:
     assert trial.config["trial"] == {"cell": "c"}
     assert trial.evaluated_params == {}
     assert trial.run_metadata.last_result == {"done": True}
+
+
+@pytest.mark.parametrize(("made", "looks"), [(registry._Registry, 3), (KnownTrainables, 0)])
+def test_tune_still_asks_ray_for_a_trainable_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[[], Any], looks: int
+) -> None:
+    """Once to make a trial, and twice for its resources, though this process registered it."""
+    stored: dict[bytes, bytes] = {}
+    asked: list[bytes] = []
+
+    def look(key: bytes) -> bytes | None:
+        asked.append(key)
+        return stored.get(key)
+
+    monkeypatch.setattr(registry, "_internal_kv_initialized", lambda: True)
+    monkeypatch.setattr(registry, "_internal_kv_get", look)
+    monkeypatch.setattr(
+        registry, "_internal_kv_put", lambda key, value, **_: stored.update({key: value})
+    )
+    monkeypatch.setattr(registry._Registry, "prefix", "job")
+    monkeypatch.setattr(registry._Registry, "_register_atexit", lambda _: None)
+    monkeypatch.setattr(registry, "_global_registry", made())
+    registry.register_trainable("known", tune.Trainable)
+    Trial("known").create_placement_group_factory()
+    assert len(asked) == looks
+    assert len(stored) == 1  # for the workers
 
 
 def test_tunes_loggers_still_have_no_argument_for_folder_and_run() -> None:

@@ -86,13 +86,13 @@ def test_started_trials_without_an_end_are_reported_dead() -> None:
     assert (relay.next_trial() or {})["cell"] == SECOND.key
 
 
-def reported(cell: Cell, *, done: bool = False) -> dict[str, object]:
+def reported(cell: Cell) -> dict[str, object]:
     """A probe of a cell as Tune passes it on."""
-    return {"observation": observation(1, cell=cell).model_dump_json(), "done": done}
+    return {"observation": observation(1, cell=cell).model_dump_json(), "done": False}
 
 
 def test_a_spent_budget_ends_each_trial_with_the_probe_that_it_runs() -> None:
-    """No probe begins, and none that is paid for is lost; Tune repeats the last at the end."""
+    """No probe begins, and none that is paid for is lost."""
     diary = Diary()
     relay = relay_to(diary, lambda: bool(diary.seen))
     for cell in (FIRST, SECOND):
@@ -102,7 +102,6 @@ def test_a_spent_budget_ends_each_trial_with_the_probe_that_it_runs() -> None:
     for cell in (FIRST, SECOND):
         assert not relay.stop_all()
         assert relay("", reported(cell))
-        assert relay("", reported(cell, done=True))
         relay.on_trial_complete(trial=trial(cell))
     assert relay.stop_all()
     assert [o.cell for o in diary.seen] == [FIRST, SECOND]
@@ -115,6 +114,7 @@ def test_a_silent_worker_is_killed_and_reported_hung(
     """A hung worker cannot time itself out; the driver kills it once."""
     killed: list[object] = []
     monkeypatch.setattr(trial_relay, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trial_relay, "RAY_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(trial_relay, "kill", killed.append)
     diary = Diary()
     relay = relay_to(diary)
@@ -220,7 +220,7 @@ def test_an_ended_trial_leaves_little_in_memory() -> None:
 NODE_DIED = """\
 Failure # 1 (occurred at 2026-11-21_11-40-44)
 The actor died unexpectedly before finishing this task.
-\tclass_name: ImplicitFunc
+\tclass_name: TrialOnNode
 \tip: 10.0.0.5
 The actor died because its node has died. Node Id: ff6c
 \tthe actor's node was terminated unexpectedly: health check failed

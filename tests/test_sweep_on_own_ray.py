@@ -39,7 +39,7 @@ def sweep_until(place: Path, home: Path, results: int, **variables: str) -> subp
 def is_trial(process: psutil.Process) -> bool:
     """Whether this is a worker of Ray that runs a trial."""
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-        return process.cmdline()[0].startswith("ray::ImplicitFunc")  # between two results, too
+        return process.cmdline()[0].startswith("ray::TrialOnNode")  # between two results, too
     return False
 
 

@@ -26,8 +26,8 @@ DIED = ": died: "  # what the driver says of a trial whose Ray worker is gone
 
 # Ray's names of its processes, and the lines that Tune and Ray print of their own.
 FOREIGN = re.compile(
-    r"_trial_on_node|Last result|Trial name|Trial status|Logical resource|tune_hash|"
-    r"\((raylet|autoscaler|pid=|ImplicitFunc|_trial|bundle_reservation)|"
+    r"TrialOnNode_|Last result|Trial name|Trial status|Logical resource|tune_hash|"
+    r"\((raylet|autoscaler|pid=|TrialOnNode|bundle_reservation)|"
     r"Started a local Ray|View detailed results|Configuration for experiment|"
     r"(INFO|WARNING|ERROR) \w+\.py:\d+"
 )

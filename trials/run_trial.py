@@ -3,7 +3,7 @@
 import datetime as dt
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trials.child_process.child_prober import ChildProber, Prober
 from trials.child_process.fork_server import ForkServers
@@ -46,6 +46,34 @@ def run_trial(  # noqa: PLR0913 - a trial, and what is called as it goes on
     emit_link: Callable[[LinkTimes], None] | None = None,
     keep_going: Callable[[], bool] = lambda: True,
 ) -> None:
+    """Probe until the trial is complete or cannot continue.
+
+    Args:
+        task: input of the trial.
+        prober: answers the probes.
+        emit: called with each observation as its probe ends.
+        node_ids: as of ``trial_results``.
+        emit_link: called with the times of the links; None to time none.
+        keep_going: called before each probe; False ends the trial.
+    """
+    timed = emit_link is not None
+    for result, _ in trial_results(
+        task, prober, node_ids=node_ids, times_links=timed, keep_going=keep_going
+    ):
+        if isinstance(result, Observation):
+            emit(result)
+        elif emit_link is not None:
+            emit_link(result)
+
+
+def trial_results(
+    task: TrialTask,
+    prober: Prober,
+    *,
+    node_ids: Sequence[str] = (),
+    times_links: bool = True,
+    keep_going: Callable[[], bool] = lambda: True,
+) -> Iterator[tuple[Observation | LinkTimes, bool]]:
     """Probe until the trial is complete or cannot continue; of several GPUs, time links first.
 
     A build does not depend on the batch size. The trial ends when as many builds in a row fail as a
@@ -54,30 +82,33 @@ def run_trial(  # noqa: PLR0913 - a trial, and what is called as it goes on
     Args:
         task: input of the trial.
         prober: answers the probes.
-        emit: called with each observation as its probe ends.
         node_ids: ids of its Ray nodes, in the order of its ranks; empty outside a cluster.
-        emit_link: called with the times of the links; None to time none.
+        times_links: whether links are to be timed.
         keep_going: called before each probe; False ends the trial.
+
+    Yields:
+        Each result as its probe ends, and whether it is the last. A trial that runs out of time, or
+        is not to go on, ends without a last one.
     """
     new: list[Observation] = []
     failed_builds = 0
-    if not task.times_link(node_ids):
-        emit_link = None
+    times_links = times_links and task.times_link(node_ids)
     until = time.monotonic() + (math.inf if task.most_seconds is None else task.most_seconds)
-    while (planned := probe_after(task, new)) is not None and keep_going():
+    planned = probe_after(task, new)
+    while planned is not None and keep_going():
         if time.monotonic() > until:
             return
-        if emit_link is not None:
-            emit_link(_link_times(task, prober, node_ids))
-            emit_link = None
+        if times_links:
+            times_links = False
+            yield _link_times(task, prober, node_ids), False
             continue
         observation, final = _observe(task, planned, prober, [*task.done, *new], node_ids)
         new.append(observation)
-        emit(observation)
         silent = not observation.outcome.is_verdict
         failed_builds = failed_builds + 1 if silent and observation.environment is None else 0
-        if final or failed_builds >= most_attempts(observation.outcome):
-            return
+        ends = final or failed_builds >= most_attempts(observation.outcome)
+        planned = None if ends else probe_after(task, new)
+        yield observation, planned is None
 
 
 def _link_times(task: TrialTask, prober: Prober, node_ids: Sequence[str]) -> LinkTimes:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ray import tune
 from ray._private.state import available_resources_per_node, state, total_resources_per_node
+from ray.tune import registry
 from ray.tune.execution import class_cache
 
 from orchestrator.planning.cluster_resources import FailedLaunch
@@ -84,6 +85,34 @@ def configure_tune() -> None:
     # Tune hands AWS's keys to every worker, and Ray writes the workers' environment into its logs:
     # issue 28276. On Tune's part, no issue in Ray's tracker was found.
     class_cache.ENV_VARS_TO_PROPAGATE = frozenset()
+    if type(getattr(registry, "_global_registry", None)) is getattr(registry, "_Registry", None):
+        registry._global_registry = KnownTrainables()  # noqa: SLF001 - see that class
+
+
+class KnownTrainables(getattr(registry, "_Registry", object)):  # type: ignore[misc]
+    """Registry that knows what this process has registered; of no use to a Tune without its base.
+
+    Tune's own asks Ray's GCS for the trainable three times a trial, each a wait for another
+    process, and unpickles it twice. No issue in Ray's tracker was found.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[tuple[str, str], Any] = {}
+
+    def register(self, category: str, key: str, value: Any) -> None:
+        """Register for workers, and keep for this process."""
+        super().register(category, key, value)
+        self._known[category, key] = value
+
+    def contains(self, category: str, key: str) -> bool:
+        """Whether a value is registered."""
+        return (category, key) in self._known or bool(super().contains(category, key))
+
+    def get(self, category: str, key: str) -> Any:
+        """The registered value."""
+        value = self._known.get((category, key))
+        return super().get(category, key) if value is None else value
 
 
 class MemoryRelease(tune.Callback):  # type: ignore[misc]

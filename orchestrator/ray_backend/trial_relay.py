@@ -22,6 +22,7 @@ from trials.records.cell import Cell
 from trials.records.profile import logged
 
 CHECK_SECONDS = 1.0  # between two looks at the cluster
+RAY_CHECK_SECONDS = 0.05  # between two looks at the driver's own Ray; Tune's steps take up to 0.1
 UNKNOWN_DEATH = "its Ray worker or node died"
 # Parts of Ray's messages, with what they mean to somebody who does not know its protocol.
 NODE_WORDS = {
@@ -64,6 +65,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         self._running: dict[str, Any] = {}
         self._tasks: dict[str, Task] = {}
         self._killed: dict[str, str] = {}
+        self._ray_checked_at = 0.0
         self._checked_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         Tune asks this before it calls ``on_trial_result``: the observation that spends the budget
         is to count, so that no probe begins after it. Probes that run elsewhere end first.
         """
-        if "observation" in result and not result["done"]:  # else Tune repeats the last report
+        if "observation" in result:
             observed = logged(result["observation"].encode())
             # The listener first: it writes the observation to the disk.
             self._pass_on(lambda: self._listener.observed(observed))
@@ -114,12 +116,16 @@ class TrialRelay(tune.Callback, tune.Stopper):  # type: ignore[misc]
         Raises:
             LeaveTuneError: the driver's own Ray has ended.
         """
+        now = time.monotonic()
+        if now - self._ray_checked_at < RAY_CHECK_SECONDS:
+            return
         try:
             check_own_ray()
         except RayEndedError as error:
             self.raised = self.raised or error
             raise LeaveTuneError from error
-        if time.monotonic() - self._checked_at < CHECK_SECONDS:
+        self._ray_checked_at = now
+        if now - self._checked_at < CHECK_SECONDS:
             return
         cluster, silent = self._cluster_now(), dict[Cell, str]()
         self._pass_on(lambda: self._record_nodes(cluster))

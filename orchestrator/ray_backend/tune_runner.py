@@ -20,7 +20,7 @@ from orchestrator.planning.cluster_resources import ClusterResources
 from orchestrator.ray_backend.errors import ClusterError, LeaveTuneError, RayEndedError
 from orchestrator.ray_backend.ray_internals import MemoryRelease, configure_tune
 from orchestrator.ray_backend.trial_relay import CONNECTION_WORDS, TrialRelay, in_words
-from orchestrator.ray_backend.trial_worker import resources, run_on_node
+from orchestrator.ray_backend.trial_worker import TrialOnNode
 from orchestrator.scheduling.scheduler import PLACEMENTS, Scheduler
 from trials.listener import TrialListener
 
@@ -78,7 +78,7 @@ def run_trials(
 def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
     """Run one tuner to its end; the error that stopped it, if one did."""
     tuner = tune.Tuner(
-        tune.with_resources(run_on_node, resources),
+        TrialOnNode,
         tune_config=tune.TuneConfig(
             search_alg=_TrialSource(relay),
             num_samples=-1,
@@ -96,6 +96,7 @@ def _fit(relay: TrialRelay, loggers: Sequence[Any]) -> str | None:
             callbacks=[relay, *loggers, _SilentProgress(), MemoryRelease()],
             # Tune would retry the same task anywhere: the scheduler continues it elsewhere.
             failure_config=tune.FailureConfig(max_failures=0),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             stop=relay,
             verbose=0,
         ),

@@ -1,9 +1,9 @@
 """Progress display of a sweep: a bar and a live table on a terminal, plain lines elsewhere."""
 
 import math
-import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TextIO
@@ -40,6 +40,29 @@ LATER = 1.25  # a new forecast counts once it adds a quarter to the time left
 LATER_AT_FIRST = 1.5  # the same before a trial has ended: its first probes are its shortest
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Results of a trial, and the seconds it has run."""
+
+    results: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class EndedTrials:
+    """Number of trials that ended, and what they took in all."""
+
+    count: int = 0
+    results: int = 0
+    seconds: float = 0.0
+
+    def add(self, pace: Pace, count: int = 1) -> None:
+        """Count a trial; -1 takes it away, as it runs again."""
+        self.count += count
+        self.results += count * pace.results
+        self.seconds += count * pace.seconds
+
+
 @dataclass(slots=True)
 class _Trial:
     """One trial: its state, since when, and its results until now.
@@ -66,6 +89,10 @@ class _Trial:
     largest: int | None = None
     profiled: list[str] = field(default_factory=list)
     error: str | None = None
+
+    def pace(self) -> Pace:
+        """Its results and seconds, once it ended."""
+        return Pace(self.results, self.seconds)
 
     def doing(self) -> str:
         """Work of the probe that runs now."""
@@ -97,12 +124,37 @@ class _Trial:
         return f"largest batch {self.largest}; {fastest(self.observations) or tried}"
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Results of a trial, and the seconds it has run."""
+class _Tally:
+    """Numbers of trials by state, counted as these change: each line of the progress has them."""
 
-    results: int
-    seconds: float
+    def __init__(self, number: int) -> None:
+        self.states = Counter(waiting=number)
+        self.ended = EndedTrials()
+        self._running: dict[int, _Trial] = {}
+
+    def start(self, trial: _Trial) -> None:
+        """Have a trial run, for the first time or again."""
+        self._enter(trial, "running")
+        self._running[id(trial)] = trial
+
+    def end(self, trial: _Trial, state: str, seconds: float) -> None:
+        """Have a trial end."""
+        self._enter(trial, state)
+        self._running.pop(id(trial), None)
+        trial.seconds = seconds
+        self.ended.add(trial.pace())
+
+    def _enter(self, trial: _Trial, state: str) -> None:
+        if trial.state in {"done", "died"}:
+            self.ended.add(trial.pace(), -1)
+        self.states[trial.state] -= 1
+        self.states[state] += 1
+        trial.state = state
+
+    def running(self, now: float) -> list[Pace]:
+        """Paces of the trials that run."""
+        trials = self._running.values()
+        return [Pace(t.results, now - t.since) for t in trials if t.since is not None]
 
 
 class EndForecast:
@@ -119,7 +171,7 @@ class EndForecast:
         self._end: float | None = None
 
     def seconds_left(
-        self, now: float, total: int, ended: Sequence[Pace], running: Sequence[Pace]
+        self, now: float, total: int, ended: EndedTrials, running: Sequence[Pace]
     ) -> float | None:
         """Seconds to the end; None before the first result.
 
@@ -129,16 +181,16 @@ class EndForecast:
             ended: trials that ended.
             running: trials that run.
         """
-        if len(ended) == total or not (ended or any(pace.results for pace in running)):
+        if ended.count == total or not (ended.count or any(pace.results for pace in running)):
             return None
         results, seconds = float(USUAL_RESULTS), math.inf
-        if ended:
-            results = max(statistics.mean(pace.results for pace in ended), 1.0)
-            seconds = max(statistics.mean(pace.seconds for pace in ended), 1e-9)
+        if ended.count:
+            results = max(ended.results / ended.count, 1.0)
+            seconds = max(ended.seconds / ended.count, 1e-9)
         parts = (max(pace.results / results, pace.seconds / seconds) for pace in running)
-        done = len(ended) + sum(min(part, MOST_DONE) for part in parts)
+        done = ended.count + sum(min(part, MOST_DONE) for part in parts)
         left = (now - self._started) * (total - done) / done
-        later = LATER if ended else LATER_AT_FIRST
+        later = LATER if ended.count else LATER_AT_FIRST
         if self._end is None or left > later * (self._end - now):
             self._end = now + left
         self._end = min(self._end, now + left)
@@ -191,6 +243,7 @@ class Progress:
         for trial in self._trials.values():
             largest = largest_batch(trial.observations)
             trial.largest = None if largest is None else largest[0]
+        self._tally = _Tally(len(self._trials))
         self._complete = complete
         self._clock = clock
         self._started = clock()
@@ -224,7 +277,8 @@ class Progress:
     def started(self, task: Task) -> None:
         """Show that a trial runs."""
         trial = self._trials[task.cell.key]
-        trial.state, trial.error = "running", None
+        self._tally.start(trial)
+        trial.error = None
         trial.since = trial.heard = self._clock()
         trial.results, trial.task, trial.earlier = 0, task, len(trial.observations)
         self._line(task.cell, "started")
@@ -271,8 +325,9 @@ class Progress:
     def ended(self, cell: Cell, error: str | None) -> None:
         """Show that a trial ended."""
         trial = self._trials[cell.key]
-        trial.state, trial.error = ("done" if error is None else "died"), error
-        trial.seconds = 0.0 if trial.since is None else self._clock() - trial.since
+        seconds = 0.0 if trial.since is None else self._clock() - trial.since
+        self._tally.end(trial, "done" if error is None else "died", seconds)
+        trial.error = error
         self._line(cell, f"done, {trial.result()}" if error is None else f"died: {error}")
 
     def remark(self, text: str) -> None:
@@ -285,13 +340,12 @@ class Progress:
 
     def summary(self) -> str:
         """Trials done, died, running and waiting, their time left, dollars spent."""
-        states = [trial.state for trial in self._trials.values()]
-        done, died = states.count("done"), states.count("died")
+        states = self._tally.states
         parts = [
-            f"{self._complete + done}/{self._total} done",
-            f"{died} died" if died else "",
-            f"{states.count('running')} running",
-            f"{states.count('waiting')} waiting",
+            f"{self._complete + states['done']}/{self._total} done",
+            f"{states['died']} died" if states["died"] else "",
+            f"{states['running']} running",
+            f"{states['waiting']} waiting",
             self._time_left(),
             f"then {self.to_simulate} simulated" if self.to_simulate else "",
             "" if self.spent_usd is None else f"${dollars(self.spent_usd)} spent",
@@ -299,31 +353,20 @@ class Progress:
         return ", ".join(part for part in parts if part)
 
     def _time_left(self) -> str:
-        now, trials = self._clock(), self._trials.values()
-        ended = [
-            Pace(trial.results, trial.seconds)
-            for trial in trials
-            if trial.state in {"done", "died"}
-        ]
-        running = [
-            Pace(trial.results, now - trial.since)
-            for trial in trials
-            if trial.state == "running" and trial.since is not None
-        ]
-        seconds = self._forecast.seconds_left(now, len(trials), ended, running)
+        now, total = self._clock(), len(self._trials)
+        running = self._tally.running(now)
+        seconds = self._forecast.seconds_left(now, total, self._tally.ended, running)
         if seconds is None:
             return ""
-        return (
-            f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
-        )
+        left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return f"about {left} left"
 
     def _line(self, cell: Cell, text: str) -> None:
         if self._live is None:
             self._console.print(printable(f"[{self.summary()}] {cell.key}: {text}"))
 
     def _table(self) -> Group:
-        states = [trial.state for trial in self._trials.values()]
-        ended = self._complete + states.count("done") + states.count("died")
+        ended = self._complete + self._tally.ended.count
         bar = Table.grid(padding=(0, 1))
         elapsed = clock_text(self._clock() - self._started)
         bar.add_row(

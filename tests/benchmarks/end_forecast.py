@@ -18,7 +18,7 @@ from pathlib import Path
 
 from orchestrator.markdown_table import table
 from orchestrator.run_folder.run_folder import RunFolder
-from orchestrator.running.progress import EndForecast, Pace
+from orchestrator.running.progress import EndedTrials, EndForecast, Pace
 
 KEPT = Path(__file__).with_name("laptop_sweeps.csv")
 COLUMNS = ("sweep", "trial", "begun", "seconds")
@@ -74,7 +74,10 @@ def forecasts(probes: Iterable[Probe]) -> tuple[float, list[tuple[float, float |
     forecast, told = EndForecast(0.0), []
     for tick in range(1, int(whole / STEP_SECONDS)):
         now = tick * STEP_SECONDS
-        ended = [Pace(len(trials[n]), b - a) for n, (a, b) in spans.items() if b <= now]
+        ended = EndedTrials()
+        for n, (a, b) in spans.items():
+            if b <= now:
+                ended.add(Pace(len(trials[n]), b - a))
         running = [
             Pace(sum(p.end <= now for p in trials[n]), now - a)
             for n, (a, b) in spans.items()

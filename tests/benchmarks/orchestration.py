@@ -35,24 +35,25 @@ from orchestrator.planning.spending import Meter
 from orchestrator.ray_backend import tune_runner
 from orchestrator.ray_backend.cluster import cluster_now, connected_cluster
 from orchestrator.ray_backend.own_ray import own_ray
+from orchestrator.ray_backend.trial_worker import Reports, TrialOnNode
 from orchestrator.ray_backend.tune_loggers import metrics
 from orchestrator.ray_backend.tune_runner import run_trials
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import open_run
 from orchestrator.running.progress import Progress
 from orchestrator.running.recorder import ObservationRecorder
+from orchestrator.scheduling.node_queue import Task
 from orchestrator.scheduling.scheduler import Scheduler
-from trials.trial import TrialTask
 
 
-def nothing_on_node(config: dict[str, dict[str, str]]) -> None:
-    """Stand in for a trial: report the node, as a trial does, report one probe, and end."""
-    node_id = ray.get_runtime_context().get_node_id()
-    tune.report({"nodes": [(node_id, ray.util.get_node_ip_address())]})
-    task = TrialTask.model_validate_json(config["trial"]["task"])
-    where = environment(node_id=node_id)
-    probe = observation(1, cell=task.cell, environment=where)
-    tune.report({"observation": probe.model_dump_json()} | metrics(probe))
+class NothingOnNode(TrialOnNode):
+    """Stand-in for a trial's work: one probe, which is reported as a trial does."""
+
+    def reports(self, task: Task) -> Reports:
+        """One report."""
+        node_id = ray.get_runtime_context().get_node_id()
+        probe = observation(1, cell=task.cell, environment=environment(node_id=node_id))
+        yield {"observation": probe.model_dump_json()} | metrics(probe), True
 
 
 class Scales(tune.Callback):
@@ -137,7 +138,7 @@ def prepare() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *folders])
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
-    tune_runner.run_on_node = nothing_on_node
+    tune_runner.TrialOnNode = NothingOnNode
 
 
 def bytes_kept(trials: int) -> None:
