@@ -104,6 +104,19 @@ def test_a_key_of_another_trainer_or_step_is_refused(values: dict[str, Any], key
     assert key in refusals(read(values))
 
 
+def test_a_key_of_earlier_versions_is_read_as_by_these() -> None:
+    """With a remark: TRL refuses it today, and many files still have it."""
+    earlier = {"torch_dtype": "bfloat16", "group_by_length": True, "warmup_ratio": 0.03}
+    configuration = read(PEFT | earlier)
+    configuration.check()
+    assert configuration.options["precision"] == "bf16-mixed"
+    assert configuration.options["group_by_length"] is True
+    _, remarks = with_configuration(configuration, {})
+    text = "torch_dtype: a key of earlier versions, which TRL 1.16 refuses: renamed to dtype"
+    assert text in remarks
+    assert sum("which TRL 1.16 refuses" in remark for remark in remarks) == 3
+
+
 def test_a_class_of_a_python_file_decides_which_keys_there_are() -> None:
     """Another trainer's are refused."""
     values = {**BARE, "trainer class": "DPOConfig", "packing": True}

@@ -198,6 +198,13 @@ def test_a_price_for_another_training_is_refused(
     assert word in line
 
 
+def test_a_key_that_the_tasks_own_trainer_refuses_is_refused(tmp_path: Path) -> None:
+    """The task would end on the rented machine."""
+    configuration = written(tmp_path, f"{TRL}warmup_ratio: 0.1\n")
+    with pytest.raises(ExportError, match=r"warmup_ratio: .*renamed to warmup_steps"):
+        patched(configuration, training(configuration, 1), 256)
+
+
 @pytest.mark.parametrize("trainer", list(TRAINERS))
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_task_starts_the_trainer_itself(tmp_path: Path, trainer: str, target: Target) -> None:

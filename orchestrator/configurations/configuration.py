@@ -33,6 +33,8 @@ from trials.recipes.recipe import Recipe, hidden_contradictions
 NO_CLIPPING = "none"
 LIKENESS = 0.85  # of a misspelt key and the one that was meant
 LIKENESS_OF_MISSING = 0.8  # where the file lacks a key that it needs: lora_rank for lora_r
+EARLIER = "a key of earlier versions"
+"""Beginning of what is said of a key that the trainer's version refuses."""
 SAME_IN_ALL = (
     *("seq_len, cutoff", "batch_size, effective_batch", "epochs", "lora_rank", "optimizer"),
     *("packing", "attention", "double_quantisation", "router_loss", "modules_to_save", "dora"),
@@ -136,7 +138,7 @@ def configuration_of(
         others: trainers whose keys are recognised as theirs.
     """
     values = {name: unquoted(value) for name, value in values.items()}
-    reading = classified(trainer.keys, values, trainer.unknown)
+    reading = classified({**trainer.earlier, **trainer.keys}, values, trainer.unknown)
     reading.options["experts"] = FUSED
     trainer.derive(_well_formed(trainer, values, reading), reading)
     _read_format(values, reading)
@@ -150,6 +152,7 @@ def configuration_of(
         reading.refuse(key, values.get(key, ABSENT), "must be a whole number of at least 1")
     _mark_misspelt(trainer, values, reading, others)
     _check_recipe(options, reading)
+    _mark_earlier(trainer, reading)
     return Configuration(
         file=file,
         trainer=f"{trainer.name} {trainer.version}",
@@ -217,7 +220,7 @@ def _mark_misspelt(
     names = [name for name in trainer.keys if not name.endswith("*")]
     missing = [line.key for line in reading.refusals() if line.value == ABSENT]
     for name in values:
-        if entry_of(trainer.keys, name) is not None:
+        if name in trainer.earlier or entry_of(trainer.keys, name) is not None:
             continue
         near_names = difflib.get_close_matches(name, missing, n=1, cutoff=LIKENESS_OF_MISSING)
         hint = None if near_names else _known_name(trainer, name, others)
@@ -234,6 +237,16 @@ def _mark_misspelt(
             if lacking is not None and lacking.value == ABSENT:
                 text = f"{lacking.meaning}: did you mean it by {name!r}?"
                 reading.lines[near] = replace(lacking, meaning=text)
+
+
+def _mark_earlier(trainer: Trainer, reading: Reading) -> None:
+    """Say of keys of earlier versions that this one refuses them, and their names today."""
+    for name in trainer.earlier.keys() & reading.lines.keys() - trainer.keys.keys():
+        line, now = reading.lines[name], trainer.renamed.get(name)
+        if line.key_class != "refused":
+            renamed = "" if now is None else f": renamed to {now}"
+            text = f"{EARLIER}, which {trainer.name} {trainer.version} refuses{renamed}"
+            reading.lines[name] = replace(line, key_class="assumed", meaning=text)
 
 
 def _known_name(trainer: Trainer, name: str, others: Sequence[Trainer]) -> str | None:

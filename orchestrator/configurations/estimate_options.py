@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.configurations.configuration import Configuration, ConfigurationError
+from orchestrator.configurations.configuration import EARLIER, Configuration, ConfigurationError
 from orchestrator.configurations.key_classes import shown
 from orchestrator.model_names import shape_text
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
@@ -14,11 +14,8 @@ from trials.records.model import presets
 
 DATA = ("dataset", "length_histogram")
 READ_ALONE = "the estimate reads"
-BARE = (
-    "ignored",
-    "not read",
-    READ_ALONE,
-)  # beginnings of what is said of a key without an assumption
+BARE = ("ignored", "not read", READ_ALONE, EARLIER)
+"""Beginnings of what is said of a key without an assumption."""
 OF_DATA = ("dataset", "chat", "text_fields", "most")
 QUANTISATION = (
     *("quantisation", "double_quantisation", "kbit_preparation"),

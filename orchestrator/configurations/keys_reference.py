@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.configurations.key_classes import Key
+from orchestrator.configurations.configuration import EARLIER
+from orchestrator.configurations.key_classes import Key, assumed
 from orchestrator.configurations.read_file import TRAINERS
+from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.trl import KEYS_OF_PYTHON, TRL
 from orchestrator.markdown_table import table
 
@@ -13,10 +15,14 @@ def keys_reference() -> str:
     in_python = f"## {TRL.name} {TRL.version} in Python files only"
     return "\n".join(
         (
-            *(_section(f"## {t.name} {t.version}", t.keys, t.unknown) for t in TRAINERS),
+            *(_section(f"## {t.name} {t.version}", _with_earlier(t), t.unknown) for t in TRAINERS),
             _section(in_python, KEYS_OF_PYTHON),
         )
     )
+
+
+def _with_earlier(trainer: Trainer) -> dict[str, Key]:
+    return {**dict.fromkeys(trainer.earlier, assumed(EARLIER)), **trainer.keys}
 
 
 def _section(heading: str, keys: Mapping[str, Key], *unknown: Key) -> str:

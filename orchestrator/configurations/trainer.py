@@ -18,6 +18,7 @@ class Trainer:
         version: version whose sources the tables follow.
         keys: class of each key.
         unknown: class of a key that the trainer does not have.
+        earlier: class of each key that only earlier versions have, and that is read as by these.
         shapes: types of the values that ``derive`` looks into; others are refused.
         derive: adds the options that keys set together, the trainer's defaults, and refusals.
         renamed: today's names of keys that only earlier versions have.
@@ -29,4 +30,5 @@ class Trainer:
     unknown: Key
     shapes: Mapping[str, Shape]
     derive: Callable[[Config, Reading], None]
+    earlier: Mapping[str, Key] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)

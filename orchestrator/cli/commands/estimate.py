@@ -109,10 +109,8 @@ def _print_keys(configuration: "Configuration", change: "Alternative", lead: str
     """Print the keys of a trainer's configuration that make a change."""
     from orchestrator.configurations.keys_of_changes import keys_text
 
-    trainer, batches = (
-        configuration.trainer.rpartition(" ")[0],
-        (change.batch_size, change.micro_batches),
-    )
+    trainer = configuration.trainer.rpartition(" ")[0]
+    batches = change.batch_size, change.micro_batches
     print_result(keys_text(configuration.file, trainer, change.options, *batches, lead=lead))
 
 

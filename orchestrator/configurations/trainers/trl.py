@@ -18,8 +18,11 @@ from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
     LOADING,
+    LOGGING,
+    NO_EVALUATION,
     NOT_SIMULATED,
     PADDED,
+    SAVING,
     TOKENS,
 )
 from orchestrator.configurations.trainers.lora_targets import (
@@ -151,6 +154,17 @@ KEYS_OF_PYTHON: dict[str, Key] = {
 """Class of each key that only the classes and functions of a Python file have."""
 
 
+EARLIER_KEYS: dict[str, Key] = {
+    "torch_dtype": shared("precision"),
+    "group_by_length": used("group_by_length"),
+} | table_of(
+    (LEARNING, "warmup_ratio"),
+    (TOKENS, "max_prompt_length"),
+    (LOGGING, "logging_dir include_tokens_per_second"),
+    (SAVING, "overwrite_output_dir save_safetensors"),
+    (assumed(NO_EVALUATION), "evaluation_strategy"),
+)
+"""Class of each key that only TRL before 1.16, or transformers before 5.23, has."""
 RENAMED = {
     "max_seq_length": "max_length",  # TRL 0.16
     "use_liger": "use_liger_kernel",  # TRL 0.18
@@ -298,6 +312,7 @@ TRL = Trainer(
         "loss_type": (str, list),
     },
     derive=derive,
+    earlier=EARLIER_KEYS,
     renamed=RENAMED,
 )
 TRL_IN_PYTHON = replace(TRL, keys=KEYS | KEYS_OF_PYTHON)
