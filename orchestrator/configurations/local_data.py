@@ -49,8 +49,7 @@ def with_local_data(configuration: Configuration) -> Configuration:
     if key is None:
         return configuration
     try:
-        folder = Path(configuration.file).parent
-        options = _options(key, values, folder)
+        options = _options(key, values, Path(configuration.file).parent)
     except _NotReadError as reason:
         text = f"not read ({reason}): lengths and examples come from --dataset, or are assumed"
         return _with_lines(configuration, {key: Line(key, values[key], "assumed", text)}, {})
