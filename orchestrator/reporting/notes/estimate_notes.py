@@ -38,7 +38,7 @@ TWO_RUNS = " Memory of two published runs of other recipes on several GPUs was w
 SEVERAL_STEPS = (
     "The interval of step times on several GPUs is that of one GPU. Published steps took longer "
     "than predicted: FSDP2's were predicted 14 and 18 % too short on 8 and 128 H100 and 4 % on 64 "
-    "A100 (median), one of DeepSpeed's stage 3 on 8 H100 38 %."
+    "A100 (median), one of DeepSpeed's stage 3 on 8 H100 39 %."
 )
 
 
