@@ -42,7 +42,7 @@ def test_a_configuration_with_the_keys_is_read_as_the_change(
     trainer: str, option: str, value: str
 ) -> None:
     """The batches are always among them."""
-    keys = keys_in(keys_text("f.yaml", trainer, f"{option} {value} --batch-size 2", 2, 8))
+    keys = keys_in(keys_text("f.yaml", trainer, f"{option} {value} --batch-size 2", (2, 8)))
     read = configuration_of(TRAINERS[trainer], BARE[trainer] | keys, "f.yaml")
     assert read.refusals == ()
     name = option.removeprefix("--").replace("-", "_")
@@ -53,7 +53,7 @@ def test_a_configuration_with_the_keys_is_read_as_the_change(
 @pytest.mark.parametrize("trainer", KEYS)
 def test_length_and_allocator_have_their_places(trainer: str) -> None:
     """The allocator's setting is no key of any trainer."""
-    text = keys_text("f.yaml", trainer, "--seq-len 256 --expandable-segments on", 2, 8)
+    text = keys_text("f.yaml", trainer, "--seq-len 256 --expandable-segments on", (2, 8))
     before, setting, end = text.partition(f", {EXPANDABLE_SEGMENTS}")
     assert (bool(setting), end) == (True, ".")
     keys = keys_in(before)
@@ -62,6 +62,6 @@ def test_length_and_allocator_have_their_places(trainer: str) -> None:
 
 def test_a_change_that_the_trainer_lacks_is_named() -> None:
     """LLaMA-Factory computes all logits."""
-    text = keys_text("f.yaml", "LLaMA-Factory", "--loss chunked --method qlora", 2, 8)
+    text = keys_text("f.yaml", "LLaMA-Factory", "--loss chunked --method qlora", (2, 8))
     assert text.endswith("LLaMA-Factory has no key for --loss chunked.")
     assert "quantization_bit: 4" in text

@@ -29,8 +29,6 @@ from trials.simulation.tracing.tracing_worker import refusal, routed_shares
 from trials.simulation.tracing.watchdog import watchdog
 from trials.training.optimizers.construction import make_optimizer
 
-TOOK_TOO_LONG = r"tracing took more than [\d.]+ (CPU seconds|s)"  # s: other programs ran, too
-
 
 def no_shares(_: torch.Tensor) -> int:
     """Shares of tokens for code that routes none."""
@@ -100,14 +98,15 @@ def test_a_slow_trace_is_reported_and_given_up(
     assert lines[0].startswith("llama-tiny, 16 tokens")
     assert lines[0].endswith("; limit: 600 CPU seconds or 6 GiB")
     # A trace would do for the limits, but C++ ends the process at an exception in some callbacks.
+    monkeypatch.setattr(watchdog_module, "BUSY", 1e9)  # other programs may run
     limited = watchdog("llama-tiny", 0.1, lines.append)
-    with pytest.raises(UntraceableError, match=TOOK_TOO_LONG) as raised, limited:
+    with pytest.raises(UntraceableError, match="took more than"), limited:
         sum(number < 0 for number in count())  # signals reach Python between its steps
     # Should C++ end the process at the exception, the last words are the reason still.
     printed = (
         f"{capsys.readouterr().err}terminate called after throwing an instance of\n  what():  \n"
     )
-    assert _last_line(printed) == f"the trace ended early: {raised.value}"
+    assert _last_line(printed) == "the trace ended early: tracing took more than 0.1 CPU seconds"
     monkeypatch.setattr(watchdog_module, "MOST_GIB", 0.0)
     limited = watchdog("llama-tiny", 600.0, lines.append)
     with pytest.raises(UntraceableError, match="of memory"), limited:
@@ -118,7 +117,9 @@ def test_a_process_that_gives_up_a_trace_says_why(tmp_path: Path) -> None:
     """Whether Python or C++ ends it."""
     model = find_model("llama-tiny")
     request = TraceRequest(cell=tiny_cell(), model=model)
-    with pytest.raises(TraceError, match=TOOK_TOO_LONG):
+    # By either limit: other programs may keep the process from a core.
+    limits = r"tracing took more than (0\.02 CPU seconds|0\.1 s)"
+    with pytest.raises(TraceError, match=limits):
         Traces(tmp_path, limit_seconds=0.02).get(request)
 
 

@@ -19,7 +19,7 @@ from trials.records.observation import (
     largest_batch,
 )
 from trials.records.timing_rule import TimingRule
-from trials.run_trial import run_trial
+from trials.run_trial import run_trial, trial_results
 from trials.search import LikelyLargest
 from trials.trial import ATTEMPTS, HANGS, TrialTask, next_probe
 
@@ -369,11 +369,15 @@ def test_a_ladder_miss_reopens_the_search_below(threshold: int) -> None:
     assert len({o.key for o in observed}) == len(observed)
 
 
+def on_node_3(prober: LawProber) -> list[Observation]:
+    """Observations of a trial on a node of Ray."""
+    results = trial_results(task(), prober, node_ids=["node-3"])
+    return [result for result, _ in results if isinstance(result, Observation)]
+
+
 def test_an_observation_stands_alone() -> None:
     """It has limits, seed, basis and node."""
-    emitted: list[Observation] = []
-    run_trial(task(), LawProber(4500), emitted.append, node_ids=["node-3"])
-    for record in emitted:
+    for record in on_node_3(LawProber(4500)):
         assert record.cell == tiny_cell()
         assert (record.memory_limit_bytes, record.batch_limit, record.seed) == (10_000, LIMIT, 7)
         assert record.basis is Basis.MEASURED
@@ -383,8 +387,5 @@ def test_an_observation_stands_alone() -> None:
 
 def test_a_child_that_died_before_its_first_message_has_no_environment() -> None:
     """The record does not invent one."""
-    emitted: list[Observation] = []
-    run_trial(
-        task(), LawProber(4500, lambda _: failed("dead")), emitted.append, node_ids=["node-3"]
-    )
+    emitted = on_node_3(LawProber(4500, lambda _: failed("dead")))
     assert [record.environment for record in emitted] == [None] * ATTEMPTS

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.record import Record
@@ -36,27 +36,18 @@ class ProfileTask(Record):
         return self.trial.gpu
 
 
-def run_profile(task: ProfileTask, prober: Prober, emit: Callable[[Profiled], None]) -> None:
+def profiles(
+    task: ProfileTask, prober: Prober, *, node_id: str | None = None
+) -> Iterator[Profiled]:
     """Profile each batch size, with further attempts where one ends without a verdict.
 
     Args:
         task: input of the profiling run.
         prober: answers the probes.
-        emit: called with each profile as it ends.
-    """
-    for profiled in profiles(task, prober):
-        emit(profiled)
-
-
-def profiles(
-    task: ProfileTask, prober: Prober, *, node_id: str | None = None
-) -> Iterator[Profiled]:
-    """Profile as ``run_profile`` does, and yield each profile as it ends.
-
-    Args:
-        task: input of the profiling run.
-        prober: answers the probes.
         node_id: id of the Ray node; absent outside a cluster.
+
+    Yields:
+        Each profile as it ends.
     """
     for batch_size in task.batch_sizes:
         tried = [p for p in task.done if p.batch_size == batch_size]

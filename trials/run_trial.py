@@ -37,12 +37,11 @@ def child_prober(
     )
 
 
-def run_trial(  # noqa: PLR0913 - a trial, and what is called as it goes on
+def run_trial(
     task: TrialTask,
     prober: Prober,
     emit: Callable[[Observation], None],
     *,
-    node_ids: Sequence[str] = (),
     emit_link: Callable[[LinkTimes], None] | None = None,
     keep_going: Callable[[], bool] = lambda: True,
 ) -> None:
@@ -52,14 +51,11 @@ def run_trial(  # noqa: PLR0913 - a trial, and what is called as it goes on
         task: input of the trial.
         prober: answers the probes.
         emit: called with each observation as its probe ends.
-        node_ids: as of ``trial_results``.
         emit_link: called with the times of the links; None to time none.
         keep_going: called before each probe; False ends the trial.
     """
     timed = emit_link is not None
-    for result, _ in trial_results(
-        task, prober, node_ids=node_ids, times_links=timed, keep_going=keep_going
-    ):
+    for result, _ in trial_results(task, prober, times_links=timed, keep_going=keep_going):
         if isinstance(result, Observation):
             emit(result)
         elif emit_link is not None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from gpu_catalog.errors import UserError
 from orchestrator.configurations.key_classes import (
     ABSENT,
+    EARLIER,
     IMAGES,
     Computed,
     Line,
@@ -23,7 +24,6 @@ from orchestrator.configurations.key_classes import (
 from orchestrator.configurations.keys_of_changes import LENGTH
 from orchestrator.configurations.quantised_weights import format_of, read_format
 from orchestrator.configurations.trainer import Trainer
-from orchestrator.configurations.trainers.transformers_keys import OTHER_VERSIONS
 from orchestrator.markdown_table import table
 from orchestrator.model_names import preset_of
 from orchestrator.spec.validation_messages import mistake_text
@@ -33,8 +33,6 @@ from trials.recipes.recipe import Recipe, hidden_contradictions
 NO_CLIPPING = "none"
 LIKENESS = 0.85  # of a misspelt key and the one that was meant
 LIKENESS_OF_MISSING = 0.8  # where the file lacks a key that it needs: lora_rank for lora_r
-EARLIER = "a key of earlier versions"
-"""Beginning of what is said of a key that the trainer's version refuses."""
 SAME_IN_ALL = (
     *("seq_len, cutoff", "batch_size, effective_batch", "epochs", "lora_rank", "optimizer"),
     *("packing", "attention", "double_quantisation", "router_loss", "modules_to_save", "dora"),
@@ -246,7 +244,8 @@ def _mark_earlier(trainer: Trainer, reading: Reading) -> None:
         if line.key_class != "refused":
             renamed = "" if now is None else f": renamed to {now}"
             text = f"{EARLIER}, which {trainer.name} {trainer.version} refuses{renamed}"
-            reading.lines[name] = replace(line, key_class="assumed", meaning=text)
+            changed = replace(line, key_class="assumed", meaning=text, is_earlier=True)
+            reading.lines[name] = changed
 
 
 def _known_name(trainer: Trainer, name: str, others: Sequence[Trainer]) -> str | None:
@@ -254,7 +253,7 @@ def _known_name(trainer: Trainer, name: str, others: Sequence[Trainer]) -> str |
     if name in trainer.renamed:
         return f"renamed to {trainer.renamed[name]}"
     other = next((other for other in others if name in other.keys), None)
-    if other is None or entry_of(OTHER_VERSIONS, name) is not None:
+    if other is None:
         return None
     meaning = other.keys[name].meaning
     alike = [

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.configurations.configuration import EARLIER, Configuration, ConfigurationError
-from orchestrator.configurations.key_classes import shown
+from orchestrator.configurations.configuration import Configuration, ConfigurationError
+from orchestrator.configurations.key_classes import EARLIER, shown
 from orchestrator.model_names import shape_text
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of
 from trials.recipes.fields import WITH_DROPOUT

@@ -24,6 +24,8 @@ IMAGES = (
 """Reason why a key of images is refused without their number."""
 TRAINS_TOWER = "trains what reads images, which is not estimated: set it to true"
 SOUND = "sound and video are not simulated: only text and images are"
+EARLIER = "a key of earlier versions"
+"""Beginning of what is said of a key that the trainer's version refuses."""
 
 OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
 """Values of a key that does nothing."""
@@ -93,13 +95,19 @@ def table_of(*groups: tuple[Key, str]) -> dict[str, Key]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One key of a file, or one assumption beside it, as the estimate takes it."""
+    """One key of a file, or one assumption beside it, as the estimate takes it.
+
+    Attributes:
+        is_misspelt: whether the trainer has no such key, and another was probably meant.
+        is_earlier: whether earlier versions of the trainer have it, and its own refuses it.
+    """
 
     key: str
     value: object
     key_class: KeyClass
     meaning: str
     is_misspelt: bool = False
+    is_earlier: bool = False
 
 
 @dataclass(slots=True)

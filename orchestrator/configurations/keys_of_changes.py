@@ -63,14 +63,8 @@ def micro_batch_key(trainer: str) -> str:
     return MICRO_BATCH.get(trainer, MICRO_BATCH_OF_TRANSFORMERS)
 
 
-def keys_text(  # noqa: PLR0913 - a file and a change
-    file: str,
-    trainer: str,
-    options: str,
-    batch_size: int,
-    micro_batches: int,
-    *,
-    lead: str = "In",
+def keys_text(
+    file: str, trainer: str, options: str, batches: tuple[int, int], lead: str = "In"
 ) -> str:
     """The keys that make a change in a configuration, in a line.
 
@@ -78,8 +72,7 @@ def keys_text(  # noqa: PLR0913 - a file and a change
         file: name of the configuration.
         trainer: name of the trainer.
         options: options of an estimate that state the change.
-        batch_size: examples of a micro-batch.
-        micro_batches: micro-batches of a step.
+        batches: examples of a micro-batch, and micro-batches of a step.
         lead: words before the name of the file.
     """
     keys: dict[str, object] = {}
@@ -96,8 +89,7 @@ def keys_text(  # noqa: PLR0913 - a file and a change
             keys.update(KEYS[trainer][option, value])
         else:
             lacking.append(f"{option} {value}")
-    keys[micro_batch_key(trainer)] = batch_size
-    keys[ACCUMULATION] = micro_batches
+    keys[micro_batch_key(trainer)], keys[ACCUMULATION] = batches
     shown = [f"{name}: {json.dumps(value).strip(chr(34))}" for name, value in keys.items()]
     text = f"{lead} {file}: {', '.join([*shown, *beside])}."
     return f"{text} {trainer} has no key for {', '.join(lacking)}." if lacking else text

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.configurations.configuration import EARLIER
-from orchestrator.configurations.key_classes import Key, assumed
+from orchestrator.configurations.key_classes import EARLIER, Key, assumed
 from orchestrator.configurations.read_file import TRAINERS
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.trl import KEYS_OF_PYTHON, TRL

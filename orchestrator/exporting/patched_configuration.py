@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from gpu_catalog.user_file import text_of
-from orchestrator.configurations.configuration import EARLIER, Configuration
+from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import as_recipe
 from orchestrator.configurations.key_classes import ABSENT, OFF
 from orchestrator.configurations.keys_of_changes import (
@@ -178,7 +178,7 @@ def _differences(
             f"trains {configuration.options['model']}, and the price is for {training.model.name}"
         )
     for line in configuration.lines:
-        if line.meaning.startswith(EARLIER):
+        if line.is_earlier:
             yield f"{line.key}: {line.meaning}"
     options, priced = configuration.options, training.recipe
     stated = _stated_recipe(configuration, training)

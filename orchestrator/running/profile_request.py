@@ -14,7 +14,7 @@ from gpu_catalog.gpu import Gpu
 from orchestrator.request import OptionError, PathText, validation_lines
 from orchestrator.running.gpu_check import device_of, machine_with
 from orchestrator.spec.recipe_options import RecipeOptions, recipe_of, recipe_text
-from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, run_profile
+from trials.profile_trial import PROFILE_TIMEOUTS, ProfileTask, profiles
 from trials.recipes.optional_packages import importable_extras
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell, Weights
@@ -82,7 +82,8 @@ def run_profiles(request: ProfileRequest, catalog: Catalog) -> Profiles:
         sizes = _sizes(request.batch_size, task)
         wanted |= {(task.cell, size) for size in sizes or (0,)}
         with child_prober(task, PROFILE_TIMEOUTS) as prober:
-            run_profile(ProfileTask(trial=task, rule=rule, batch_sizes=sizes), prober, keep)
+            for profile in profiles(ProfileTask(trial=task, rule=rule, batch_sizes=sizes), prober):
+                keep(profile)
     made = {(p.cell, p.batch_size) for p in profiled if p.profile is not None}
     return Profiles(tuple(profiled), wanted == made)
 

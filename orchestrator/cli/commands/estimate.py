@@ -111,7 +111,7 @@ def _print_keys(configuration: "Configuration", change: "Alternative", lead: str
 
     trainer = configuration.trainer.rpartition(" ")[0]
     batches = change.batch_size, change.micro_batches
-    print_result(keys_text(configuration.file, trainer, change.options, *batches, lead=lead))
+    print_result(keys_text(configuration.file, trainer, change.options, batches, lead))
 
 
 def _request(

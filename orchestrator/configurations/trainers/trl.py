@@ -8,6 +8,7 @@ from orchestrator.configurations.key_classes import (
     Key,
     Reading,
     assumed,
+    entry_of,
     refused,
     shared,
     table_of,
@@ -18,11 +19,8 @@ from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
 from orchestrator.configurations.trainers.axolotl_keys import (
     LOADING,
-    LOGGING,
-    NO_EVALUATION,
     NOT_SIMULATED,
     PADDED,
-    SAVING,
     TOKENS,
 )
 from orchestrator.configurations.trainers.lora_targets import (
@@ -34,6 +32,7 @@ from orchestrator.configurations.trainers.optimizers import optimizer_of
 from orchestrator.configurations.trainers.training_length import length_of
 from orchestrator.configurations.trainers.transformers_keys import (
     LEARNING,
+    OTHER_VERSIONS,
     TRAINING_ARGUMENTS,
     check_types,
     checkpoints,
@@ -156,14 +155,15 @@ KEYS_OF_PYTHON: dict[str, Key] = {
 
 EARLIER_KEYS: dict[str, Key] = {
     "torch_dtype": shared("precision"),
-    "group_by_length": used("group_by_length"),
-} | table_of(
-    (LEARNING, "warmup_ratio"),
-    (TOKENS, "max_prompt_length"),
-    (LOGGING, "logging_dir include_tokens_per_second"),
-    (SAVING, "overwrite_output_dir save_safetensors"),
-    (assumed(NO_EVALUATION), "evaluation_strategy"),
-)
+    "max_prompt_length": TOKENS,
+} | {
+    name: key
+    for name in (
+        *("warmup_ratio", "group_by_length", "logging_dir", "include_tokens_per_second"),
+        *("overwrite_output_dir", "save_safetensors", "evaluation_strategy"),
+    )
+    if (key := entry_of(OTHER_VERSIONS, name)) is not None
+}
 """Class of each key that only TRL before 1.16, or transformers before 5.23, has."""
 RENAMED = {
     "max_seq_length": "max_length",  # TRL 0.16
