@@ -39,7 +39,7 @@ from trials.records.profile import (
     profile_or_none,
 )
 from trials.records.timing_rule import TimingRule
-from trials.run_trial import run_trial
+from trials.run_trial import trial_results
 from trials.trial import TrialTask
 
 CATALOG = load_catalog()
@@ -122,15 +122,8 @@ def logged(
     cell: Cell, *linked: tuple[str, ...], prober: Timing | None = None, nodes: Sequence[str] = "ab"
 ) -> list[Logged]:
     """Results of a trial, in their order."""
-    results: list[Logged] = []
-    run_trial(
-        task(cell, *linked),
-        prober or Timing(broken=None),
-        results.append,
-        node_ids=nodes,
-        emit_link=results.append,
-    )
-    return results
+    results = trial_results(task(cell, *linked), prober or Timing(broken=None), node_ids=nodes)
+    return [result for result, _ in results]
 
 
 def test_links_are_timed_before_the_first_probe_and_kept_where_no_batch_fits() -> None:
@@ -159,13 +152,11 @@ def test_links_are_timed_once_on_the_same_nodes() -> None:
 def test_a_trial_that_was_told_to_end_while_it_timed_links_probes_nothing() -> None:
     """As when its budget is spent."""
     results: list[Logged] = []
-    run_trial(
-        task(gang_cell()),
-        Timing(broken=None),
-        results.append,
-        node_ids="ab",
-        emit_link=results.append,
-        keep_going=lambda: not results,
+    results.extend(
+        result
+        for result, _ in trial_results(
+            task(gang_cell()), Timing(broken=None), node_ids="ab", keep_going=lambda: not results
+        )
     )
     assert [type(result) for result in results] == [LinkTimes]
 

@@ -25,7 +25,7 @@ from gpu_catalog.catalog import load_catalog
 from gpu_catalog.gpu import Gpu
 from orchestrator.running.gpu_check import device_of, time_is_left
 from orchestrator.spec.trainer_defaults import with_trl_defaults
-from trials.profile_trial import ProfileTask, run_profile
+from trials.profile_trial import ProfileTask, profiles
 from trials.recipes.named_recipes import NAMED_RECIPES
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -163,8 +163,8 @@ def observations_of(path: Path) -> list[Observation]:
     return [Observation.model_validate_json(line) for line in lines if '"kind"' not in line]
 
 
-def measure(gpu: Gpu, runs: list[Run], output: Path, seconds: float, *, profiles: bool) -> None:
-    """Measure runs in their order until the time is over; with ``profiles``, profile them too."""
+def measure(gpu: Gpu, runs: list[Run], output: Path, seconds: float, *, profile: bool) -> None:
+    """Measure runs in their order until the time is over; with ``profile``, profile them too."""
     log = _Log(output)
     keep_going = time_is_left(seconds, log.observations)
     for run in runs:
@@ -172,11 +172,11 @@ def measure(gpu: Gpu, runs: list[Run], output: Path, seconds: float, *, profiles
             continue
         if not keep_going():
             return
-        _measure_run(gpu, run, log, keep_going, profiles=profiles)
+        _measure_run(gpu, run, log, keep_going, profile=profile)
 
 
 def _measure_run(
-    gpu: Gpu, run: Run, log: _Log, keep_going: Callable[[], bool], *, profiles: bool
+    gpu: Gpu, run: Run, log: _Log, keep_going: Callable[[], bool], *, profile: bool
 ) -> None:
     largest = max(run.batch_sizes)
     task = TrialTask(
@@ -200,9 +200,11 @@ def _measure_run(
 
     with child_prober(task) as prober:
         run_trial(task, prober, log.append, keep_going=is_left)
-        if profiles and keep_going():
-            profile = ProfileTask(trial=task, rule=PROFILE, batch_sizes=(largest,))
-            run_profile(profile, prober, log.append)
+        if profile and keep_going():
+            for profiled in profiles(
+                ProfileTask(trial=task, rule=PROFILE, batch_sizes=(largest,)), prober
+            ):
+                log.append(profiled)
 
 
 def main() -> None:
@@ -223,7 +225,7 @@ def main() -> None:
     if options.verb == "measure":
         gpu = device_of(options.gpu, catalog)
         runs = runs_on(gpu, options.runs)
-        measure(gpu, runs, options.output, options.seconds, profiles=options.profile)
+        measure(gpu, runs, options.output, options.seconds, profile=options.profile)
         return
     gpu = catalog.gpu(options.gpu)
     writer = csv.writer(sys.stdout, lineterminator="\n")
