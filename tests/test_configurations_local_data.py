@@ -45,8 +45,8 @@ INFO = {
 }
 
 
-def read(folder: Path, values: dict[str, Any]) -> Configuration:
-    """Configuration beside a folder with data files of several columns."""
+def folder_with_data(folder: Path) -> Path:
+    """A folder beside a folder with data files of several columns."""
     data = folder / "data"
     data.mkdir(exist_ok=True)
     for name in ("chats.json", "train.jsonl"):
@@ -55,8 +55,20 @@ def read(folder: Path, values: dict[str, Any]) -> Configuration:
     pair = dict.fromkeys(("instruction", "input", "chosen", "rejected"), "a")
     (data / "pairs.json").write_text(json.dumps(pair) + "\n", "utf-8")
     (data / "dataset_info.json").write_text(json.dumps(INFO), "utf-8")
-    (folder / "config.yml").write_text(yaml.safe_dump(values), "utf-8")
+    return folder
+
+
+def read(folder: Path, values: dict[str, Any]) -> Configuration:
+    """Configuration beside data files."""
+    (folder_with_data(folder) / "config.yml").write_text(yaml.safe_dump(values), "utf-8")
     return with_local_data(read_configuration(folder / "config.yml"))
+
+
+def read_python(folder: Path, text: str) -> Configuration:
+    """Python file that trains, beside data files."""
+    trains = 'SFTTrainer(model="a/b", args=SFTConfig(), train_dataset=data)\n'
+    (folder_with_data(folder) / "train.py").write_text(trains + text, "utf-8")
+    return with_local_data(read_configuration(folder / "train.py"))
 
 
 def axolotl(**entry: object) -> dict[str, Any]:
@@ -70,6 +82,7 @@ def axolotl(**entry: object) -> dict[str, Any]:
         (axolotl(path="data/chats.json", type="chat_template"), "chats.json", {}),
         (axolotl(path="json", data_files="data/chats.json"), "chats.json", {}),
         (axolotl(path="json", data_files=["data/chats.json"]), "chats.json", {}),
+        (axolotl(path="json", data_files={"train": "data/chats.json"}), "chats.json", {}),
         (axolotl(path="data/turns.json", field_messages="turns"), "turns.json", {"chat": "turns"}),
         (axolotl(path="data/turns.json", field="raw"), "turns.json", {"text_fields": ("raw",)}),
         (TRL | {"datasets": JSON_DATA}, "train.jsonl", {}),
@@ -101,6 +114,53 @@ def test_a_local_file_is_the_data_of_the_estimate(
     assert not any("dataset" in remark for remark in remarks)
 
 
+LOADED = 'load_dataset("json", data_files='
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'data = {LOADED}"data/train.jsonl", split="train")',
+        f'PATH = "data/train.jsonl"\ndata = {LOADED}PATH)["train"]',
+        f'both = {LOADED}dict(train="data/train.jsonl", test="b"))\ndata = both["train"]',
+    ],
+)
+def test_a_local_file_that_a_python_file_loads_is_the_data_of_the_estimate(
+    tmp_path: Path, text: str
+) -> None:
+    """By literals, as all else of the file, in the split that it trains on."""
+    options, remarks = with_configuration(read_python(tmp_path, text), {})
+    assert Path(options["dataset"]).resolve() == tmp_path / "data" / "train.jsonl"
+    assert not any("dataset" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('data = load_dataset("owner/name", split="train")', "not read"),
+        ('data = load_dataset("owner/name", data_files="data/train.jsonl")', "of owner/name"),
+        (f"data = {LOADED}args.file)", "args.file is computed"),
+        (f'data = {LOADED}"data/train.jsonl", split="train").map(f)', "is computed"),
+        (f'data = {LOADED}"data/train.jsonl")["test"]', "split test"),
+        ("data = load(1)\ndata = data.map(f)", "data is computed"),
+        ('data = data["train"]', "data is computed"),
+        (
+            f'data = {LOADED}"data/train.jsonl")\nSFTTrainer(formatting_func=f)',
+            "formatting_func is computed",
+        ),
+    ],
+)
+def test_other_data_of_a_python_file_is_not_read_and_a_line_says_so(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    """The line names the option that gives the data."""
+    options, remarks = with_configuration(read_python(tmp_path, text), {})
+    assert options.get("dataset") is None
+    (remark,) = (text for text in remarks if text.startswith("train_dataset: not read"))
+    assert reason in remark
+    assert "--dataset" in remark
+
+
 @pytest.mark.parametrize(
     ("data", "file"),
     [
@@ -117,6 +177,8 @@ def test_a_file_that_trl_does_not_find_by_its_name_is_read_with_a_remark(
     (remark,) = (text for text in remarks if "dataset" in text)
     form = yaml.safe_load(remark.partition("write datasets: ")[2])
     assert form == [{"path": "json", "data_files": file}]
+    _, remarks = with_configuration(read_python(tmp_path, f'data = load_dataset("{file}")'), {})
+    assert any(f'write {LOADED}"{file}")' in remark for remark in remarks)
 
 
 @pytest.mark.parametrize(

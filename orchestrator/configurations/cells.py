@@ -10,6 +10,7 @@ import yaml
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
 from orchestrator.configurations.estimate_options import as_recipe
 from orchestrator.configurations.key_classes import Line
+from orchestrator.configurations.local_data import KEYS as DATA
 from orchestrator.configurations.read_file import read_configuration
 from orchestrator.spec.spec_file import SpecError, named_spec_text
 from orchestrator.spec.trainer_defaults import trl_defaults
@@ -21,8 +22,6 @@ OF_THE_WORKLOAD = frozenset(
     {"batch_size", "epochs", "examples", "group_by_length", "long_examples"}
 )
 """Options of a configuration that a specification states for all cells, or measures."""
-DATA = frozenset({"datasets", "pretraining_dataset", "dataset", "dataset_name"})
-"""Keys that name data, which are the workload's."""
 
 
 def spec_text(name: Path | None) -> tuple[str, str]:

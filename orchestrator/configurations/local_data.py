@@ -10,14 +10,15 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import json_of, text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import READ_ALONE
-from orchestrator.configurations.key_classes import Line, shown
+from orchestrator.configurations.key_classes import Computed, Line, shown
 from orchestrator.configurations.trainers.trl import TRL
+from orchestrator.configurations.trainers.trl_tasks import TRAINING_DATA
 from orchestrator.datasets.preference import ANSWERS, INPUT, INSTRUCTION, MESSAGES, PROMPT
 from orchestrator.datasets.recognition import TEXT, recognised
 from orchestrator.datasets.source import FORMATS, DataError, DatasetSource, data_format
 
-KEYS = ("datasets", "pretraining_dataset", "dataset", "dataset_name")
-"""Keys that name data: of axolotl and TRL, of axolotl, of LLaMA-Factory, of TRL."""
+KEYS = ("datasets", "pretraining_dataset", "dataset", "dataset_name", TRAINING_DATA)
+"""Keys that name data: of axolotl and TRL, of axolotl, of LLaMA-Factory, and two of TRL."""
 INFO = "dataset_info.json"
 DATA_FOLDER = "data"  # llamafactory/hparams/data_args.py: the default of dataset_dir
 
@@ -57,15 +58,15 @@ def with_local_data(configuration: Configuration) -> Configuration:
         return configuration
     meaning = ", ".join(f"{name} {shown(value)}" for name, value in options.items())
     lines = {key: Line(key, values[key], "used", meaning)}
-    if configuration.trainer.startswith(TRL.name) and (form := _other_form(values[key])):
+    if configuration.trainer.startswith(TRL.name) and (form := _other_form(key, values[key])):
         lines[key] = Line(key, values[key], "assumed", form)
     if "most" in options:
         lines[MOST] = Line(MOST, options["most"], "used", "most")
     return _with_lines(configuration, lines, options)
 
 
-def _other_form(value: object) -> str | None:
-    """Form of a file's bare name in TRL's ``datasets``; None for other data.
+def _other_form(key: str, value: object) -> str | None:
+    """Form of a file's bare name that TRL reads; None for other data.
 
     ``datasets.load_dataset`` looks for such a name on the hub.
     """
@@ -75,10 +76,10 @@ def _other_form(value: object) -> str | None:
     builder = BUILDERS.get(data_format(Path(name)))
     if builder is None or stated.get("data_files"):
         return None
-    return (
-        f"{READ_ALONE} {name}, which TRL does not find by its name alone: write datasets: "
-        f"[{{path: {builder}, data_files: {name}}}]"
-    )
+    form = f"datasets: [{{path: {builder}, data_files: {name}}}]"
+    if key == TRAINING_DATA:
+        form = f'load_dataset("{builder}", data_files="{name}")'
+    return f"{READ_ALONE} {name}, which TRL does not find by its name alone: write {form}"
 
 
 def local_files(configuration: Configuration) -> dict[str, Path]:
@@ -93,7 +94,8 @@ def local_files(configuration: Configuration) -> dict[str, Path]:
     if key == "dataset":
         names = [str(values.get("dataset_dir") or DATA_FOLDER)]
     elif key is not None:
-        names = [str(entry.get("path")) for entry in _entries(key, values, folder)]
+        with contextlib.suppress(_NotReadError):
+            names.extend(str(entry.get("path")) for entry in _entries(key, values, folder))
     files: dict[str, Path] = {}
     model = Path(configuration.model).expanduser()
     if (model / "config.json").is_file():
@@ -145,10 +147,15 @@ def _entries(key: str, values: Mapping[str, Any], folder: Path) -> Iterator[Mapp
         return
     for entry in value if isinstance(value, list) else [value]:
         stated = entry if isinstance(entry, dict) else {"path": entry}
-        files = stated.get("data_files")
-        if not isinstance(files, list):
-            files = [files or stated.get("path")]
-        yield from ({**stated, "path": file} for file in files)
+        if computed := next((v for v in stated.values() if isinstance(v, Computed)), None):
+            raise _NotReadError(f"{shown(computed)} is computed, and the file is not run")
+        path, files = stated.get("path"), stated.get("data_files") or stated.get("data_dir")
+        if files and "/" in str(path):
+            raise _NotReadError(f"it takes some of the files of {path}")
+        if isinstance(files, dict):
+            files = files.get("train")
+        for file in files if isinstance(files, list) else [files or path]:
+            yield {**stated, "path": file}
 
 
 def _of_llama_factory(

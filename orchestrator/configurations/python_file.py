@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.configurations.key_classes import Computed
-from orchestrator.configurations.trainers.trl_tasks import CLASSES, TRAINER_CLASS
+from orchestrator.configurations.trainers.trl_tasks import CLASSES, TRAINER_CLASS, TRAINING_DATA
 
 LORA_KEYS = {
     "r": "lora_r",
@@ -25,6 +25,9 @@ REPLACING = frozenset({"compute_loss_func", "optimizers", "optimizer_cls_and_kwa
 LOADED_DTYPE = "auto"
 """Dtype that transformers 5 loads weights in unless it is stated; TRL loads them in fp32."""
 KBIT = "prepare_model_for_kbit_training"
+LOAD = "load_dataset"
+LOAD_ARGUMENTS = ("path", "name", "data_dir", "data_files", "split")
+"""First arguments of ``datasets.load_dataset``."""
 
 
 class PythonFileError(ValueError):
@@ -34,9 +37,9 @@ class PythonFileError(ValueError):
 def python_configuration(text: str) -> Mapping[str, Any]:
     """Keys of TRL's command line that are equal to the calls in a Python file.
 
-    They are those of ``SFTConfig`` and its like, ``LoraConfig``, ``BitsAndBytesConfig`` and
-    ``from_pretrained``. A value is a literal, a name that the file assigns one literal, or
-    ``Computed``.
+    They are those of ``SFTConfig`` and its like, ``LoraConfig``, ``BitsAndBytesConfig``,
+    ``from_pretrained`` and ``load_dataset``. A value is a literal, a name that the file assigns one
+    literal, or ``Computed``.
 
     Raises:
         PythonFileError: it is no Python, or has not one configuration of a trainer.
@@ -67,6 +70,8 @@ def python_configuration(text: str) -> Mapping[str, Any]:
     for call in _trainers(calls):
         own = {word.arg: _value(word.value, names) for word in call.keywords}
         values |= {name: own[name] for name in REPLACING & set(own) if own[name] is not None}
+    if data := _data(calls, names):
+        values[TRAINING_DATA] = data
     return values
 
 
@@ -151,6 +156,34 @@ def _model(calls: Mapping[str, list[ast.Call]], names: Mapping[str, ast.expr]) -
             if word.arg == "model":
                 return {"model_name_or_path": _value(word.value, names)}
     return {}
+
+
+def _data(
+    calls: Mapping[str, list[ast.Call]], names: Mapping[str, ast.expr]
+) -> list[dict[str, Any]]:
+    """Entries of ``datasets`` that load the trainer's data; a computed one has no other key."""
+    words = {word.arg: word.value for call in _trainers(calls) for word in call.keywords}
+    rendering = _value(words.get("formatting_func", ast.Constant(None)), names)
+    if rendering is not None:
+        return [{"path": Computed("formatting_func")}]
+    data = words.get(TRAINING_DATA)
+    return [_data_entry(node, names) for node in (calls.get(LOAD, []) if data is None else [data])]
+
+
+def _data_entry(node: ast.expr, names: Mapping[str, ast.expr]) -> dict[str, Any]:
+    """Arguments of a call of ``load_dataset``, with the split that is taken of its result."""
+    if isinstance(node, ast.Name) and node.id in names:
+        others = {name: value for name, value in names.items() if name != node.id}
+        return _data_entry(names[node.id], others)
+    if isinstance(node, ast.Subscript):
+        whole = _data_entry(node.value, names)
+        if "split" not in whole:
+            return whole | {"split": _value(node.slice, names)}
+    if isinstance(node, ast.Call) and _last_part(node.func) == LOAD:
+        entry = dict(zip(LOAD_ARGUMENTS, (_value(arg, names) for arg in node.args), strict=False))
+        entry |= {str(word.arg): _value(word.value, names) for word in node.keywords}
+        return {name: value for name, value in entry.items() if value is not None}
+    return {"path": Computed(ast.unparse(node))}
 
 
 def _loads_a_model(call: ast.Call) -> bool:

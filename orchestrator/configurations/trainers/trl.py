@@ -41,6 +41,7 @@ from orchestrator.configurations.trainers.trl_tasks import (
     GRPO,
     LOSSES,
     TRAINER_CLASS,
+    TRAINING_DATA,
     refuse_keys_of_other_tasks,
     task_of,
 )
@@ -52,6 +53,7 @@ ATTENTION = {
     "flash_attention_2": "flash_attention_2",
     "kernels-community/flash-attn2": "flash_attention_2",
 }
+NOT_READ = assumed("not read: lengths and examples come from --dataset, or are assumed")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "auto": "bf16"}
 
 KEYS: dict[str, Key] = (
@@ -87,10 +89,8 @@ KEYS: dict[str, Key] = (
             "takes all logits and a second forward pass, not simulated: use 0",
             idle=(None, False, 0, 0.0),
         ),
-        "dataset_name": assumed(
-            "not read: lengths and examples come from --dataset, or are assumed"
-        ),
-        "datasets": assumed("not read: lengths and examples come from --dataset, or are assumed"),
+        "dataset_name": NOT_READ,
+        "datasets": NOT_READ,
     }
     | table_of(
         (
@@ -134,6 +134,7 @@ KEYS: dict[str, Key] = (
 
 KEYS_OF_PYTHON: dict[str, Key] = {
     TRAINER_CLASS: shared("task"),
+    TRAINING_DATA: NOT_READ,
     "torch_dtype": shared("precision"),
     "prepare_model_for_kbit_training": used("kbit_preparation"),
     "bnb_4bit_compute_dtype": refused(

@@ -5,6 +5,8 @@ from trials.recipes.fields import Task
 
 TRAINER_CLASS = "trainer class"
 """Key that stands for the class of a Python file's configuration."""
+TRAINING_DATA = "train_dataset"
+"""Argument of a trainer in a Python file, read as TRL's ``datasets``."""
 
 CLASSES: dict[str, Task] = {
     "SFTConfig": "sft",
