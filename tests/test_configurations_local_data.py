@@ -9,7 +9,7 @@ import yaml
 
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import with_configuration
-from orchestrator.configurations.local_data import with_local_data
+from orchestrator.configurations.local_data import with_chat_template, with_local_data
 from orchestrator.configurations.read_file import read_configuration
 from orchestrator.estimating.estimate_request import DEFAULT_JOB, EstimateRequest
 from orchestrator.request import request_of
@@ -291,6 +291,36 @@ def test_a_length_of_the_command_line_cuts_the_examples(tmp_path: Path) -> None:
     configuration = read(tmp_path, axolotl(path="data/chats.json"))
     options, _ = with_configuration(configuration, {"seq_len": 512})
     assert (options["seq_len"], options["cutoff"]) == (512, 512)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "lacks"),
+    [
+        ({}, {}, True),
+        ({}, {"chat_template": "tokenizer_default"}, True),
+        ({}, {"chat_template": "chatml"}, False),
+        ({}, {"chat_template": "tokenizer_default_fallback_chatml"}, False),
+        ({}, {"chat_template_jinja": "t"}, False),
+        ({"chat_template": "t"}, {}, False),
+        ([], {}, False),
+        (None, {}, False),
+    ],
+)
+def test_a_tokenizer_without_the_chat_template_that_axolotl_needs_is_said(
+    tmp_path: Path, settings: object, values: dict[str, Any], *, lacks: bool
+) -> None:
+    """Axolotl stops before it trains then; the line has the key that mends it."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}", "utf-8")
+    if settings is not None:
+        (model / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    data = axolotl(path="data/chats.json", type="chat_template")
+    configuration = read(tmp_path, data | {"base_model": "./model"} | values)
+    _, remarks = with_configuration(with_chat_template(configuration), {})
+    assert any("stops before it trains: add chat_template" in text for text in remarks) == lacks
+    (model / "chat_template.jinja").write_text("t", "utf-8")
+    assert with_chat_template(configuration) == configuration
 
 
 def test_a_folder_beside_the_configuration_is_its_model(

@@ -10,7 +10,8 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.user_file import json_of, text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import READ_ALONE
-from orchestrator.configurations.key_classes import Computed, Line, shown
+from orchestrator.configurations.key_classes import ABSENT, Computed, Line, shown
+from orchestrator.configurations.trainers.axolotl import AXOLOTL
 from orchestrator.configurations.trainers.trl import TRL
 from orchestrator.configurations.trainers.trl_tasks import TRAINING_DATA
 from orchestrator.datasets.preference import ANSWERS, INPUT, INSTRUCTION, MESSAGES, PROMPT
@@ -31,6 +32,10 @@ BUILDERS = {
     ".arrow": "arrow",
 }
 """Builders of the package datasets by formats of files."""
+TEMPLATE, OWN_TEMPLATE = "chat_template", "tokenizer_default"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+OF_TEMPLATES = (TEMPLATE, "additional_chat_templates", "tekken")
+"""Beginnings of names of files that render conversations beside a tokenizer's configuration."""
 PROMPTS = ([PROMPT], [INSTRUCTION], [INSTRUCTION, INPUT])
 """Columns of prompts that are recognised beside pairs of answers."""
 
@@ -63,6 +68,43 @@ def with_local_data(configuration: Configuration) -> Configuration:
     if "most" in options:
         lines[MOST] = Line(MOST, options["most"], "used", "most")
     return _with_lines(configuration, lines, options)
+
+
+def with_chat_template(configuration: Configuration) -> Configuration:
+    """Configuration with a remark where axolotl lacks the chat template that its data needs.
+
+    It takes that of the tokenizer unless the file names one, and stops where there is none
+    (axolotl/utils/chat_templates/base.py:60). Only a tokenizer on this machine is looked at.
+    """
+    values = {line.key: line.value for line in configuration.lines}
+    if not configuration.trainer.startswith(AXOLOTL.name) or values.get("chat_template_jinja"):
+        return configuration
+    data, stated = values.get("datasets"), values.get(TEMPLATE) or OWN_TEMPLATE
+    takes_own = any(
+        (entry.get(TEMPLATE) or stated) == OWN_TEMPLATE
+        for entry in (data if isinstance(data, list) else [])
+        if isinstance(entry, dict) and TEMPLATE in str(entry.get("type")).split(".")
+    )
+    name = str(values.get("tokenizer_config") or configuration.options.get("model"))
+    if not takes_own or not _lacks_template(name, Path(configuration.file).parent):
+        return configuration
+    text = (
+        f"one that you add: the tokenizer of {name} has none, and {configuration.trainer} then "
+        f"stops before it trains: add {TEMPLATE}: chatml, or the one that you want"
+    )
+    lines = {line.key: line for line in configuration.lines}
+    lines[TEMPLATE] = Line(TEMPLATE, values.get(TEMPLATE, ABSENT), "assumed", text)
+    return replace(configuration, lines=tuple(lines.values()))
+
+
+def _lacks_template(name: str, folder: Path) -> bool:
+    """Whether the tokenizer is in a folder on this machine, and has no chat template there."""
+    with contextlib.suppress(UserError, ValueError, OSError):
+        if (place := _local(name, folder)) is not None:
+            settings = json_of(text_of(place / TOKENIZER_CONFIG, _NotReadError))
+            has_file = any(file.name.startswith(OF_TEMPLATES) for file in place.iterdir())
+            return isinstance(settings, dict) and not settings.get(TEMPLATE) and not has_file
+    return False
 
 
 def _other_form(key: str, value: object) -> str | None:

@@ -28,10 +28,11 @@ def run_estimate(options: argparse.Namespace) -> int:
         offer is within the deadline and the budget.
     """
     if options.config is not None and options.explain_config:
-        from orchestrator.configurations.local_data import with_local_data
+        from orchestrator.configurations.local_data import with_chat_template, with_local_data
         from orchestrator.configurations.read_file import read_configuration
 
-        print_result(with_local_data(read_configuration(options.config)).explanation())
+        explained = with_chat_template(read_configuration(options.config))
+        print_result(with_local_data(explained).explanation())
         return 0
     request, configuration, remarks = _request(options)
     from orchestrator.estimating.assumed_lengths import with_assumed_lengths
@@ -201,10 +202,10 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
 def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str, Any], list[str]]":
     """The trainer's configuration, the options with those of it, and remarks on what it assumes."""
     from orchestrator.configurations.estimate_options import with_configuration
-    from orchestrator.configurations.local_data import with_local_data
+    from orchestrator.configurations.local_data import with_chat_template, with_local_data
     from orchestrator.configurations.read_file import read_configuration
 
-    configuration = read_configuration(options.config)
+    configuration = with_chat_template(read_configuration(options.config))
     if options.image_tokens is not None:
         configuration = configuration.with_images()
     configuration.check()
