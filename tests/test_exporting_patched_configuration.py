@@ -3,6 +3,7 @@
 import re
 import subprocess
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import as_recipe
 from orchestrator.configurations.read_file import read_configuration, read_configuration_text
 from orchestrator.exporting.patched_configuration import patched
+from orchestrator.exporting.requirements import AXOLOTL_TORCH
 from orchestrator.exporting.task_file import TARGETS, Target, task_file
 from orchestrator.exporting.training import ExportError, TrainingJob
 from trials.records.model import find_model
@@ -338,3 +340,20 @@ def test_a_log_to_wandb_without_a_key_is_offline(tmp_path: Path, key: str) -> No
         check=True,
     )
     assert shown.stdout.strip() == ("as stated" if key else "offline")
+
+
+@pytest.mark.parametrize("target", ["slurm", "hf-jobs"])
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_pytorch_is_the_same_on_another_day(trainer: str, target: Target, tmp_path: Path) -> None:
+    """It is that of the simulated step or that of the image; axolotl replaces the image's."""
+    configuration = written(tmp_path, TRAINERS[trainer])
+    priced = training(configuration, configuration.options["batch_size"], placements=OFFERS)
+    priced = replace(priced, configuration=patched(configuration, priced, 256))
+    installed = re.findall(r"pip install (.*)", task_file(priced, target).text)
+    pins = re.findall(r"\btorch==\S+", " ".join(installed))
+    if target == "hf-jobs" and trainer != "axolotl":
+        assert pins == []
+    else:
+        simulated = metadata.version("torch").partition("+")[0]
+        assert pins == [f"torch=={AXOLOTL_TORCH if trainer == 'axolotl' else simulated}"]
+    assert ("torchvision" in installed[0]) == (target == "hf-jobs" and trainer == "axolotl")

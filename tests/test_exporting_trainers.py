@@ -1,18 +1,23 @@
 """Task files as SkyPilot and dstack themselves read them."""
 
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from builders.trainings import OF_EIGHT, SECURE, SPOT, training_of
 from fakes.skypilot import json_of_trainers, read_by_skypilot
+from packaging.requirements import Requirement
 
 from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, UNMOUNTED_CLOUDS
 from orchestrator.exporting.names import DSTACK_BACKENDS, DSTACK_CLUSTERS
+from orchestrator.exporting.requirements import AXOLOTL_TORCH
 from orchestrator.exporting.task_file import task_file
 
 pytestmark = pytest.mark.trainers
+
+SOURCES = Path(__file__).parent.parent / ".venv-trainers" / "trainers"
 
 CATALOG = {
     "aws": "g5.xlarge,A10G,1,4,16,,1.0,0.3,us-east-1,us-east-1a",
@@ -122,3 +127,11 @@ def test_clouds_that_start_no_several_nodes_are_those_of_the_services(tmp_path: 
         assert clouds[name] == [name in UNMOUNTED_CLOUDS] * 2
     backends = json_of_trainers(tmp_path, "-W", "ignore", "-c", CLUSTERS_OF_DSTACK)
     assert set(DSTACK_BACKENDS.values()) & set(backends) == DSTACK_CLUSTERS
+
+
+def test_axolotl_takes_the_pytorch_that_its_task_installs() -> None:
+    """Else pip would replace it after flash-attn was compiled against it."""
+    (folder,) = SOURCES.glob("axolotl-*.dist-info")
+    requirements = map(Requirement, metadata.Distribution.at(folder).requires or [])
+    (torch,) = (one.specifier for one in requirements if one.name == "torch")
+    assert torch.contains(AXOLOTL_TORCH)

@@ -1,5 +1,6 @@
 """Packages that a training installs."""
 
+import re
 import shlex
 from importlib import metadata
 
@@ -8,26 +9,39 @@ from orchestrator.exporting.training import TrainingJob
 from orchestrator.spec.trainer_defaults import TRL_VERSION
 
 PINNED = ("transformers", "peft", "bitsandbytes")
+AXOLOTL_TORCH = "2.13.0"
+"""Newest PyTorch that axolotl 0.19 takes; another would be replaced after flash-attn compiled."""
+WITH_TORCH = ("torchvision", "torchaudio")
+"""Packages of an image whose PyTorch is replaced, which import that of their own release alone."""
 
 
-def install_lines(training: TrainingJob) -> str:
-    """Lines of bash that install the trainer, and what the recipe and the layout need."""
+def install_lines(training: TrainingJob, *, has_torch: bool = False) -> str:
+    """Lines of bash that install the trainer, and what the recipe and the layout need.
+
+    Args:
+        training: the training.
+        has_torch: whether the image has a PyTorch, which stays where the trainer takes it; else it
+            is that of this installation, whose step was simulated.
+    """
+    torch = [] if has_torch else [f"torch=={_release('torch')}"]
     configuration = training.configuration
     if configuration is None or configuration.trainer == "TRL":
-        return _trl_lines(training)
+        return _trl_lines(training, torch)
     recipe, version = training.recipe, f"{configuration.version}.*"
     uses_flash = recipe.attention == "flash_attention_2"
     if configuration.trainer == "axolotl":
         wanted = {"flash-attn": uses_flash, "deepspeed": training.is_by_deepspeed}
         extras = ",".join(name for name, applies in wanted.items() if applies)
         name = f"axolotl{f'[{extras}]' if extras else ''}=={version}"
-        return _pip(["packaging", "setuptools", "wheel", "ninja", "torch>=2.11"], [name])
+        builders = ["packaging", "setuptools", "wheel", "ninja", f"torch=={AXOLOTL_TORCH}"]
+        return _pip([*builders, *(WITH_TORCH if has_torch else ())], [name])
     needed = {
         "bitsandbytes": recipe.method == "qlora" or "8bit" in recipe.optimizer,
         "liger-kernel": recipe.liger_kernels or recipe.loss == "liger",
         PACKAGE: training.is_by_deepspeed,
     }
-    names = [f"llamafactory=={version}", *(name for name, wanted in needed.items() if wanted)]
+    names = [f"llamafactory=={version}", *torch]
+    names += [name for name, wanted in needed.items() if wanted]
     return _pip(names, ["flash-attn>=2.8"] if uses_flash else [])
 
 
@@ -44,10 +58,18 @@ def needs_compiler(training: TrainingJob) -> bool:
     return is_axolotl or training.zero.updates_on_host
 
 
-def _trl_lines(training: TrainingJob) -> str:
+def _release(package: str) -> str:
+    """Release of a package of this installation, without its build, such as ``+cpu``."""
+    version = metadata.version(package)
+    release = re.match(r"[\d.]*\d", version)
+    return version if release is None else release[0]
+
+
+def _trl_lines(training: TrainingJob, torch: list[str]) -> str:
     """Lines that install TRL and its companions, at the versions of this installation."""
     recipe = training.recipe
-    pinned = [f"trl=={TRL_VERSION}.*", *(f"{name}=={metadata.version(name)}" for name in PINNED)]
+    pinned = [f"trl=={TRL_VERSION}.*", *torch]
+    pinned += [f"{name}=={_release(name)}" for name in PINNED]
     needed = {
         "torchao>=0.18": recipe.optimizer.startswith("torchao"),
         "liger-kernel>=0.8.5": recipe.liger_kernels,

@@ -178,7 +178,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         header=_header(training, form, links),
         script=script,
         bucket_script=filled("bucket", script=script, nodes=training.nodes),
-        install=install_lines(training),
+        install=install_lines(training, has_torch=target == "hf-jobs"),
         needs_compiler=needs_compiler(training),
         variables=_variables(training, target),
         mounts=mounts,
