@@ -2,13 +2,16 @@
 
 Each command of the program must be one that its parser accepts, each make target must exist, each
 other command must be one that the documentation means to use, and each link in the README must lead
-to a file.
+to a file. Each file that a command of the README reads must be in the repository, or an earlier
+command must write it.
 """
 
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from orchestrator.cli.main import build_parser
@@ -21,6 +24,8 @@ OTHERS = {".", "cd", "eval", "export", "git", "pip", "ray", "sky"}
 # What a reader types to prepare a cloud; deploy/README.md alone has it.
 CLOUDS = {"aws", "az", "docker", "done", "for", "gcloud", "kubectl", "sed"}
 ASSIGNMENT = re.compile(r"[A-Za-z_]+=")
+WRITTEN = {"--out", "--save", "--export"}
+FILE = re.compile(r"[\w./-]+\.(ya?ml|csv|jsonl?)|\.?[\w.-]*/[\w./-]+")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -56,6 +61,20 @@ def mistake(command: str) -> str | None:
     return None if is_meant else "not a command we know"
 
 
+def missing_files(commands: Sequence[str]) -> Iterator[str]:
+    """Commands with a file that is not there when they run in their order, from a clone."""
+    written = set()
+    for command in commands:
+        words = shlex.split(command)
+        for option, word in pairwise(words):
+            if option in WRITTEN:
+                written.add(word)
+            elif option == "sweep":
+                written.add(f"runs/{Path(word).stem}")
+            if FILE.fullmatch(word) and word not in written and not (ROOT / word).exists():
+                yield f"{command}: {word}: no such file"
+
+
 PARSER = build_parser()
 
 
@@ -64,6 +83,8 @@ def main() -> int:
     commands = [(f, c) for f in documents() for c in shown_commands(f.read_text(encoding="utf-8"))]
     wrong = [f"{f.relative_to(ROOT)}: {c}: {why}" for f, c in commands if (why := mistake(c))]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    own = [command for command in shown_commands(readme) if not command.startswith(". ")]
+    wrong += [f"README.md: {line}" for line in missing_files(own)]
     links = LINK.findall(readme)
     wrong += [f"README.md: {link}: no such file" for link in links if not (ROOT / link).exists()]
     for line in wrong:

@@ -1,12 +1,13 @@
-"""Runs the commands of the README that take a configuration. Run by `make check`.
+"""Runs commands of the README that name an example file. Run by `make check`.
 
-They run in their order, in a folder with a small configuration of axolotl and a few chats. What a
-cloud would start is not run; the task file for it must be there.
+They run in their order, on a copy of docs/demo whose models are tiny. What a cloud would start is
+not run; the task file for it must be there.
 """
 
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,24 +16,12 @@ from pathlib import Path
 import yaml
 from readme_commands import ROOT, shown_commands
 
-CONFIG = "qlora.yml"
+DEMO, MODEL_FOLDER = "docs/demo", "my-model"
+CONFIGS = {"qlora.yml": "base_model", "sft.yml": "model_name_or_path"}
+"""Configurations of trainers, by their key of the model."""
+QUICK = (*CONFIGS, "--save", "--dry-run", "deploy")
+"""Parts of the commands that take seconds; others start, measure or simulate much."""
 OTHER_PROGRAMS = ("sky",)
-TRAINING = """\
-base_model: ./model
-load_in_4bit: true
-adapter: qlora
-lora_r: 16
-lora_alpha: 32
-lora_target_linear: true
-sequence_len: 512
-micro_batch_size: 2
-gradient_accumulation_steps: 4
-num_epochs: 3
-bf16: true
-gradient_checkpointing: true
-"""
-
-
 MODEL = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -50,24 +39,19 @@ MODEL = {
 def story_commands() -> list[list[str]]:
     """Words of the commands, in the order of the README."""
     lines = shown_commands((ROOT / "README.md").read_text(encoding="utf-8"))
-    stories = [line for line in lines if CONFIG in line or line.startswith(OTHER_PROGRAMS)]
+    stories = [line for line in lines if any(name in line for name in (*QUICK, *OTHER_PROGRAMS))]
     return [shlex.split(line) for line in stories]
 
 
 def write_inputs(folder: Path) -> None:
-    """Write the configuration, a model and the chats."""
-    (folder / CONFIG).write_text(TRAINING, encoding="utf-8")
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
-    chats = (
-        {
-            "messages": [
-                {"role": role, "content": "a few words " * n} for role in ("user", "assistant")
-            ]
-        }
-        for n in (2, 5, 9, 14)
-    )
-    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)) + "\n", "utf-8")
+    """Copy the example files, with a tiny model in place of theirs."""
+    demo = folder / DEMO
+    shutil.copytree(ROOT / DEMO, demo)
+    (demo / MODEL_FOLDER / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    for name, key in CONFIGS.items():
+        values = yaml.safe_load((demo / name).read_text(encoding="utf-8"))
+        text = yaml.safe_dump({**values, key: f"./{MODEL_FOLDER}"})
+        (demo / name).write_text(text, encoding="utf-8")
 
 
 def failure(words: list[str], folder: Path) -> str | None:
@@ -97,7 +81,7 @@ def main() -> int:
                 sys.stderr.write(f"README.md: {shlex.join(words)}: {reason}\n")
                 failed += 1
     if not failed:
-        sys.stdout.write(f"README.md: {len(commands)} commands with a configuration ran\n")
+        sys.stdout.write(f"README.md: {len(commands)} commands with example files ran\n")
     return 1 if failed or not commands else 0
 
 

@@ -129,9 +129,10 @@ def test_a_misspelt_shipped_sweep_has_a_near_match() -> None:
         named_spec_text(Path("papr"))
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parent.parent / "docs/demo").glob("*")))
-def test_specifications_of_the_demo_measure_nothing(file: Path) -> None:
+@pytest.mark.parametrize("name", ["all-gpus", "one-to-eight"])
+def test_specifications_of_the_demo_measure_nothing(name: str) -> None:
     """``make demo`` needs no GPU: every cell is simulated."""
+    file = Path(__file__).parent.parent / "docs" / "demo" / f"{name}.yaml"
     spec = parse_spec(file.read_text(encoding="utf-8"), file.name)
     cells = spec.all_cells()
     assert len(cells) >= 4
