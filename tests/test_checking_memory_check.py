@@ -39,6 +39,23 @@ def test_a_configuration_that_fits_ends_with_0(
     assert check["peak_gib"] <= check["reserved_gib"] < check["usable_gib"]
 
 
+def test_json_lists_what_the_text_says_is_assumed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of options and of the configuration's keys; what an option replaces is no assumption."""
+    start = ("--config", str(config), "--model", "llama-tiny", *GPU, "--json")
+    assumed = []
+    for command in ("estimate", "check"):
+        assert main([command, *start]) == 0
+        printed = capsys.readouterr()
+        assumed.append(json.loads(printed.out)["assumed"])
+        lines = [line for line in printed.err.splitlines() if line.startswith("Assumed for ")]
+        assert [f"Assumed for {text}" for text in assumed[-1] if ": " in text] == lines
+    assert assumed[0] == assumed[1]
+    assert "--examples" in assumed[0]
+    assert any(text.startswith("lengths: every row has 32 tokens") for text in assumed[0])
+
+
 def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

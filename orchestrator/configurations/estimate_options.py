@@ -1,6 +1,6 @@
 """Options of an estimate: those of a configuration, under those of the command line."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.configurations.configuration import Configuration, ConfigurationError
@@ -16,6 +16,7 @@ DATA = ("dataset", "length_histogram")
 READ_ALONE = "the estimate reads"
 BARE = ("ignored", "not read", READ_ALONE, EARLIER)
 """Beginnings of what is said of a key without an assumption."""
+ASSUMED = "Assumed for "
 OF_DATA = ("dataset", "chat", "text_fields", "most")
 QUANTISATION = (
     *("quantisation", "double_quantisation", "kbit_preparation"),
@@ -74,16 +75,21 @@ def with_configuration(
     lengths_are_assumed = options.get("cutoff") is None and isinstance(options["seq_len"], int)
     if lengths_are_assumed and not (options | stated).get("packing"):
         remarks.append(
-            f"Assumed for lengths: every row has {options['seq_len']} tokens, an upper bound: give "
+            f"{ASSUMED}lengths: every row has {options['seq_len']} tokens, an upper bound: give "
             "--dataset or --length-histogram"
         )
-    if "model" in options:  # no option of the command line has replaced it
+    if "model" in options and "model" not in stated:
         reads_images = stated.get("image_tokens") is not None
         options["model"] = configuration.model_name if reads_images else configuration.model
         shape = shape_text(str(configuration.options["model"]))
         if shape is not None and options["model"] in presets():
             remarks.append(shape)
     return dict(given) | options | stated, remarks
+
+
+def assumed_in(remarks: Iterable[str]) -> tuple[str, ...]:
+    """Assumptions among remarks, as a list of assumptions has them; others name an option first."""
+    return tuple(text.removeprefix(ASSUMED) for text in remarks if not text.startswith("--"))
 
 
 def as_recipe(configuration: Configuration) -> Recipe:
@@ -141,6 +147,6 @@ def _lengths(
 def _assumptions(configuration: Configuration) -> list[str]:
     lines = [line for line in configuration.lines if line.key_class == "assumed"]
     return [
-        f"{'' if line.meaning.startswith(BARE) else 'Assumed for '}{line.key}: {line.meaning}"
+        f"{'' if line.meaning.startswith(BARE) else ASSUMED}{line.key}: {line.meaning}"
         for line in lines
     ]

@@ -31,7 +31,13 @@ from trials.simulation.simulated_cell import GIB
 from trials.simulation.timing_model import SimulatedStepTime
 
 
-def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False) -> str:
+def as_json(
+    estimates: Sequence[Estimated],
+    *,
+    one: bool,
+    explain: bool = False,
+    assumed: Sequence[str] = (),
+) -> str:
     """Serialise estimates: an object where one GPU was requested, else a list of any length.
 
     For both objectives, ``best_by`` has those by which a GPU is the best, and ``fastest`` the
@@ -41,8 +47,11 @@ def as_json(estimates: Sequence[Estimated], *, one: bool, explain: bool = False)
         estimates: sorted by cost.
         one: whether one GPU was requested.
         explain: whether to add ``explained`` to each: memory in GiB and time in seconds by purpose.
+        assumed: assumptions beside those of the options, a line each, to add to ``assumed``.
     """
     dumped = [e.estimate.model_dump(mode="json") for e in estimates]
+    for fields in dumped:
+        fields["assumed"] += assumed
     if explain:
         for fields, e in zip(dumped, estimates, strict=True):
             time = {} if e.step is None else dict(_time(e.step))

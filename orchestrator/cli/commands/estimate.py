@@ -3,7 +3,7 @@
 import argparse
 import json
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu_catalog.errors import UserError
@@ -43,7 +43,7 @@ def run_estimate(options: argparse.Namespace) -> int:
         estimates = with_assumed_lengths(estimates)
     for text in (*remarks, *_export_remarks(options, estimates)):
         remark(text)
-    _print_estimates(options, estimates)
+    _print_estimates(options, estimates, remarks)
     if configuration is not None and not options.json and not estimates.fits_any:
         from orchestrator.reporting.sections.alternative_recipes import cheapest_change
 
@@ -85,7 +85,13 @@ def run_check(options: argparse.Namespace) -> int:
         return UNKNOWN
     for text in remarks:
         remark(text)
-    print_result(check.model_dump_json(indent=2) if options.json else check_text(check))
+    if options.json:
+        from orchestrator.configurations.estimate_options import assumed_in
+
+        assumed = (*check.assumed, *assumed_in(remarks))
+        print_result(check.model_copy(update={"assumed": assumed}).model_dump_json(indent=2))
+    else:
+        print_result(check_text(check))
     if configuration is not None and check.change is not None and not options.json:
         _print_keys(configuration, check.change)
     if options.strict and not check.certain:
@@ -181,7 +187,9 @@ def _by_deepspeed(options: argparse.Namespace, given: Mapping[str, Any]) -> dict
     return {**given, "strategy": engine.strategy, "zero": engine.zero}
 
 
-def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> None:
+def _print_estimates(
+    options: argparse.Namespace, estimates: "Estimates", remarks: Iterable[str]
+) -> None:
     from orchestrator.reporting.estimate_tables import as_json, as_table, explanation
 
     for reason in estimates.skipped:
@@ -191,7 +199,10 @@ def _print_estimates(options: argparse.Namespace, estimates: "Estimates") -> Non
         remark(f"Prices: {estimates.prices}")
     if options.json:
         if rows or not is_one:
-            print_result(as_json(rows, one=is_one, explain=options.explain))
+            from orchestrator.configurations.estimate_options import assumed_in
+
+            assumed = assumed_in(remarks)
+            print_result(as_json(rows, one=is_one, explain=options.explain, assumed=assumed))
     elif rows:
         print_result(as_table(rows, estimates.question, most=brief_rows()))
         if options.explain:
