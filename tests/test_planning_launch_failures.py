@@ -42,6 +42,10 @@ def test_a_providers_error_is_a_sentence_with_its_remedy(reason: str, words: str
 
 
 NO_CAPACITY = "An error occurred (InsufficientInstanceCapacity) when calling RunInstances: Sorry"
+SETUP = "<1/1> Setting up head node\n  [6/7] Running setup commands\n    (0/2) aws s3 sync ...\n"
+NOT_READ = "An error occurred (AccessDenied) when calling the GetObject operation: Access Denied"
+NOT_TAGGED = "An error occurred (UnauthorizedOperation) when calling the CreateTags operation"
+COMMAND_FAILED = "!!!\nFull traceback: ...\nclick.exceptions.ClickException: Setup command failed."
 TRIED = f"create_instances: Attempt failed with {NO_CAPACITY}, retrying.\n"
 
 
@@ -50,7 +54,10 @@ TRIED = f"create_instances: Attempt failed with {NO_CAPACITY}, retrying.\n"
     [
         (f"{TRIED}Launched 1 nodes\n  Setup command failed: No space left on device", None),
         (f"{TRIED}Launched a new head node\nHead node fetch timed out.", None),
-        (f"(AuthorizationFailed), ignored\n<1/1> Setting up head node\n{VCPUS}", "VcpuLimit"),
+        (f"{SETUP}fatal error: {NOT_READ}\n{COMMAND_FAILED}", None),
+        (f"{SETUP}{NOT_READ}\nFull traceback: ClientError: {NOT_TAGGED}", "UnauthorizedOperation"),
+        (f"(AuthorizationFailed), ignored\n{SETUP}", None),
+        ("An error occurred (AccessDenied) when calling the CreateRole operation", "AccessDenied"),
         (f"{TRIED}botocore.exceptions.EndpointConnectionError: Could not connect", None),
         (f"{TRIED}{VCPUS}", "VcpuLimitExceeded"),
         (f"{TRIED}Failed to launch instances. Max attempts exceeded.\n{NO_CAPACITY}", "Insuffici"),
@@ -64,7 +71,7 @@ TRIED = f"create_instances: Attempt failed with {NO_CAPACITY}, retrying.\n"
 def test_the_last_error_that_ray_did_not_make_good_is_the_cause(
     output: str, code: str | None
 ) -> None:
-    """`ray up` also prints errors of attempts that it repeated, and what its setup commands say."""
+    """What setup commands print is none, though words of a failed download are the provider's."""
     meaning = known_meaning(output)
     assert (meaning is None) is (code is None)
     assert code is None or f" ({code}" in str(meaning)

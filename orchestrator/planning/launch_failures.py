@@ -14,8 +14,8 @@ PERMISSION = (
 )
 ABSENT = "the region or zone has no such instance: deploy for another --region"
 # Patterns of error codes of AWS, Google Cloud and Azure, from their references of errors. Azure has
-# one code for a quota and for other refusals, and names the quota in the message. Words that setup
-# commands may print, too, need what the provider prints around them.
+# one code for a quota and for other refusals, and names the quota in the message. Words of other
+# programs, too, need what the provider prints around them.
 MEANINGS = {
     QUOTA: r"VcpuLimitExceeded|MaxSpotInstanceCountExceeded|InstanceLimitExceeded"
     r"|[Qq]uotaExceeded|QUOTA_EXCEEDED|quota limit|Quota '\S+' exceeded",
@@ -30,6 +30,8 @@ CODES = re.compile("|".join(f"({codes})" for codes in MEANINGS.values()))
 # What `ray up` made good: attempts that it repeated, and all that it prints until there is a head.
 RETRIED = re.compile(r"Attempt failed with .*, retrying")
 STARTED = re.compile(r"Launched (?:\d+ nodes|a new head node)|Setting up head node")
+# Commands print the rest, such as errors of a user's own download; Ray's calls end in a traceback.
+BY_COMMANDS = re.compile(r"(?<=Setting up head node).*?(?=Full traceback:|\Z)", re.DOTALL)
 MOST_CHARACTERS = 300
 
 
@@ -49,9 +51,9 @@ def known_meaning(text: str) -> str | None:
 
     Args:
         text: a provider's error, or the output of `ray up`, where errors that Ray made good do not
-            count.
+            count, nor what commands on the head print.
     """
-    unmended = RETRIED.sub("", STARTED.split(text)[-1])
+    unmended = RETRIED.sub("", STARTED.split(BY_COMMANDS.sub("", text))[-1])
     codes = [*CODES.finditer(unmended)]
     if not codes:
         return None
