@@ -16,9 +16,11 @@ from orchestrator.tables_in_terminal import fitted, wrapped
 BOLD = re.compile(r"\*\*(\S[^*\n]*)\*\*")
 # Bold text of a recommendation, a paragraph, wins.
 WINS = re.compile(r"^(?:[^|\n]*\. )?(?:Rent|Use) (?:[^\n]|\n(?!\n))*", re.MULTILINE)
+TOO_TIGHT = "too tight (allocator retries)"
+"""Outcome THRASHING in answers and reports, where that word would be taken for swapping."""
 FAILS = re.compile(
     r"not even one [a-z ]+ fits(: [A-Z_]+|: out of memory)?|does not fit"
-    r"|too tight \(allocator retries\)|\bout of memory\b"
+    rf"|{re.escape(TOO_TIGHT)}|\bout of memory\b"
     r"|\b(?:(?:HOST_)?OUT_OF_MEMORY|TIMED_OUT|FAILED|THRASHING)\b"
 )
 UNSURE = re.compile(r"too close to call|\bextrapolated\b|(?<=\)) [!~](?= +\|)")

@@ -20,6 +20,8 @@ from playwright.sync_api import BrowserContext, expect
 from fitting.fit import fit_observations
 from fitting.learning_curves import curves
 from orchestrator.reporting.html_report import html_report
+from orchestrator.reporting.sections.memory_section import outcome_text
+from trials.records.observation import Outcome
 
 OFFERS = "".join(
     (
@@ -206,6 +208,12 @@ def test_every_chart_has_its_numbers_in_a_table(report: Opened, file: Path) -> N
     page.locator("#all-probes summary").click()
     page.wait_for_selector("#all-probes tbody tr")
     assert "here" in report.texts("#all-probes tbody tr")[0]
+
+
+def test_outcomes_have_the_words_of_the_text(report: Opened) -> None:
+    """The page takes them from its data, and has none of its own."""
+    said = report.page.evaluate("all => all.map(outcome => outcomeOf({ outcome }))", [*Outcome])
+    assert said == [outcome_text(outcome) for outcome in Outcome]
 
 
 def test_a_table_can_be_saved(report: Opened) -> None:

@@ -63,8 +63,9 @@ from orchestrator.reporting.page.study_tables import (
     prices_table,
     profiles_table,
 )
+from orchestrator.reporting.sections.memory_section import outcome_text
 from orchestrator.run_folder.run_results import RunResults
-from trials.records.observation import Basis
+from trials.records.observation import Basis, Outcome
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 # Sections that only a researcher reads.
@@ -174,6 +175,7 @@ def page(
         "tables": {name: table.as_json() for name, table in tables.items()},
         "tied": TIED,
         "indifference": INDIFFERENCE,
+        "outcomes": {outcome.value: outcome_text(outcome) for outcome in Outcome},
     }
     return (
         _templates()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.console import TOO_TIGHT
 from orchestrator.markdown_table import records_table
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
@@ -75,10 +76,8 @@ def limits_section(cells: Sequence[Cell], observations: Sequence[Observation]) -
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """Outcome of a probe in words, where thrashing would be taken for swapping."""
-    if outcome is Outcome.THRASHING:
-        return "too tight (allocator retries)"
-    return outcome.lower().replace("_", " ")
+    """Outcome of a probe in words."""
+    return TOO_TIGHT if outcome is Outcome.THRASHING else outcome.lower().replace("_", " ")
 
 
 def memory_text(size_bytes: int) -> str:

@@ -72,7 +72,7 @@ const experts = (cell) =>
   cell.experts === null ? "no experts" : `${cell.active_experts} of ${cell.experts} experts`;
 
 /** The outcome of a probe in words. */
-const outcomeOf = (row) => row.outcome === "THRASHING" ? "too tight (allocator retries)" : row.outcome.toLowerCase().replaceAll("_", " ");
+const outcomeOf = (row) => DATA.outcomes[row.outcome];
 
 const cellColumns = [
   { label: "GPU", of: (row) => row.cell.gpu, head: true },
