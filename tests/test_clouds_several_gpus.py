@@ -161,3 +161,26 @@ def test_plan_prices_the_nodes_that_ranks_would_need(
     shown = capsys.readouterr().out
     assert re.search(r"\| 4xH100-SXM \| 1 +\| 1 to be started \| 1 .*\| 9\.37 ", shown)
     assert re.search(r"\| H100-SXM +\| 1 +\| 1 to be started \| 1 ", shown)
+
+
+def test_hosts_have_the_memory_in_which_every_rank_builds_the_model() -> None:
+    """Eight times 70.6 billion weights in bf16, beside what each process takes."""
+
+    def of_70b(gpu: str, strategy: str) -> tuple[SweepSpec, str]:
+        _, text = gangs_on(gpu, parallel=f"[{{gpus: 8, strategy: {strategy}}}]", alone=False)
+        text = text.replace("llama-tiny", "llama-3.1-70b")
+        return parse_spec(text, "gangs.yaml"), text
+
+    def pod_memory(strategy: str) -> str:
+        file = deployed(of_70b("A100-80GB-SXM", strategy), "kuberay").text
+        (group,) = yaml_documents(file)[-1]["spec"]["workerGroupSpecs"]
+        (container,) = group["template"]["spec"]["containers"]
+        return str(container["resources"]["limits"]["memory"])
+
+    assert pod_memory("ddp") == f"{8 * 28}Gi"
+    assert pod_memory("fsdp2") == f"{8 * 28 + 1052}Gi"
+    with pytest.raises(
+        DeployError, match="8xL4: excluded: every rank builds the model on the host"
+    ):
+        deployed(of_70b("L4", "fsdp2"), "aws")
+    assert "8xH100-SXM" in deployed(of_70b("H100-SXM", "fsdp2"), "aws").text

@@ -4,13 +4,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from readme_commands import ROOT, mistake, shown_commands
 
+from orchestrator.cli.options.groups import RECIPE
 from orchestrator.estimating.choosing.recipe_choice import recipes_to_try
 from orchestrator.spec.recipe_options import RecipeOptions
+from trials.recipes.fields import Optimizer
+from trials.records.model import presets
 
 
 def test_the_readme_fits_on_150_lines() -> None:
@@ -89,6 +92,22 @@ def test_every_field_of_a_specification_is_documented() -> None:
     ).stdout
     assert [line for line in printed.splitlines() if line.endswith("|  |")] == []
     assert "| `lora_rank` |" in printed
+
+
+def test_every_preset_is_listed() -> None:
+    """A model that is not in the list is not looked for."""
+    page = (ROOT / "docs" / "how-to" / "own-model.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^Presets: .*", page, re.MULTILINE)
+    assert set(re.findall(r"`([a-z0-9.-]+)`", listed)) >= {*presets()}
+
+
+def test_every_optimizer_is_listed() -> None:
+    """The help and the page of the recipes name each."""
+    page = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
+    _, _, of_option = RECIPE.partition("--optimizer NAME")
+    for name in get_args(Optimizer):
+        assert f"`{name}`" in page
+        assert re.search(rf"\b{name}\b", of_option.partition("\n--")[0])
 
 
 def tried(axis: str, **options: Any) -> set[str]:

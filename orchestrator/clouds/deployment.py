@@ -3,6 +3,7 @@
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from orchestrator.clouds.skypilot import old_driver, places
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.recipes.host_bytes import built_host_bytes
 from trials.recipes.layout_support import unmeasured
 from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility
@@ -34,7 +36,8 @@ OWN_GPU = "excluded: join-check on a node does not know this GPU of yours: start
 NO_PLACE = "excluded: no offer of it is known that SkyPilot can rent"
 WIDTH = 114
 GIB = 2**30
-BYTES_PER_WEIGHT = 2
+BYTES_OF = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "nf4": 0.5, "fp4": 0.5}  # of a weight
+UNTRIED = "Tested with simulated clouds and the launchers' own parsers, not on a real cloud yet."
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
@@ -74,14 +77,23 @@ class DeployedSweep:
     @property
     def devices(self) -> list[Devices]:
         """GPUs of the cells that are measured, one after another or together."""
-        measured = (cell for cell in self.spec.all_cells() if not cell.simulated)
-        return list(
-            dict.fromkeys(
-                Devices(cell.device, cell.ranks_per_node)
-                for cell in measured
-                if self._unmeasured(cell) is None
-            )
-        )
+        host_gib: dict[tuple[str, int], float] = {}
+        for cell in self.spec.all_cells():
+            if not cell.simulated and self._unmeasured(cell) is None:
+                key = cell.device, cell.ranks_per_node
+                host_gib[key] = max(host_gib.get(key, 0.0), self._host_gib(cell))
+        return [Devices(*key, gib) for key, gib in host_gib.items()]
+
+    def _host_gib(self, cell: Cell) -> float:
+        """Memory that a cell's ranks take on the host of a node while they are built, at least.
+
+        Of a model without a published number of weights it is not known, and 0.
+        """
+        weights = self.spec.model(cell.model).published_parameters
+        if cell.parallel is None or weights is None:
+            return 0.0
+        weight_bytes = weights * BYTES_OF[cell.recipe.quantisation or cell.recipe.base_dtype]
+        return built_host_bytes(cell.parallel, int(weight_bytes)) / GIB
 
     @property
     def trial_nodes(self) -> int:
@@ -123,7 +135,7 @@ class DeployedSweep:
         cells = self.spec.all_cells()
         names = {cell.model for cell in cells if cell.weights == "pretrained"}
         counts = (self.spec.model(name).published_parameters or 0 for name in names)
-        return Weights(bool(names), math.ceil(sum(counts) * BYTES_PER_WEIGHT / GIB))
+        return Weights(bool(names), math.ceil(sum(counts) * BYTES_OF["bf16"] / GIB))
 
 
 def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
@@ -308,7 +320,9 @@ def _total_text(request: DeploymentRequest, choice: ChosenNodes, head: Offer | N
             reverse=True,
         )
         total = sum([usd for usd in slots for _ in range(request.nodes_each)][:nodes])
-        return f"at most ${total + head_usd:.2f} per hour {up}"
+        both = max(Counter(node.devices.name for node in choice.nodes).values(), default=0) > 1
+        why = ": of a GPU, a spot node and its on-demand replacement may run at once" * both
+        return f"at most ${total + head_usd:.2f} per hour {up}{why}"
     least = sum(request.nodes_each * min(choice.prices(name), default=0.0) for name in devices)
     missing = f"prices in the region are missing for {', '.join(unknown)}"
     bound = f"at least ${least + head_usd:.2f} per hour {up}: " if least + head_usd else ""
@@ -374,6 +388,7 @@ def _header(
     """Comment at the top of a cluster file: the command that made it, and its cost."""
     lines = [
         f"Made by: python -m orchestrator deploy {name} {request.words}",
+        *([] if request.provider == "local" else [UNTRIED]),
         "",
         "Cost:",
         *(f"  {line}" for line in bill),

@@ -1,20 +1,23 @@
 """Instance types of a cloud for a sweep's GPUs, and their prices. Pure."""
 
 import csv
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market, Offer
 from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.host_memory import instance_memory_gib
 from trials.records.cell import devices_name
 
 # Used where the catalog has no price.
 REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
 REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+POD_MEMORY_GIB = 28  # for each GPU
 HEADS = {"aws": "m8a.large", "gcp": "e2-standard-2", "azure": "Standard_D2s_v5"}
 
 
@@ -25,10 +28,12 @@ class Devices:
     Attributes:
         gpu: their key in the catalog.
         count: number of them.
+        host_gib: memory that their trainings take on the host, at least.
     """
 
     gpu: str
     count: int = 1
+    host_gib: float = 0.0
 
     @property
     def name(self) -> str:
@@ -41,6 +46,15 @@ class Devices:
         A single GPU is not looked for in instances with several, whose others would be idle.
         """
         return gpus >= self.count and (gpus == 1 or self.count > 1)
+
+    @property
+    def pod_memory_gib(self) -> int:
+        """Memory of a pod: for each GPU's process, and for what their trainings keep there."""
+        return POD_MEMORY_GIB * self.count + math.ceil(self.host_gib)
+
+    def fit_host(self, memory_gib: float | None) -> bool:
+        """Whether a host has the memory for their trainings; one of unknown memory may."""
+        return memory_gib is None or memory_gib >= self.host_gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +200,9 @@ def _possible(devices: Devices, provider: str) -> dict[str, CloudInstance]:
     return {
         instance.name: instance
         for instance in sorted(instances(provider), key=lambda instance: instance.gpus)
-        if instance.gpu == devices.gpu and devices.are_in(instance.gpus)
+        if instance.gpu == devices.gpu
+        and devices.are_in(instance.gpus)
+        and devices.fit_host(instance_memory_gib(provider, instance.name))
     }
 
 
@@ -235,6 +251,11 @@ def _exclusion(devices: Devices, provider: str, catalog: Catalog, *, spot: bool 
     if _possible(devices, provider):
         market = "on demand" if spot else "as a spot instance"
         return f"{devices.name}: {provider} offers it only {market}"
+    if _possible(replace(devices, host_gib=0.0), provider):
+        return (
+            f"{devices.name}: excluded: every rank builds the model on the host, in "
+            f"{devices.host_gib:.0f} GiB together, and no instance of {provider} has as much memory"
+        )
     of_gpu = catalog.offers(devices.gpu)
     several = [o for o in of_gpu if o.provider == provider and o.gpus_per_instance > 1]
     if several and devices.count == 1:

@@ -7,6 +7,7 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Offer
 from orchestrator.clouds.cuda_support import PINNED_CUDA, least_driver
 from orchestrator.clouds.node_types import Devices, named_region
+from orchestrator.pricing.host_memory import host_memory_gib
 
 SKYPILOT_CLOUDS = {
     **{name: name for name in ("aws", "azure", "cudo", "do", "gcp", "lambda", "nebius", "oci")},
@@ -90,6 +91,8 @@ def places(devices: Devices, catalog: Catalog, *, spot: bool | None) -> list[Pla
     for offer in sorted(catalog.offers(devices.gpu), key=lambda o: o.usd_per_hour):
         instance = skypilot_instance(offer.provider, offer.instance)
         if instance is None or not devices.are_in(offer.gpus_per_instance):
+            continue
+        if not devices.fit_host(host_memory_gib(offer)):
             continue
         if old_driver(offer.provider) is not None:
             continue

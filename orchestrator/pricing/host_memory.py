@@ -61,7 +61,12 @@ class TooLittleHostMemory(Record):
 
 def host_memory_gib(offer: Offer) -> float | None:
     """Memory of an offer's host: its own figure, else the table's; None where unknown."""
-    return offer.host_memory_gib or _memories().get((offer.provider, offer.instance))
+    return offer.host_memory_gib or instance_memory_gib(offer.provider, offer.instance)
+
+
+def instance_memory_gib(provider: str, instance: str) -> float | None:
+    """Memory of the host of an instance; None where unknown."""
+    return _memories().get((provider, instance))
 
 
 @cache

@@ -102,8 +102,8 @@ def _connect(address: str | None, folder: Path | None) -> None:
                 "and a disk to spare, and run the same command again"
             ) from None
         raise ClusterError(
-            f"RAY_ADDRESS={address} cannot be used: {line}: check the address and its token, or "
-            "unset RAY_ADDRESS to use this machine alone"
+            f"RAY_ADDRESS={address} cannot be used: {line}: check the address, and its token "
+            "(export RAY_AUTH_MODE=token), or unset RAY_ADDRESS to use this machine alone"
         ) from None
     except SystemExit:  # of Ray's own handler of SIGTERM
         signal.signal(signal.SIGTERM, on_sigterm)

@@ -1,4 +1,4 @@
-"""Memory that a training keeps on the hosts of its nodes, at least."""
+"""Memory that a training takes on the hosts of its nodes, at least."""
 
 from trials.recipes.parallel import Parallel
 
@@ -30,3 +30,15 @@ def least_host_bytes(layout: Parallel, weights: int, trained: int) -> int:
     state = STATE_BYTES * trained if layout.updates_on_host else 0
     kept = WEIGHT_BYTES * weights if layout.offload in {"parameters", "all"} else 0
     return (state + kept) // layout.nodes
+
+
+def built_host_bytes(layout: Parallel, weight_bytes: int) -> int:
+    """Bytes on the host of a node while its ranks are built: each builds all weights there.
+
+    It is 0 where ranks are built on their GPUs, which hold all weights.
+
+    Args:
+        layout: GPUs that train together.
+        weight_bytes: bytes of all weights of the model.
+    """
+    return weight_bytes * (layout.gpus // layout.nodes) if layout.shards > 1 else 0

@@ -42,7 +42,8 @@ REJECTED = "rejected.txt"
 
 def run_gpus(options: argparse.Namespace) -> int:
     """Print the GPUs of the catalog."""
-    gpus = gpus_table(request_of(PriceOptions, vars(options)).in_use().catalog)
+    catalog = request_of(PriceOptions, vars(options)).in_use().catalog
+    gpus = gpus_table(catalog, with_sources=options.sources)
     reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out().items())
     print_result(f"{gpus}\n\nLeft out: {reasons}")
     return 0
@@ -56,8 +57,8 @@ def run_prices(options: argparse.Namespace) -> int:
     return 0
 
 
-def gpus_table(catalog: Catalog) -> str:
-    """A table of the GPUs of a catalog."""
+def gpus_table(catalog: Catalog, *, with_sources: bool = False) -> str:
+    """A table of the GPUs of a catalog, with or without the sources of their figures."""
     return records_table(
         {
             "key": gpu.key,
@@ -68,8 +69,8 @@ def gpus_table(catalog: Catalog) -> str:
             "GB/s": gpu.memory_bandwidth_gb_per_second or "",
             "bf16 TFLOPS": gpu.bf16_dense_tflops or "",
             "recorded": gpu.recorded,
-            "source": gpu.source,
         }
+        | ({"source": gpu.source} if with_sources else {})
         for gpu in catalog.gpus
     )
 

@@ -8,7 +8,7 @@ examples:
   finetune-cost estimate --model llama-3.1-8b --method qlora --seq-len 2048
   finetune-cost sweep                       small models on this machine, in minutes
   finetune-cost sweep my.yaml --dry-run     print what would be measured or skipped
-  ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
+  RAY_AUTH_MODE=token ray job submit --working-dir . -- python -m orchestrator sweep my.yaml
   finetune-cost profile --model mixtral-tiny --seq-len 64    where a step's time goes
   finetune-cost rank runs/laptop --examples 50000 --epochs 3
 """

@@ -98,7 +98,7 @@ DEPLOY = f"""
 spec SPEC                a YAML file, or a shipped sweep
 --provider {{{",".join(PROVIDERS)}}}
                          provider of the machines
---region R               region (default: the one with the cheapest GPUs)
+--region R               region (default: of those with prices of most of these GPUs, the cheapest)
 --out FILE               file to write (default: print it)
 --max-workers N          largest number of nodes per GPU (default: 1)
 --[no-]spot              only spot instances, or only on-demand instances (default: spot where there
