@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders.clusters import CATALOG, ROOT, deployment_on
+from builders.clusters import CATALOG, ROOT, deployment_on, yaml_documents
 from fakes.skypilot import read_by_skypilot
 from ray._private.label_utils import parse_node_labels_string
 
-from orchestrator.clouds.deployment_request import DeploymentRequest
+from orchestrator.clouds.deployment_request import DeployError, DeploymentRequest
 from orchestrator.clouds.node_types import Devices
 from orchestrator.clouds.skypilot import places
 from orchestrator.clouds.skypilot_node import labels_text
 from orchestrator.planning.cluster_resources import Node
 from orchestrator.planning.node_pricing import NodeRental
+from orchestrator.request import OptionError
 
 BY_SKYPILOT = DeploymentRequest("skypilot", nodes_each=2)
 # A SkyPilot that rents on a cloud finds its instances in a catalog, which is else downloaded.
@@ -51,6 +52,21 @@ def test_a_cloud_whose_driver_is_too_old_for_pytorch_is_left_out_by_name() -> No
     made = deployment_on("A40", "L4", request=BY_SKYPILOT)
     assert [line.partition(":")[0] for line in made.left_out] == ["cudo"]
     assert "cudo" not in yaml.safe_load(made.text.split("\n---\n")[1])["envs"]["OFFERS"]
+
+
+def test_named_providers_are_the_only_ones() -> None:
+    """The command in the file names them, too; other ways of renting have no such option."""
+    request = DeploymentRequest("skypilot", providers=("aws", "gcp"))
+    made = deployment_on("L4", request=request)
+    offers = next(d for d in yaml_documents(made.text) if "envs" in d)["envs"]["OFFERS"]
+    assert {line.split()[1] for line in made.bill if line.startswith("  L4")} == {"aws", "gcp"}
+    assert "aws" in offers
+    assert "runpod" not in offers
+    assert "--providers aws,gcp" in made.text.splitlines()[0]
+    with pytest.raises(OptionError, match="no offer is of provider 'awz': did you mean 'aws'"):
+        deployment_on("L4", request=DeploymentRequest("skypilot", providers=("awz",)))
+    with pytest.raises(DeployError, match="--providers needs --provider skypilot"):
+        deployment_on("L4", request=DeploymentRequest("aws", providers=("aws",)))
 
 
 @pytest.mark.trainers

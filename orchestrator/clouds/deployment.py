@@ -1,7 +1,6 @@
 """Cluster file for the GPUs of a specification, and its expected cost: ``deploy``."""
 
 import math
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_catalog.catalog import Catalog, load_catalog
-from gpu_catalog.errors import UserError
 from gpu_catalog.number_text import short
 from gpu_catalog.offer import Offer
 from gpu_catalog.safe_text import printable
@@ -21,7 +19,7 @@ from orchestrator.clouds.cluster_file import (
     skypilot_file,
 )
 from orchestrator.clouds.cuda_support import too_old
-from orchestrator.clouds.deployment_request import CLOUDS, DeploymentRequest
+from orchestrator.clouds.deployment_request import CLOUDS, DeployError, DeploymentRequest
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, choose, instances
 from orchestrator.clouds.skypilot import old_driver, places
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
@@ -38,12 +36,6 @@ WIDTH = 114
 GIB = 2**30
 BYTES_OF = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "nf4": 0.5, "fp4": 0.5}  # of a weight
 UNTRIED = "Tested with simulated clouds and the launchers' own parsers, not on a real cloud yet."
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
-
-
-class DeployError(UserError):
-    """The requested cluster file cannot be made; one line for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +136,7 @@ def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     Raises:
         DeployError: the options contradict each other, or no GPU can be rented.
     """
-    _check(request)
+    request.check()
     if request.cache_claim and not sweep.weights.pretrained:
         raise DeployError(f"--cache-claim: no cell of {sweep.name} has weights: pretrained")
     if not sweep.devices:
@@ -171,30 +163,6 @@ def write_file(out: Path, text: str) -> None:
         raise DeployError(f"--out {out}: cannot be written ({error.strerror})") from None
 
 
-def _check(request: DeploymentRequest) -> None:
-    provider, names = request.provider, [*request.hosts, *filter(None, [request.region])]
-    is_cloud = provider in CLOUDS
-    unusable = next((name for name in names if not NAME.fullmatch(name)), None)
-    if request.hosts and provider != "local":
-        raise DeployError("--hosts needs --provider local")
-    if request.job and provider != "kuberay":
-        raise DeployError("--job needs --provider kuberay")
-    if request.cache_claim is not None:
-        if provider != "kuberay":
-            raise DeployError("--cache-claim needs --provider kuberay")
-        if not CLAIM.fullmatch(request.cache_claim):
-            text = "is no name of a claim: use small letters, digits, . and -"
-            raise DeployError(f"--cache-claim: {request.cache_claim!r} {text}")
-    rents_spot = is_cloud or provider == "skypilot"
-    if (request.region and not is_cloud) or (request.spot is not None and not rents_spot):
-        raise DeployError(f"--region, --spot and --no-spot need a cloud, not --provider {provider}")
-    if len(request.hosts) == 1:
-        raise DeployError("--hosts: one host: give HEAD,HOST,…, the head and at least one more")
-    if unusable is not None:
-        text = "is neither a host nor a region: use letters, digits, . and -"
-        raise DeployError(f"{unusable!r} {text}")
-
-
 def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     catalog = sweep.catalog
     choice = choose(sweep.devices, request.provider, catalog, request.region, spot=request.spot)
@@ -210,10 +178,11 @@ def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
 
 def _by_skypilot(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     """Deployment on whatever offers SkyPilot can rent, the cheapest of each GPU first."""
-    possible = {one: places(one, sweep.catalog, spot=request.spot) for one in sweep.devices}
+    catalog = request.offers_of(sweep.catalog)
+    possible = {one: places(one, catalog, spot=request.spot) for one in sweep.devices}
     tasks = {one: offers for one, offers in possible.items() if offers}
     missing = tuple(f"{one.name}: {NO_PLACE}" for one in possible if one not in tasks)
-    offers = (offer for one in possible for offer in sweep.catalog.offers(one.gpu))
+    offers = (offer for one in possible for offer in catalog.offers(one.gpu))
     old = {offer.provider: old_driver(offer.provider) for offer in offers}
     old_lines = (f"{provider}: excluded: {why}" for provider, why in old.items() if why)
     left_out = (*sweep.unmeasured, *missing, *old_lines)

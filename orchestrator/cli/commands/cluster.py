@@ -38,6 +38,7 @@ def run_deploy(options: argparse.Namespace) -> int:
         hosts=names_in(options.hosts or ()),
         job=options.job,
         cache_claim=options.cache_claim,
+        providers=names_in(options.providers or ()),
     )
     deployed = deployment(request, DeployedSweep(spec, text, str(options.spec), catalog))
     if options.out is None:

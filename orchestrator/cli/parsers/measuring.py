@@ -103,6 +103,7 @@ spec SPEC                a YAML file, or a shipped sweep
 --max-workers N          largest number of nodes per GPU (default: 1)
 --[no-]spot              only spot instances, or only on-demand instances (default: spot where there
                          is any)
+--providers A,B          with --provider skypilot: only offers of these providers
 --hosts HEAD,HOST        with --provider local: addresses of the machines, the head first
 --job                    with --provider kuberay: write a RayJob, which measures SPEC and then
                          removes its cluster
