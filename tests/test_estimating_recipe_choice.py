@@ -1,5 +1,6 @@
 """The recipe that an estimate chooses, and the change that it names where nothing fits."""
 
+import dataclasses
 import datetime as dt
 import json
 import time
@@ -12,7 +13,7 @@ import pytest
 import orchestrator
 from gpu_catalog.errors import UserError
 from orchestrator.cli.main import main
-from orchestrator.estimating.choosing.recipe_choice import origin_text
+from orchestrator.estimating.choosing.recipe_choice import best_recipes, origin_text
 from orchestrator.estimating.estimate_records import Estimate
 from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.prices_in_use import PriceOptions
@@ -86,8 +87,11 @@ def test_each_gpu_gets_the_cheapest_recipe_and_the_others_as_alternatives(
     """Lora and qlora, with and without checkpointing; another method is marked."""
     (chosen,) = estimates(**TINY, gpu="A40")
     assert chosen.price is not None
-    alternatives = [recipe.usd for recipe in chosen.alternatives]
-    assert [chosen.price.usd, *alternatives] == sorted([chosen.price.usd, *alternatives])
+    usd = [chosen.price.usd, *(recipe.usd for recipe in chosen.alternatives)]
+    methods = [chosen.method, *(recipe.method for recipe in chosen.alternatives)]
+    for method in ("lora", "qlora"):
+        of_method = [one for one, its in zip(usd, methods, strict=True) if its == method]
+        assert of_method == sorted(of_method)
     tried = {chosen.options, *(recipe.options for recipe in chosen.alternatives)}
     assert tried == {
         f"--method {method} --gradient-checkpointing {switch}"
@@ -106,6 +110,23 @@ def test_each_gpu_gets_the_cheapest_recipe_and_the_others_as_alternatives(
     stated = json.loads(capsys.readouterr().out)
     assert (stated["recipe"], stated["price"]["usd"]) == (chosen.recipe, chosen.price.usd)
     assert (stated["options"], stated["alternatives"]) == (None, [])
+
+
+@pytest.mark.parametrize(("share", "chosen"), [(0.96, "lora"), (0.94, "qlora")])
+def test_quantised_weights_have_to_save_more_than_the_error(share: float, chosen: str) -> None:
+    """They approximate the model, so a saving within the error of the times is none."""
+    of_method = {}
+    for method, factor in (("lora", 1.0), ("qlora", share)):
+        fields = {"method": method, "gradient_checkpointing": "off"}
+        (row,) = orchestrator.estimate(**TINY, **fields, gpu="A40")
+        assert row.estimate.price is not None
+        price = row.estimate.price.model_copy(update={"usd": factor, "hours": factor})
+        priced = row.estimate.model_copy(update={"price": price})
+        of_method[method] = dataclasses.replace(row, estimate=priced)
+    jobs = [(row.question, row.gpu) for row in of_method.values()]
+    (best,) = best_recipes(jobs, lambda asked: [of_method[q.recipe.method] for q, _ in asked])
+    assert best.estimate.method == chosen
+    assert len(best.estimate.alternatives) == 1
 
 
 @pytest.mark.parametrize(

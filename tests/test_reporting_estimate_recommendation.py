@@ -57,3 +57,34 @@ def test_each_end_of_the_padding_has_its_batch_size(tmp_path: Path) -> None:
     mean = 0.9 * 64 + 0.1 * 512
     padded = 512 - 0.9**8 * (512 - 64)  # the longest of eight is the long one, or is not
     assert text.startswith(f"Padding is 0% (batch 1) to {1 - mean / padded:.0%} (batch 8) of the")
+
+
+def test_a_saving_of_quantised_weights_below_the_error_is_passed_over_and_said() -> None:
+    """They approximate the model; without data, LoRA and QLoRA of a tiny model cost about alike."""
+    options: dict[str, Any] = {"model": "llama-tiny", "seq_len": 512, "gpu": "A40"}
+    (row,) = orchestrator.estimate(**options)
+    best = row.estimate
+    (other,) = (
+        one
+        for one in best.alternatives
+        if one.method == "qlora" and one.options.endswith(str(best.options).split()[-1])
+    )
+    assert best.method == "lora"
+    assert best.price is not None
+    for share, objective, said in (
+        (0.99, "cost", "(1.0%), less than the error of the times, but quantises the weights."),
+        (0.99, "time", "(1.0%), less than the error of the times, but quantises the weights."),
+        (0.90, "cost", ""),
+        (1.01, "cost", ""),
+    ):
+        changes = {"usd": share * best.price.usd, "hours": share * best.price.hours}
+        cheaper = other.model_copy(update={**changes, "surely_fits": True})
+        wanted = row.question.constraints.model_copy(update={"objective": objective})
+        changed = replace(
+            row,
+            estimate=best.model_copy(update={"alternatives": (cheaper,)}),
+            question=replace(row.question, constraints=wanted),
+        )
+        text = verdict([changed], wanted)
+        assert (f" {other.options} would save " in text) == bool(said)
+        assert said in text

@@ -192,7 +192,7 @@ def test_many_cells_excluded_for_one_reason_are_one_line() -> None:
 
 def test_a_short_job_has_a_note_on_its_start_up() -> None:
     """Start-up is assumed, and the same for every GPU."""
-    note = "10 min of start-up: "
+    note = "hours are mostly the assumed start-up: "
     assert note in report(SEEN)
     long = SPEC.model_copy(
         update={"workload": SPEC.workload.model_copy(update={"examples": 10**8})}

@@ -151,7 +151,7 @@ def test_warnings_stand_beside_the_answer(report: Opened) -> None:
         "Nothing was measured on this GPU: its times are simulated.",
         ("An epoch has fewer than 100 optimizer steps: a smaller batch size may train better."),
     )
-    start_up = "Most of the time is the assumed start-up of 10 min."
+    start_up = "Most of the time is the assumed start-up of 8 min."
     assert report.texts(DOUBTS) == [nothing, few, start_up]
     assert report.page.locator(f"details {DOUBTS}").count() == 0
     report.page.fill("#budget", "900")

@@ -107,6 +107,7 @@ def test_a_trace_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(OSError, match="not a trace"):
         read_trace(path)
     assert same(Traces(tmp_path).get(LLAMA), made)
+    assert Traces(tmp_path).get(LLAMA).parameters == made.parameters
 
 
 def test_a_trace_does_not_depend_on_what_was_traced_before(tmp_path: Path) -> None:

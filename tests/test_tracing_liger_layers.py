@@ -26,6 +26,7 @@ from trials.simulation.tracing.kernels import liger_layers as simulated
 from trials.simulation.tracing.trace import TraceableCell
 from trials.simulation.tracing.tracer import Tracer
 from trials.simulation.whole_step import Steps
+from trials.training.finetune import implied_counts
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
@@ -67,7 +68,9 @@ def test_few_layers_stand_for_all() -> None:
     facts = find_model("llama-tiny")
     facts = facts.model_copy(update={"config": facts.config | {"num_hidden_layers": 6}})
     cell = tiny_cell("llama-tiny", recipe("lora", liger_kernels=True), seq_len=16)
-    assert TraceableCell(cell, facts).trace(2, no_experts).copies == 3
+    traceable = TraceableCell(cell, facts)
+    assert traceable.trace(2, no_experts).copies == 3
+    assert traceable.parameters == implied_counts(cell, facts)  # those of all layers
 
 
 def test_the_layers_go_with_checkpointing() -> None:

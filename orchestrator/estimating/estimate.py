@@ -38,13 +38,16 @@ from orchestrator.pricing.host_memory import (
 from orchestrator.pricing.offer_constraints import MissedConstraints
 from orchestrator.pricing.price_drift import sigma_of, widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
+from orchestrator.pricing.transfer_times import with_transfer_times
 from orchestrator.ranking.priced_job import job_hours
+from orchestrator.spec.job import Job
 from orchestrator.spec.job_tokens import rows
+from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.ranks.rank_links import layout_notes
-from trials.simulation.simulated_cell import GIB, SimulatedCell, host_gib
+from trials.simulation.simulated_cell import GIB, SimulatedCell, host_gib, model_parameters
 from trials.simulation.simulated_prober import usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_request import (
@@ -125,7 +128,6 @@ def _estimated(
     cell, varying = candidates.cells.own, candidates.cells.varying
     limit = usable_bytes(gpu, cell.recipe)
     outcome = _outcome(candidates, batch.size, limit)
-    runs = None if varying is None else varying.memory(batch.size, gpu)
     needed = cell.without_limit(batch.size, gpu)  # whether or not the GPU has as much
     step = None
     if outcome is Outcome.FITS:
@@ -134,13 +136,14 @@ def _estimated(
     requested = question.cell(gpu)
     approximate = _approximations(candidates, requested, constants)
     on_host = host_gib(cell, batch.size, limit)
+    job = _with_times(question, requested.recipe, cell)
     timed: dict[str, Any] = {}
     missed: MissedConstraints | None = None
     prices: tuple[Price, ...] = ()
     if step is not None:
         seconds = _around(step, constants, question.workload.length_error)
         offers = question.offers_of(gpu, catalog, on_host)
-        timed, missed, prices = _job(question, offers, batch.size, step.seconds, seconds)
+        timed, missed, prices = _job(question, job, offers, _hours(question, batch, step, seconds))
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
     memory_error = published_errors().interval(
@@ -154,7 +157,7 @@ def _estimated(
         method=requested.recipe.method,
         recipe=requested.recipe.key,
         sparsity=requested.sparsity,
-        **_priced_job(question, requested, batch),
+        **_priced_job(question, job, requested, batch),
         outcome=outcome,
         max_batch_size=candidates.largest,
         batch_limit=question.batch_limit,
@@ -166,7 +169,7 @@ def _estimated(
         peak_gib_interval=_wider(peak_gib, memory_error.around(peak_gib), length_error),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         surviving_batch_size=candidates.surviving,
-        varying_reserved_gib=None if runs is None else _of_runs(runs),
+        varying_reserved_gib=None if varying is None else _of_runs(varying.memory(batch.size, gpu)),
         usable_gib=limit / GIB,
         host_gib=on_host,
         routed_peak_gib=_spread(candidates.cells.routed, gpu, batch.size),
@@ -183,9 +186,14 @@ def _estimated(
     return Estimated(estimate, question, cell, varying, gpu, step, batch.hours, missed, prices)
 
 
-def _priced_job(question: Question, cell: Cell, batch: ChosenBatch) -> dict[str, Any]:
+def _with_times(question: Question, recipe: Recipe, cell: SimulatedCell) -> Job:
+    """The job, with start-up and checkpoints by the size of its model."""
+    return with_transfer_times(question.workload, recipe, model_parameters(cell), question.parallel)
+
+
+def _priced_job(question: Question, job: Job, cell: Cell, batch: ChosenBatch) -> dict[str, Any]:
     """Fields of the job, and of the batch that it is priced at."""
-    job, is_assumed = question.workload, question.assumes_batch
+    is_assumed = question.assumes_batch
     micro_batches = cell.rank_recipe.micro_batches(batch.size)
     return {
         **{name: getattr(job, name) for name in ("examples", "epochs", "overheads")},
@@ -249,22 +257,30 @@ def _speed(
     }
 
 
+def _hours(
+    question: Question, batch: ChosenBatch, step: SimulatedStepTime, interval: Interval
+) -> FloatArray:
+    """(3,) hours of the job's steps, expected and at the ends of the interval of a step."""
+    step_seconds = np.array([step.seconds, interval.low, interval.high])
+    # Micro-batches of all GPUs, which run at the same time.
+    micro_batches = question.rank_recipe.micro_batches(batch.size) * question.data_parallel_ranks
+    return job_hours(question.workload, batch.size, 1.0) * step_seconds / micro_batches
+
+
 def _job(
-    question: Question,
-    offers: OffersByHost,
-    batch_size: int,
-    seconds: float,
-    interval: Interval,
+    question: Question, job: Job, offers: OffersByHost, steps_hours: FloatArray
 ) -> tuple[dict[str, Any], MissedConstraints | None, tuple[Price, ...]]:
     """Fields of the job on the best allowed offer, or else its hours and the reason.
 
     The allowed offers follow, the best first.
+
+    Args:
+        question: the question.
+        job: its job, with start-up and checkpoints by the size of the model.
+        offers: offers with enough GPUs.
+        steps_hours: (3,) hours of the steps, as of ``_hours``.
     """
-    step_seconds = np.array([seconds, interval.low, interval.high])
-    # Micro-batches of all GPUs, which run at the same time.
-    micro_batches = question.rank_recipe.micro_batches(batch_size) * question.data_parallel_ranks
-    steps_hours = job_hours(question.workload, batch_size, 1.0) * step_seconds / micro_batches
-    overheads = question.workload.on_nodes(question.nodes).overheads
+    overheads = job.on_nodes(question.nodes).overheads
     rented = {spot: rental(steps_hours, overheads, spot=spot).hours for spot in (False, True)}
     wanted, (enough, too_small) = question.constraints, offers
     prices = [

@@ -175,8 +175,8 @@ class Estimate(Record):
         not_compared: axes of the recipe with a value that no published run has.
         options: options of the command line that state what was chosen of the recipe; None where
             nothing was.
-        alternatives: other recipes that fit the GPU, the cheapest first; where the estimate's own
-            does not fit, the cheapest change that does.
+        alternatives: other recipes that fit the GPU, in order of preference; where the estimate's
+            own does not fit, the cheapest change that does.
         boxes: other numbers of these GPUs that fit, where the estimate chose the number.
     """
 

@@ -13,7 +13,7 @@ from orchestrator.exporting.task_file import FORMATS, Target
 from orchestrator.exporting.training import ChosenOffer, ExportError, TrainingJob
 from orchestrator.pricing.rental_cost import rental
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
-from orchestrator.spec.job import PACKED, Job
+from orchestrator.spec.job import PACKED
 from orchestrator.spec.job_tokens import job_of, steps
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.recipes.parallel import Parallel
@@ -71,10 +71,7 @@ def estimated_training(estimates: Estimates, request: EstimateRequest) -> Traini
             question.workload,
             size * question.rank_recipe.micro_batches(size) * question.data_parallel_ranks,
         ),
-        placements=tuple(
-            _placement(row, price, question.workload)
-            for row, price in sorted(pairs, key=preference)
-        ),
+        placements=tuple(_placement(row, price) for row, price in sorted(pairs, key=preference)),
         basis=Basis.SIMULATED,
         dataset=options.dataset,
         subset=options.subset,
@@ -95,7 +92,7 @@ def refused_choice(estimates: Estimates, target: Target) -> str | None:
     best = next((row for row in estimates if row.prices), None)
     if best is None:
         return None
-    return FORMATS[target].refuses(_placement(best, best.prices[0], best.question.workload))
+    return FORMATS[target].refuses(_placement(best, best.prices[0]))
 
 
 def _layout(parallel: Parallel | None) -> Parallel | None:
@@ -112,8 +109,8 @@ def _recipe(row: Estimated) -> Recipe:
     return row.question.cell(row.gpu).recipe
 
 
-def _placement(row: Estimated, price: Price, job: Job) -> ChosenOffer:
-    rented = rental(np.array([price.hours]), job.overheads, spot=price.market == "spot")
+def _placement(row: Estimated, price: Price) -> ChosenOffer:
+    rented = rental(np.array([price.hours]), row.estimate.overheads, spot=price.market == "spot")
     return ChosenOffer(
         gpu=row.gpu.key,
         checkpoint_minutes=rented.checkpoint_minutes,

@@ -40,8 +40,8 @@ def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rent
         overheads: start-up, checkpoints and interruptions.
         spot: whether the instance may be interrupted.
     """
-    startup = overheads.startup_minutes / MINUTES_PER_HOUR
-    checkpoint = overheads.checkpoint_seconds / SECONDS_PER_HOUR
+    startup = overheads.known_startup_minutes / MINUTES_PER_HOUR
+    checkpoint = overheads.known_checkpoint_seconds / SECONDS_PER_HOUR
     rate = overheads.interruptions_per_day / HOURS_PER_DAY if spot else 0.0
     if rate == 0.0:
         interval = overheads.checkpoint_minutes / MINUTES_PER_HOUR

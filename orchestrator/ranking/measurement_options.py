@@ -13,9 +13,9 @@ from gpu_catalog.offer import Offer
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.ranking.job_lengths import padding, unsuited
-from orchestrator.ranking.priced_job import job_hours, offer_usd
+from orchestrator.ranking.priced_job import job_hours, job_of_cell, offer_usd
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_tokens import job_of, rows
+from orchestrator.spec.job_tokens import rows
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.batch_ladder import LadderStep, batch_ladder
 from trials.records.cell import Cell
@@ -121,7 +121,9 @@ class CostBeliefs:
         return padding(self._job_of(cell), cell)
 
     def _job_of(self, cell: Cell) -> Job:
-        return job_of(self._job, cell.recipe, cell.seq_len).on_nodes(cell.nodes)
+        probes = self._step_times.observations
+        twin = cell.model_copy(update={"simulated": True})
+        return job_of_cell(self._job, cell, [*probes(cell), *probes(twin)])
 
     def _sizes(self, cell: Cell, largest: int) -> list[int]:
         """Batch sizes to run the job at: its own, or those of the ladder up to its rows."""
@@ -234,8 +236,9 @@ class CostBeliefs:
         self, cell: Cell, step: CellStepTime, known_by: str, *, is_measured: bool = False
     ) -> RunOption:
         batch_size = step.batch_size * cell.data_parallel_ranks
-        hours = np.array([job_hours(self._job_of(cell), batch_size, step.seconds)])
-        usd = min(offer_usd(self._job, hours, offer) for offer in self._offers(cell))
+        job = self._job_of(cell)
+        hours = np.array([job_hours(job, batch_size, step.seconds)])
+        usd = min(offer_usd(job, hours, offer) for offer in self._offers(cell))
         return RunOption(
             cell=cell,
             batch_size=step.batch_size,

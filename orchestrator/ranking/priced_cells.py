@@ -24,10 +24,10 @@ from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.pricing.price_drift import PriceDrift, young_gpus
 from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.ranking.job_lengths import padding, unsuited
-from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer
+from orchestrator.ranking.priced_job import DRAWS, CellJob, PricedOffer, job_of_cell
 from orchestrator.ranking.ranked_offer import comparable
 from orchestrator.spec.job import Job
-from orchestrator.spec.job_tokens import job_of, rows
+from orchestrator.spec.job_tokens import rows
 from trials.recipes.host_bytes import least_host_bytes
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
@@ -174,7 +174,7 @@ def _host_gib(cell: Cell, observations: Sequence[Observation]) -> float | None:
 
 def _job_of_cell(inputs: RankingInputs, cell: Cell) -> tuple[Job, str | None]:
     """The job in the cell's batches, with its number of epochs, or why that is unknown."""
-    job = job_of(inputs.job, cell.recipe, cell.seq_len).on_nodes(cell.nodes)
+    job = job_of_cell(inputs.job, cell, inputs.step_times.observations(cell))
     epochs = None if inputs.epochs is None else inputs.epochs[cell]
     if isinstance(epochs, LearnedEpochs):
         return job.model_copy(update={"epochs": epochs.epochs}), None

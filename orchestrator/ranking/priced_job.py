@@ -1,7 +1,7 @@
 """Hours and dollars of one job on one offer, with their intervals."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -13,8 +13,9 @@ from fitting.numerics.arrays import FloatArray
 from gpu_catalog.offer import Offer
 from orchestrator.pricing.price_drift import OfferPrice, PriceDrift, sigma_of, widened
 from orchestrator.pricing.rental_cost import charged_hours, rental
+from orchestrator.pricing.transfer_times import recorded_parameters, with_transfer_times
 from orchestrator.spec.job import SECONDS_PER_HOUR, Job
-from orchestrator.spec.job_tokens import rows
+from orchestrator.spec.job_tokens import job_of, rows
 from trials.records.cell import Cell
 from trials.records.observation import Basis, Observation
 
@@ -32,6 +33,13 @@ def job_hours(job: Job, batch_size: int, step_seconds: float) -> float:
     fraction of a step.
     """
     return job.epochs * max(rows(job) / batch_size, 1.0) * step_seconds / SECONDS_PER_HOUR
+
+
+def job_of_cell(job: Job, cell: Cell, observations: Iterable[Observation]) -> Job:
+    """The job in a cell's batches, with overheads by its nodes and by the size of its model."""
+    of_cell = job_of(job, cell.recipe, cell.seq_len).on_nodes(cell.nodes)
+    counts = recorded_parameters(observations)
+    return with_transfer_times(of_cell, cell.recipe, counts, cell.parallel)
 
 
 def offer_usd(job: Job, steps_hours: FloatArray, offer: Offer) -> float:

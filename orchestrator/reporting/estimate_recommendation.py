@@ -12,7 +12,7 @@ from orchestrator.estimating.question import Question
 from orchestrator.estimating.varying_memory import LengthRemedy, length_remedies
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints, nothing_text
-from orchestrator.reporting.sections.alternative_recipes import cheapest_remedy
+from orchestrator.reporting.sections.alternative_recipes import cheapest_remedy, passed_over_text
 from orchestrator.reporting.sections.recommendation import provider_text, rent_text
 from orchestrator.spec.job import PACKED, Job
 from orchestrator.spec.job_tokens import drawn_lengths, padded_tokens
@@ -55,6 +55,7 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
             f"and takes **{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
             f"{'; generation comes on top' * bool(best.left_out)}."
+            f"{passed_over_text(estimates[0])}"
             f"{_doubt_text(estimates, superlative)}{_limits_text(price, wanted)}{safer}{last}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]

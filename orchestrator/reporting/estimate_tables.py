@@ -89,7 +89,7 @@ def as_table(estimates: Sequence[Estimated], question: Question, *, most: int | 
         names = [""]
     has_tokens = len(groups) > 1 or question.finds_seq_len
     order = "length, then by " * has_tokens + ("time" if wanted.objective == "time" else "cost")
-    jobs = dict.fromkeys(_job(rows[0].question) for rows in groups)
+    jobs = dict.fromkeys(_job(rows[0]) for rows in groups)
     verdicts = [(name, verdict(rows, wanted)) for name, rows in zip(names, groups, strict=True)]
     if question.finds_seq_len and (text := verdict(_longest(estimates), wanted)):
         verdicts = [(_longest_text(estimates), text)]
@@ -137,8 +137,12 @@ def _by_length(estimates: Sequence[Estimated]) -> list[list[Estimated]]:
     return list(groups.values())
 
 
-def _job(question: Question) -> str:
-    workload = question.workload
+def _job(row: Estimated) -> str:
+    """The job and what is assumed about it, with start-up and checkpoints as of the best row."""
+    question, workload = row.question, row.question.workload
+    overheads = workload.overheads
+    is_sized = None in {overheads.startup_minutes, overheads.checkpoint_seconds}
+    by_size = "; start-up and checkpoints by their bytes, here of the first row" * is_sized
     by_default = ", ".join(question.by_default)
     is_assumed = "--seq-len" in question.by_default and not question.recipe.packing
     tokens = f" of {question.seq_len:,} tokens" if is_assumed else ""
@@ -147,7 +151,7 @@ def _job(question: Question) -> str:
         f"The job: {workload.examples:,} examples{tokens}{_packed(question)} x {workload.epochs} "
         f"epoch{'s' * (workload.epochs != 1)}"
         f"{f' (assumed: {by_default})' if by_default else ''}"
-        f"{overheads_text(workload.overheads)}.{left_out}{_assumed_density(question)}"
+        f"{overheads_text(row.estimate.overheads)}{by_size}.{left_out}{_assumed_density(question)}"
     )
 
 

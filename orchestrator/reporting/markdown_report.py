@@ -338,11 +338,11 @@ def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
             f"Offers with fewer than {FEW_STEPS} optimizer steps per epoch: {few}. "
             "--batch-size N prices a smaller batch size."
         )
-    mostly = sum(is_mostly_startup(job, row) for row in rows)
+    mostly = sum(is_mostly_startup(row) for row in rows)
     if mostly:
         yield (
-            f"Offers whose hours are mostly the assumed {job.overheads.startup_minutes:g} min of "
-            f"start-up: {mostly}. To distinguish GPUs, price a longer job or set --startup-minutes."
+            f"Offers whose hours are mostly the assumed start-up: {mostly}. To distinguish GPUs, "
+            "price a longer job or set --startup-minutes."
         )
     if deadline is not None and any(row.hours_high > deadline for row in rows):
         limit = f"the deadline of {given(deadline)} h"

@@ -18,6 +18,10 @@ AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 A_DAY = 1440.0  # minutes
 MOST_INTERRUPTIONS = 240.0
 MOST_DRIFT = 1.0
+UNSIZED_STARTUP_MINUTES = 10.0
+"""Assumed for a model of unknown size, and for a node that measures."""
+UNSIZED_CHECKPOINT_SECONDS = 30.0
+"""Assumed for a checkpoint of unknown size."""
 
 
 class Overheads(Record):
@@ -25,8 +29,9 @@ class Overheads(Record):
 
     Attributes:
         startup_minutes: time from renting a node to the first step: starting the node and the
-            image; downloading, loading and quantising the model.
-        checkpoint_seconds: time to write a checkpoint, during which no step runs.
+            image; downloading, loading and quantising the model. None for that of the model's size
+            (``orchestrator.pricing.transfer_times``).
+        checkpoint_seconds: time to write a checkpoint, during which no step runs; None as above.
         checkpoint_minutes: work between two checkpoints on an on-demand instance; a job on a spot
             instance uses the interval that minimises its time.
         interruptions_per_day: mean number of interruptions of a spot instance in a day. Google
@@ -38,12 +43,24 @@ class Overheads(Record):
         spot_price_drift: the same for a spot price.
     """
 
-    startup_minutes: Annotated[NotNegative, Field(le=A_DAY)] = 10.0
-    checkpoint_seconds: Annotated[NotNegative, Field(le=60 * A_DAY)] = 30.0
+    startup_minutes: Annotated[NotNegative, Field(le=A_DAY)] | None = None
+    checkpoint_seconds: Annotated[NotNegative, Field(le=60 * A_DAY)] | None = None
     checkpoint_minutes: AboveZero = 60.0
     interruptions_per_day: Annotated[NotNegative, Field(le=MOST_INTERRUPTIONS)] = 0.1
     price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.05
     spot_price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.1
+
+    @property
+    def known_startup_minutes(self) -> float:
+        """Minutes of start-up; ``UNSIZED_STARTUP_MINUTES`` where they are not known."""
+        given = self.startup_minutes
+        return UNSIZED_STARTUP_MINUTES if given is None else given
+
+    @property
+    def known_checkpoint_seconds(self) -> float:
+        """Seconds of a checkpoint; ``UNSIZED_CHECKPOINT_SECONDS`` where they are not known."""
+        given = self.checkpoint_seconds
+        return UNSIZED_CHECKPOINT_SECONDS if given is None else given
 
 
 NO_OVERHEADS = Overheads(

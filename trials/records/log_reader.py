@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from pydantic import TypeAdapter
 
 from gpu_catalog.record import Record
-from trials.records.built import Built
+from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
 from trials.records.collectives import CollectiveCount, CollectiveTime
 from trials.records.observation import (
@@ -78,6 +78,7 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     shorter_step_seconds: tuple[tuple[_Count, _Second], ...] = ()
     ranks: Raw = NONE
     collectives: Raw = NONE
+    parameters: Raw = NULL
     host_bytes: _Whole | None = None
     step_collectives: Raw = NONE
     exposed_seconds: _Positive | None = None
@@ -140,8 +141,8 @@ class LineReader:
     Args:
         brief: cells of which the lines themselves stand for records, which takes half the time and
             memory: they have the same fields and properties, without pydantic's methods. Warm-up
-            steps, energy, the readings of the GPU's sensors and the built model are left out, as
-            only reports show them.
+            steps, energy and the readings of the GPU's sensors are left out, as only reports show
+            them.
         steps: whether to keep every timed step; otherwise their median stands for them, which takes
             a tenth of the memory away.
         cells: cells of the specification, which then are those of the observations, too: they need
@@ -160,6 +161,9 @@ class LineReader:
         self._cells = _Texts(TypeAdapter(Cell), cells)
         self._places: _Texts[Environment | None] = _Texts(TypeAdapter(Environment | None))
         self._models: _Texts[Built | None] = _Texts(TypeAdapter(Built | None))
+        self._parameters: _Texts[ParameterCounts | None] = _Texts(
+            TypeAdapter(ParameterCounts | None)
+        )
         self._counts = _Texts(COUNTS)
         self._start = b"\n"  # of lines of the latest cell, up to its end
         self._cell: Cell | None = None
@@ -231,11 +235,12 @@ class LineReader:
             measured.step_seconds = (statistics.median(measured.step_seconds),)
         if self._is_brief:
             measured.warmup_seconds = ()
-            measured.energy_joules = measured.before = measured.after = measured.built = None
+            measured.energy_joules = measured.before = measured.after = None
         else:
             measured.before = READING.decode(measured.before)
             measured.after = READING.decode(measured.after)
-            measured.built = self._models[bytes(measured.built)]
+        measured.built = self._models[bytes(measured.built)]
+        measured.parameters = self._parameters[bytes(measured.parameters)]
         ranks, collectives = measured.ranks, measured.collectives
         measured.ranks = () if ranks is NONE else RANKS.validate_json(bytes(ranks))
         measured.collectives = (

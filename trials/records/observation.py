@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gpu_catalog.record import Record
 from trials.recipes.fields import PositiveInt
-from trials.records.built import Built
+from trials.records.built import Built, ParameterCounts
 from trials.records.cell import Cell
 from trials.records.collectives import CollectiveCount, CollectiveTime, Second, Whole
 
@@ -194,6 +194,8 @@ class Measurement(Record):
             cell's, by their tokens; empty when the job's lengths are not simulated.
         ranks: measurements of each of several GPUs.
         collectives: times of collectives in logs before ``LinkTimes``; else empty.
+        parameters: parameter counts of a simulated model whose steps were timed; those of a built
+            one are in ``built``.
         host_bytes: most bytes that simulated processes of a node keep on its host; None for none.
         step_collectives: collectives of one step like the timed ones, on each of several GPUs;
             empty where a probe timed none, or its GPU had no room to count them.
@@ -220,6 +222,7 @@ class Measurement(Record):
     collectives: Annotated[
         tuple[CollectiveTime, ...], Field(exclude_if=lambda times: not times)
     ] = ()
+    parameters: Annotated[ParameterCounts | None, Field(exclude_if=lambda n: n is None)] = None
     host_bytes: Annotated[Whole | None, Field(exclude_if=lambda size: size is None)] = None
     step_collectives: Annotated[
         tuple[CollectiveCount, ...], Field(exclude_if=lambda counts: not counts)

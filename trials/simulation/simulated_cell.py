@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_catalog.gpu import Gpu
+from trials.records.built import ParameterCounts
 from trials.records.cell import Cell
 from trials.records.model import Model
 from trials.records.observation import Outcome
@@ -297,6 +298,15 @@ def like(
     )
     made.request = made.request.model_copy(update={"padded": padded})
     return made
+
+
+def model_parameters(cell: SimulatedCell) -> ParameterCounts | None:
+    """Parameter counts of the whole model of a cell; None where its trace has none.
+
+    Raises:
+        TraceError: the cell cannot be traced.
+    """
+    return cell.traces.get(cell.request).parameters
 
 
 def host_gib(cell: SimulatedCell, batch_size: int, limit_bytes: int) -> float | None:

@@ -5,11 +5,13 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from gpu_catalog.gpu import Gpu
 from trials.child_process.forked_child import ProbeEnd
 from trials.recipes.recipe import Recipe
+from trials.records.built import ParameterCounts
 from trials.records.messages import ProbeRequest
 from trials.records.observation import Environment, Measurement, MemoryReading, Outcome
 from trials.search import LikelyLargest
@@ -21,6 +23,7 @@ from trials.simulation.simulated_cell import (
     MemoryUse,
     SimulatedCell,
     host_bytes,
+    model_parameters,
 )
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_cache import TraceError
@@ -114,6 +117,7 @@ class SimulatedProber:
                 "relative_error": below,
                 "relative_error_above": above,
                 "shorter_step_seconds": shorter,
+                "parameters": self._parameters,
             }
             if self._cell.request.cell.ranks > 1:
                 times |= {
@@ -140,6 +144,10 @@ class SimulatedProber:
             environment=self._environment(),
             memory_limit_bytes=self._limit,
         )
+
+    @cached_property
+    def _parameters(self) -> ParameterCounts | None:
+        return model_parameters(self._cell)
 
     def _shorter_seconds(self, batch_size: int) -> Iterator[tuple[int, float]]:
         for tokens, cell in sorted(self._shorter.items()):

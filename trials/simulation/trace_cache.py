@@ -18,6 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from gpu_catalog.errors import UserError
+from trials.records.built import ParameterCounts
 from trials.simulation.recording import TURN, Held, Recording, StructureError, with_updates_of
 from trials.simulation.trace_request import TraceRequest
 from trials.simulation.tracing_child import CHILDREN, TracingChildren, cache_folder
@@ -58,6 +59,7 @@ class StepTrace:
         copies: number of turns of layers that were not traced.
         host_bytes: most bytes at once of the tensors that a rank keeps on the host, from its start
             on, in steps of one micro-batch and of several; empty where it keeps none there.
+        parameters: parameter counts of the whole model, on all ranks; absent in tests of a step.
     """
 
     batch_sizes: tuple[int, ...]
@@ -65,6 +67,7 @@ class StepTrace:
     held: Held
     copies: int
     host_bytes: tuple[int, ...] = ()
+    parameters: ParameterCounts | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -97,6 +100,8 @@ def write_trace(path: Path, trace: StepTrace) -> None:
     columns["batch_sizes"] = np.array(trace.batch_sizes)
     columns["copies"] = np.array(trace.copies)
     columns["host_bytes"] = np.array(trace.host_bytes, np.int64)
+    counts = {} if trace.parameters is None else trace.parameters.model_dump()
+    columns["parameters"] = np.array(list(counts.values()), np.int64)
     write_whole(path, lambda file: np.savez_compressed(file, **columns))
 
 
@@ -153,7 +158,13 @@ def read_trace(path: Path) -> StepTrace:
         held=Held(**{f.name: columns[f"held.{f.name}"] for f in fields(Held)}),
         copies=int(columns["copies"]),
         host_bytes=tuple(int(size) for size in columns["host_bytes"]),
+        parameters=_counts(columns["parameters"]),
     )
+
+
+def _counts(column: np.ndarray) -> ParameterCounts | None:
+    fields = dict(zip(ParameterCounts.model_fields, map(int, column), strict=False))
+    return ParameterCounts(**fields) if fields else None
 
 
 def joined(traces: Sequence[StepTrace]) -> StepTrace:
@@ -170,6 +181,7 @@ def joined(traces: Sequence[StepTrace]) -> StepTrace:
         held=first.held,
         copies=first.copies,
         host_bytes=first.host_bytes,
+        parameters=first.parameters,
     )
 
 

@@ -56,10 +56,11 @@ GROUPING = """
                          longest example)
 """
 _ASSUMED = "(default: the specification's value, else an assumed one)"
+_BY_SIZE = "(default: the specification's value, else by the model's bytes at assumed rates)"
 OVERHEADS = f"""
 time and price changes beside the steps:
---startup-minutes N      minutes from renting a node to the first step {_ASSUMED}
---checkpoint-seconds N   seconds to write a checkpoint {_ASSUMED}
+--startup-minutes N      minutes from renting a node to the first step {_BY_SIZE}
+--checkpoint-seconds N   seconds to write a checkpoint {_BY_SIZE}
 --checkpoint-minutes N   minutes of work between two checkpoints, on demand {_ASSUMED}
 --interruptions-per-day N
                          interruptions of a spot instance per day {_ASSUMED}

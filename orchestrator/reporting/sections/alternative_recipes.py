@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, short
-from orchestrator.estimating.choosing.recipe_choice import fits
+from orchestrator.estimating.choosing.recipe_choice import WORTHWHILE, fits
 from orchestrator.estimating.choosing.remedies import (
     can_leave_to_host,
     lacks_offloading,
@@ -58,11 +58,35 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
             )
 
 
+def passed_over_text(row: Estimated) -> str:
+    """Savings of quantised weights that were passed over, in a sentence; empty without any.
+
+    They are below ``WORTHWHILE``, and such weights approximate the model.
+    """
+    best, wanted = row.estimate, row.question.constraints
+    for other in best.alternatives if best.method != "qlora" else ():
+        if other.method != "qlora" or not other.surely_fits:
+            continue
+        if best.price is None or other.usd is None or other.hours is None:
+            continue
+        cost, _ = wanted.preference(best.price.hours, best.price.usd)
+        less, _ = wanted.preference(other.hours, other.usd)
+        if less < cost <= (1 + WORTHWHILE) * less:
+            is_time = wanted.objective == "time"
+            saved = f"{short(cost - less, 2)} h" if is_time else f"${dollars(cost - less)}"
+            share = f"{(cost - less) / cost:.1%}"
+            return (
+                f" {other.options} would save {saved} ({share}), less than the error of the times, "
+                "but quantises the weights."
+            )
+    return ""
+
+
 def chosen_recipe(cell: OpenCell, row: Estimated) -> ChosenRecipe:
     """The recipe of an estimate, for a cell of a sweep, with the reason and the runners-up."""
     runners_up: tuple[str, ...] = ()
     if fits(row):
-        reason = f"the cheapest that fits: {_costs(row.estimate)}"
+        reason = f"the cheapest that fits: {_costs(row.estimate)}.{passed_over_text(row)}"
         runners_up = tuple(_runners_up(row.estimate))
     else:
         reason = f"none fits, and it needs the least memory.{cheapest_remedy([row])}"

@@ -6,17 +6,34 @@ from gpu_catalog.number_text import dollars, given, short
 from orchestrator.markdown_table import records_table
 from orchestrator.planning.measurement_cost import PROBE_SECONDS, Budget, RemainingWork
 from orchestrator.planning.node_pricing import NodePrices
+from orchestrator.pricing.transfer_times import (
+    BOOT_MINUTES,
+    CHECKPOINT_SECONDS,
+    DISK_BYTES_PER_SECOND,
+    DOWNLOAD_BYTES_PER_SECOND,
+)
 from orchestrator.ranking.epochs_needed import LearnedEpochs
 from orchestrator.spec.job import NO_OVERHEADS, SECONDS_PER_MINUTE, Overheads
 
 
 def overheads_text(overheads: Overheads) -> str:
-    """Assumptions about a job beside its steps, to follow its size."""
+    """Assumptions about a job beside its steps, to follow its size.
+
+    Times that are None follow from the bytes of each model.
+    """
     if overheads == NO_OVERHEADS:
         return ""
+    download, disk = (
+        f"{rate / 1e6:g} MB/s" for rate in (DOWNLOAD_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND)
+    )
+    startup = f"{BOOT_MINUTES:g} min of start-up and the weights at {download} and {disk} of disk"
+    if overheads.startup_minutes is not None:
+        startup = f"{overheads.startup_minutes:g} min of start-up"
+    checkpoint = f"{CHECKPOINT_SECONDS:g} s per checkpoint and its bytes at {disk}"
+    if overheads.checkpoint_seconds is not None:
+        checkpoint = f"{overheads.checkpoint_seconds:g} s per checkpoint"
     return (
-        f". Assumed, not measured: {overheads.startup_minutes:g} min of start-up, "
-        f"{overheads.checkpoint_seconds:g} s per checkpoint, "
+        f". Assumed, not measured: {startup}, {checkpoint}, "
         f"{overheads.interruptions_per_day:g} interruptions a day of a spot instance"
     )
 

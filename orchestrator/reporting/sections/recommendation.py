@@ -113,9 +113,9 @@ def steps_per_epoch(job: Job, row: RankedOffer) -> int:
     return steps(of_cell, batch) // of_cell.epochs
 
 
-def is_mostly_startup(job: Job, row: RankedOffer) -> bool:
+def is_mostly_startup(row: RankedOffer) -> bool:
     """Whether the assumed start-up takes most of an offer's hours."""
-    return job.overheads.startup_minutes / MINUTES_PER_HOUR > MOSTLY * row.hours
+    return (row.startup_minutes or 0.0) / MINUTES_PER_HOUR > MOSTLY * row.hours
 
 
 def doubts(job: Job, row: RankedOffer) -> list[str]:
@@ -133,9 +133,9 @@ def doubts(job: Job, row: RankedOffer) -> list[str]:
             f"An epoch has fewer than {FEW_STEPS} optimizer steps: a smaller batch size may train "
             "better."
         )
-    if is_mostly_startup(job, row):
-        minutes = job.overheads.startup_minutes
-        reasons.append(f"Most of the time is the assumed start-up of {minutes:g} min.")
+    if is_mostly_startup(row):
+        minutes = row.startup_minutes or 0.0
+        reasons.append(f"Most of the time is the assumed start-up of {short(minutes)} min.")
     return reasons
 
 

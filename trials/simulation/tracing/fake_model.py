@@ -50,6 +50,7 @@ class FakeModel:
         recipe: its recipe.
         repeated_layers: its layers that represent more.
         implied: parameter counts that the recipe implies for it.
+        parameters: those of the whole model, with the layers that it represents.
     """
 
     module: nn.Module
@@ -57,6 +58,7 @@ class FakeModel:
     recipe: Recipe
     repeated_layers: RepeatedLayers
     implied: ParameterCounts
+    parameters: ParameterCounts
 
     @property
     def dtypes(self) -> list[torch.dtype]:
@@ -73,13 +75,14 @@ def fake_model(
     whole: bool,
 ) -> FakeModel:
     """Build a model whose tensors are all fake ones, with its reference."""
-    built, repeated, implied = _fake_module(model, recipe, active_experts, place, whole=whole)
+    made = _fake_module(model, recipe, active_experts, place, whole=whole)
+    built, repeated, implied, parameters = made
     reference = None
     if recipe.reference == "separate":
         plain = reference_recipe(recipe)
         reference, *_ = _fake_module(model, plain, active_experts, place, whole=whole)
         set_evaluating(reference)
-    return FakeModel(built, reference, recipe, repeated, implied)
+    return FakeModel(built, reference, recipe, repeated, implied, parameters)
 
 
 def _fake_module(
@@ -89,20 +92,21 @@ def _fake_module(
     place: FakePlace,
     *,
     whole: bool,
-) -> tuple[nn.Module, RepeatedLayers, ParameterCounts]:
+) -> tuple[nn.Module, RepeatedLayers, ParameterCounts, ParameterCounts]:
     stands_in = _flash_by_sdpa() if recipe.attention == FLASH else contextlib.nullcontext()
     with stands_in:
         stock = stock_model(model, recipe, active_experts)
     none = RepeatedLayers(first=0, period=1, copies=0, traced=0)
     differ = recipe.activation_offloading or recipe.trained_layers is not None
     repeated = none if whole or differ else find_repeated_layers(stock)
+    parameters = implied_parameters(stock, recipe)
     cut(stock, repeated)
     implied = implied_parameters(stock, recipe)
     with torch.device("meta"):
         built = under_recipe(stock, recipe, lambda laid_out: _lay_out(laid_out, recipe))
     without_dropout(built, recipe)
     _fake_all(built, place)
-    return built, repeated, implied
+    return built, repeated, implied, parameters
 
 
 def untraceable(recipe: Recipe) -> str | None:

@@ -90,6 +90,7 @@ class TraceableCell:
     Attributes:
         model: the fake model.
         repeated_layers: its layers that represent more.
+        parameters: parameter counts of the whole model, on all ranks.
 
     Raises:
         UntraceableError: recipe or model cannot be traced; one line says why.
@@ -121,7 +122,7 @@ class TraceableCell:
         place = FakePlace(self._mode, self.device)
         self._fake = fake_model(model, recipe, cell.active_experts, place, whole=whole)
         self.model, self.repeated_layers = self._fake.module, self._fake.repeated_layers
-        self.reference = self._fake.reference
+        self.reference, self.parameters = self._fake.reference, self._fake.parameters
         give_head(self.model, recipe.loss, target, TRAINED_OUTPUTS[recipe.task])
         if self.reference is not None:
             give_head(self.reference, recipe.loss, target, REFERENCE_OUTPUTS)

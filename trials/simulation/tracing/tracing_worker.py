@@ -154,6 +154,7 @@ class Tracing:
             held=traced[0].held,
             copies=traced[0].copies,
             host_bytes=traced[0].host_bytes,
+            parameters=cell.parameters,
         )
 
     def cell(self, request: TraceRequest) -> TraceableCell:
