@@ -314,7 +314,7 @@ def _head_offer(provider: str, region: str, catalog: Catalog) -> Offer | None:
 def _sweep_bill(sweep: DeployedSweep, prices: Mapping[Devices, float | None]) -> tuple[str, ...]:
     """Expected time and cost of the sweep itself, from assumed times: nothing is measured yet."""
     spec = sweep.spec
-    effort = MeasurementCost((), spec.workload.overheads.known_startup_minutes)
+    effort = MeasurementCost((), spec.workload.overheads.expected_startup_minutes)
     startup, trial = effort.start_seconds(""), trial_seconds(spec, "", effort)
     trials = {one: sweep.trials(one) for one in prices}
     seconds = {one: startup + len(cells) * trial for one, cells in trials.items() if cells}

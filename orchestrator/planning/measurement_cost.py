@@ -122,7 +122,7 @@ def remaining_work(
             cells[cell.devices].append(cell)
     if not cells:
         return []
-    cost = MeasurementCost(observations, spec.workload.overheads.known_startup_minutes, rates)
+    cost = MeasurementCost(observations, spec.workload.overheads.expected_startup_minutes, rates)
     of_cell = by_cell(observations)
     remaining = []
     for device, pending in cells.items():

@@ -84,7 +84,7 @@ class Meter:
         logged: Iterable[Logged] = (),
         faults: Iterable[Fault] = (),
     ) -> None:
-        self._startup_minutes = spec.workload.overheads.known_startup_minutes
+        self._startup_minutes = spec.workload.overheads.expected_startup_minutes
         self._rates = rates
         self._spent: dict[tuple[str, Identity | None], Spending] = {}
         self._of_node: dict[tuple[str, str | None], Spending] = {}

@@ -40,13 +40,13 @@ def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rent
         overheads: start-up, checkpoints and interruptions.
         spot: whether the instance may be interrupted.
     """
-    startup = overheads.known_startup_minutes / MINUTES_PER_HOUR
-    checkpoint = overheads.known_checkpoint_seconds / SECONDS_PER_HOUR
+    startup = overheads.expected_startup_minutes / MINUTES_PER_HOUR
+    checkpoint = overheads.expected_checkpoint_seconds / SECONDS_PER_HOUR
     rate = overheads.interruptions_per_day / HOURS_PER_DAY if spot else 0.0
     if rate == 0.0:
-        interval = overheads.checkpoint_minutes / MINUTES_PER_HOUR
-        written = np.floor(steps_hours / interval) * checkpoint
-        return Rental(np.asarray(startup + steps_hours + written), overheads.checkpoint_minutes)
+        minutes = overheads.on_demand_checkpoint_minutes
+        written = np.floor(steps_hours / (minutes / MINUTES_PER_HOUR)) * checkpoint
+        return Rental(np.asarray(startup + steps_hours + written), minutes)
     interval = best_interval(rate, checkpoint)
     # A job shorter than the interval writes its only checkpoint at the end.
     expected = float(steps_hours[0])

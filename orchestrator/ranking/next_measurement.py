@@ -123,7 +123,7 @@ def choices(
     for cell in cells:
         if rates.catalog.offers(cell.gpu) and beliefs.can_run(cell):
             groups[comparable(cell)].append(cell)
-    cost = MeasurementCost(observations, spec.workload.overheads.known_startup_minutes, rates)
+    cost = MeasurementCost(observations, spec.workload.overheads.expected_startup_minutes, rates)
     order = list(dict.fromkeys(map(comparable, spec.all_cells())))
     return [
         _choice(beliefs.options(groups[key]), beliefs, cost, spec.seed)

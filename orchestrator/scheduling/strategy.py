@@ -137,7 +137,7 @@ class ExhaustiveStrategy:
         devices = list(dict.fromkeys(cell.devices for cell in cells))
         if self.budget_usd is None:
             return set(devices)
-        startup_minutes = self._spec.workload.overheads.known_startup_minutes
+        startup_minutes = self._spec.workload.overheads.expected_startup_minutes
         costs = MeasurementCost(observations, startup_minutes, self._rates)
         planned_usd = spent_usd
         payable = set()

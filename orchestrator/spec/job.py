@@ -22,6 +22,10 @@ UNSIZED_STARTUP_MINUTES = 10.0
 """Assumed for a model of unknown size, and for a node that measures."""
 UNSIZED_CHECKPOINT_SECONDS = 30.0
 """Assumed for a checkpoint of unknown size."""
+CHECKPOINT_MINUTES = 60.0
+"""Assumed least work between two checkpoints, on demand."""
+CHECKPOINT_SHARE = 0.05
+"""Assumed share of the work that checkpoints take at most: who waits long writes fewer."""
 
 
 class Overheads(Record):
@@ -32,8 +36,9 @@ class Overheads(Record):
             image; downloading, loading and quantising the model. None for that of the model's size
             (``orchestrator.pricing.transfer_times``).
         checkpoint_seconds: time to write a checkpoint, during which no step runs; None as above.
-        checkpoint_minutes: work between two checkpoints on an on-demand instance; a job on a spot
-            instance uses the interval that minimises its time.
+        checkpoint_minutes: work between two checkpoints on an on-demand instance; None for an
+            hour, or longer where checkpoints would take more than a twentieth of it. A job on a
+            spot instance uses the interval that minimises its time.
         interruptions_per_day: mean number of interruptions of a spot instance in a day. Google
             Cloud states that 5 to 15 % of preemptible instances are interrupted in a day; AWS's
             classes range from under 5 % to over 20 % in a month.
@@ -45,22 +50,30 @@ class Overheads(Record):
 
     startup_minutes: Annotated[NotNegative, Field(le=A_DAY)] | None = None
     checkpoint_seconds: Annotated[NotNegative, Field(le=60 * A_DAY)] | None = None
-    checkpoint_minutes: AboveZero = 60.0
+    checkpoint_minutes: AboveZero | None = None
     interruptions_per_day: Annotated[NotNegative, Field(le=MOST_INTERRUPTIONS)] = 0.1
     price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.05
     spot_price_drift: Annotated[NotNegative, Field(le=MOST_DRIFT)] = 0.1
 
     @property
-    def known_startup_minutes(self) -> float:
+    def expected_startup_minutes(self) -> float:
         """Minutes of start-up; ``UNSIZED_STARTUP_MINUTES`` where they are not known."""
         given = self.startup_minutes
         return UNSIZED_STARTUP_MINUTES if given is None else given
 
     @property
-    def known_checkpoint_seconds(self) -> float:
+    def expected_checkpoint_seconds(self) -> float:
         """Seconds of a checkpoint; ``UNSIZED_CHECKPOINT_SECONDS`` where they are not known."""
         given = self.checkpoint_seconds
         return UNSIZED_CHECKPOINT_SECONDS if given is None else given
+
+    @property
+    def on_demand_checkpoint_minutes(self) -> float:
+        """Minutes of work between two checkpoints on an on-demand instance."""
+        if self.checkpoint_minutes is not None:
+            return self.checkpoint_minutes
+        writing = self.expected_checkpoint_seconds / SECONDS_PER_MINUTE
+        return max(CHECKPOINT_MINUTES, writing / CHECKPOINT_SHARE)
 
 
 NO_OVERHEADS = Overheads(
