@@ -337,7 +337,7 @@ def test_each_gpu_has_a_scale_of_its_own_and_a_log_axis_says_so(report: Opened) 
         assert chart is not None
         assert 15 < min(box["y"] for box in drawn if box is not None) - chart["y"] < 30
         (label,) = figure.locator("[aria-label='x-axis label'] text").all_text_contents()
-        assert label == "examples per step, log scale →"
+        assert label == "micro-batch (examples), log scale →"
 
 
 def test_a_closed_list_of_jobs_tells_recipes_of_one_model_apart() -> None:

@@ -210,7 +210,7 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
             "recipe": lambda cell: cell.recipe.key,
             "recipe_words": lambda cell: recipe_text(cell.recipe),
         },
-        "experts active_experts sparsity seq_len simulated",
+        "experts active_experts sparsity seq_len simulated ranks",
         {"row": lambda cell: cell.recipe.row, "rows": rows_word},
     )
 
