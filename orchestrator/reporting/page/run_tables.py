@@ -33,7 +33,9 @@ from orchestrator.spec.job import Job
 from trials.records.cell import Cell
 from trials.records.observation import Observation
 
-DIGITS = 5  # significant digits of a number in the page
+# Significant digits of a number in the page, which rounds it again to the cents that its sentences
+# have: so many that both roundings give what one would.
+DIGITS = 9
 MOST_OFFERS = 100  # cheapest offers of one job in the page
 MOST_OF_A_KIND = 2  # further offers of one GPU, provider and market
 GIB = 2**30
