@@ -22,7 +22,7 @@ from orchestrator.ranking.ranked_offer import (
     ranking_csv,
     ranking_json,
 )
-from orchestrator.reporting.markdown_report import ranking_notes
+from orchestrator.reporting.notes.ranking_notes import ranking_notes
 from orchestrator.reporting.sections.recommendation import doubts
 
 

@@ -35,12 +35,12 @@ from orchestrator.reporting.markdown_report import (
     detail_sections,
     headline,
     notes_text,
-    ranking_notes,
     shown_text,
     winners_tables,
 )
 from orchestrator.reporting.notes.certainty_notes import certainty_notes
 from orchestrator.reporting.notes.excluded_cells import keys_by_reason
+from orchestrator.reporting.notes.ranking_notes import ranking_notes
 from orchestrator.reporting.page.law_tables import (
     errors_table,
     largest_table,
