@@ -1,11 +1,17 @@
 """Sentences and cells that name an offer."""
 
 import datetime as dt
+import re
 
 import pytest
+from builders.catalog_offers import offer
+from builders.report_pages import MADE
+from builders.runs import ONE_CELL, results
 
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Price
+from orchestrator.reporting.html_report import html_report
+from orchestrator.reporting.markdown_report import cheapest_section
 from orchestrator.reporting.sections.recommendation import offer_text, rent_text
 
 
@@ -41,3 +47,27 @@ def test_an_offer_of_no_single_region_names_none(region: str) -> None:
     price = price_in(region)
     assert offer_text(price) == "aws p5en.48xlarge (8 GPUs) spot"
     assert "from aws (p5en.48xlarge, 8 GPUs, spot)" in rent_text("H200-SXM", price)
+
+
+TWO_LAYOUTS = """\
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [16]
+    parallel: [{gpus: 2, strategy: ddp}]
+workload:"""
+OFFERS = f"catalog:\n  offers:\n{offer(0.02)}{offer(0.05, instance='two')}"
+BOTH = ONE_CELL.replace("workload:", TWO_LAYOUTS) + OFFERS.replace(
+    "usd_per_hour: 0.05", "gpus_per_instance: 2, usd_per_hour: 0.05"
+)
+
+
+def test_offers_that_train_alike_only_with_an_effective_batch_say_so() -> None:
+    """Two GPUs at the batch size of one take twice the examples in a step."""
+    run = results(BOTH)
+    assert {row.examples_per_step for row in run.ranking.offers} == {40, 80}
+    line = "an optimizer step has 40 to 80 examples. `effective_batch: N` in "
+    assert line in cheapest_section(run.ranking)
+    assert line.replace("`", "") in re.sub("</?code>", "", html_report(run, MADE))
+    equal = results(BOTH.replace("fp32}", "fp32, effective_batch: 40}"))
+    assert len({row.cell.gpus for row in equal.ranking.offers}) == 2
+    assert "do not train alike" not in cheapest_section(equal.ranking)

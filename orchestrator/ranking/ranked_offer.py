@@ -115,6 +115,12 @@ class RankedOffer(Record):
         return self.cell.nodes
 
     @property
+    def examples_per_step(self) -> int:
+        """Examples, or packed rows, per optimizer step of all GPUs."""
+        micro_batches = self.cell.rank_recipe.micro_batches(self.batch_size)
+        return self.batch_size * micro_batches * self.cell.data_parallel_ranks
+
+    @property
     def elsewhere(self) -> bool:
         """Whether it is taken to be as fast as the machine that ran the sweep."""
         return stands_in(self.cell.gpu, self.provider)

@@ -7,8 +7,11 @@ from orchestrator.ranking.ranked_offer import RankedOffer, Ranking
 from orchestrator.reporting.notes.certainty_notes import interval_sources
 from orchestrator.reporting.notes.host_notes import ranked_host_notes
 from orchestrator.reporting.sections.recommendation import (
+    EQUAL_STEPS,
     FEW_STEPS,
+    Recommendation,
     is_mostly_startup,
+    recommendations,
     steps_per_epoch,
 )
 
@@ -25,6 +28,7 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
     left_out = dict.fromkeys(text for row in rows if (text := row.cell.recipe.left_out))
     notes = [
         *(f"Left out: {text}." for text in left_out),
+        *_unequal_steps(recommendations(ranking)),
         *_column_notes(rows, ranking),
         *_job_notes(rows, ranking),
         *ranked_host_notes(rows),
@@ -45,6 +49,18 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
         rented = "all rented instances" if is_several_instances else "the whole instance"
         notes.append(f"$/h is the price of {rented}. The job uses {used}.")
     return "\n".join(notes)
+
+
+def _unequal_steps(advice: Sequence[Recommendation]) -> Iterator[str]:
+    """A line on jobs whose offers have optimizer steps of other sizes, or none."""
+    unequal = [text for each in advice if (text := each.unequal_steps)]
+    if len(unequal) == len(advice) == 1:
+        yield from unequal
+    elif unequal:
+        yield (
+            f"In {len(unequal)} of {len(advice)} jobs the compared offers do not train alike: they "
+            f"differ in the examples of an optimizer step. {EQUAL_STEPS}"
+        )
 
 
 def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:

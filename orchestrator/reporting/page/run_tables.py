@@ -125,6 +125,11 @@ class PageJob:
         return [] if self.recommendation is None else self.recommendation.doubts
 
     @property
+    def unequal_steps(self) -> str:
+        """As of ``Recommendation``."""
+        return "" if self.recommendation is None else self.recommendation.unequal_steps
+
+    @property
     def abridged(self) -> str:
         """Note on which of the offers the page shows; empty where it shows all."""
         shown = len(list(shown_offers(self.offers)))

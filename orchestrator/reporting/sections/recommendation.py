@@ -21,6 +21,8 @@ MOSTLY = 0.5  # part of a job's hours
 FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
 WORTHWHILE_SPEEDUP = 0.9  # a faster offer is named if it takes at most this part of the time
 
+EQUAL_STEPS = "`effective_batch: N` in the specification's recipe makes them equal."
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
@@ -75,6 +77,17 @@ class Recommendation:
         """Reasons to doubt the recommended offer."""
         return doubts(self.job, self.best)
 
+    @property
+    def unequal_steps(self) -> str:
+        """Sentence on offers whose optimizer steps have other numbers of examples, else nothing."""
+        sizes = {row.examples_per_step for row in self.rows}
+        if len(sizes) == 1 or self.best.cell.recipe.effective_batch is not None:
+            return ""
+        return (
+            "The compared offers do not train alike: an optimizer step has "
+            f"{min(sizes):,} to {max(sizes):,} {rows_word(self.best.cell)}. {EQUAL_STEPS}"
+        )
+
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:
         best = self.best
         if self.wanted.objective == "time":
@@ -105,12 +118,8 @@ def recommendations(ranking: Ranking) -> list[Recommendation]:
 
 def steps_per_epoch(job: Job, row: RankedOffer) -> int:
     """Optimizer steps of an epoch of the job on an offer, rounded down."""
-    cell = row.cell
-    batch = (
-        row.batch_size * cell.rank_recipe.micro_batches(row.batch_size) * cell.data_parallel_ranks
-    )
-    of_cell = job_of(job, cell.recipe, cell.seq_len)
-    return steps(of_cell, batch) // of_cell.epochs
+    of_cell = job_of(job, row.cell.recipe, row.cell.seq_len)
+    return steps(of_cell, row.examples_per_step) // of_cell.epochs
 
 
 def is_mostly_startup(job: Job, row: RankedOffer) -> bool:
