@@ -2,9 +2,11 @@
 
 import datetime as dt
 import re
+from dataclasses import replace
 
 import pytest
 from builders.catalog_offers import offer
+from builders.rankings import ranked, two_gpus
 from builders.report_pages import MADE
 from builders.runs import ONE_CELL, results
 
@@ -12,7 +14,7 @@ from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import cheapest_section
-from orchestrator.reporting.sections.recommendation import offer_text, rent_text
+from orchestrator.reporting.sections.recommendation import offer_text, recommendations, rent_text
 
 
 def price_in(region: str) -> Price:
@@ -71,3 +73,25 @@ def test_offers_that_train_alike_only_with_an_effective_batch_say_so() -> None:
     equal = results(BOTH.replace("fp32}", "fp32, effective_batch: 40}"))
     assert len({row.cell.gpus for row in equal.ranking.offers}) == 2
     assert "do not train alike" not in cheapest_section(equal.ranking)
+
+
+def test_the_likeliest_cheapest_offer_is_named_where_another_costs_less() -> None:
+    """The first offer has the lowest expected cost; what may beat it has its own probability."""
+    (advice,) = recommendations(ranked(two_gpus(0.1, 0.5)))
+    first, other = advice.rows[0], next(r for r in advice.rows if r.cell != advice.best.cell)
+    odds = {id(first): 0.44, id(other): 0.46}
+    rows = [
+        row.model_copy(update={"probability_cheapest": odds.get(id(row), 0.0), "tied": True})
+        for row in advice.rows
+    ]
+    lead, *others = replace(advice, best=rows[0], rows=rows).sentences()
+    assert (
+        "It has the lowest expected cost, and is the cheapest with a probability of **44%**" in lead
+    )
+    assert f"{other.cell.gpus} from {other.provider}" in lead
+    assert lead.endswith("is at least as likely to be (46%).")
+    assert any(text.endswith(", may still be the cheapest (46%).") for text in others)
+    swapped = [row.model_copy(update={"probability_cheapest": 0.5}) for row in rows]
+    assert (
+        "It is the cheapest with" in replace(advice, best=swapped[0], rows=swapped).sentences()[0]
+    )

@@ -246,7 +246,7 @@ def _ranking_section(offers: Sequence[RankedOffer]) -> str:
             parts.append(
                 f"Further offers, all more expensive, in ranking.csv: {len(rows) - len(shown)}."
             )
-    signs = "= too close to the cheapest to call; * no offer is both faster and cheaper."
+    signs = "= may still be the cheapest; * no offer is both faster and cheaper."
     return "\n\n".join(["## Every offer", signs, *parts]) if parts else ""
 
 

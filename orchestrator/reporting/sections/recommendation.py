@@ -46,8 +46,9 @@ class Recommendation:
 
     def _not_apart(self, offer: RankedOffer) -> str:
         """Words on an offer whose cost the data do not separate from the best one's."""
-        is_of_cost = self.wanted.objective != "time"
-        return ", too close to call" if offer.tied and is_of_cost else ""
+        if not offer.tied or self.wanted.objective == "time":
+            return ""
+        return f", may still be the cheapest ({odds_text(offer.probability_cheapest)})"
 
     def _best_sentence(self) -> str:
         row = self.best
@@ -55,8 +56,7 @@ class Recommendation:
         if self.wanted.objective == "time":
             advantage = f"It is the {self.wanted.aim('fastest')}"
         else:
-            odds = odds_text(row.probability_cheapest)
-            advantage = f"It is the cheapest with a probability of **{odds}**"
+            advantage = self._odds_of_best()
         return (
             f"{rent_text(row.cell.gpus, row)}: the job costs "
             f"**${dollars(row.usd)}** ({ends(row.usd_low, row.usd_high, dollars)}) and takes "
@@ -65,6 +65,18 @@ class Recommendation:
             f"{'; generation comes on top' if row.cell.recipe.left_out else ''}. "
             f"{advantage}"
             f"{', if all examples have the full length' if row.as_if_full else ''}."
+        )
+
+    def _odds_of_best(self) -> str:
+        """Its probability to be the cheapest, and an offer that is likelier to be, if any."""
+        odds = f"with a probability of **{odds_text(self.best.probability_cheapest)}**"
+        likely = max(self.rows, key=lambda row: row.probability_cheapest)
+        if likely.probability_cheapest <= self.best.probability_cheapest:
+            return f"It is the cheapest {odds}"
+        other = f"{likely.cell.gpus} {provider_text(likely)}"
+        return (
+            f"It has the lowest expected cost, and is the cheapest {odds}; {other} is at least as "
+            f"likely to be ({odds_text(likely.probability_cheapest)})"
         )
 
     def _few_steps(self) -> str:

@@ -83,6 +83,8 @@ const strong = (text) => element("strong", {}, text);
 function adviceOf(rows) {
   const best = d3.least(rows, (row) => row.rank);
   const isCheapest = rows.every((row) => row.usd >= best.usd);  // else the run's objective is time
+  const likeliest = d3.greatest(rows, (row) => row.chance);
+  const isLikeliest = likeliest.chance <= best.chance;
   const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
   const isOwnCard = best.owned && best.instance === best.cell.gpu;
   const ifFull = best.as_if_full ? ", if all examples have the full length" : "";
@@ -91,7 +93,8 @@ function adviceOf(rows) {
     ` (${span(best.usd_low, best.usd_high, cents)}) and takes `, strong(hours(best.hours)),
     ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}${best.left_out ? "; generation comes on top" : ""}. `,
     ...(rows.length === 1 ? [`No other offer matches.${ifFull && ` Its cost holds${ifFull.slice(1)}.`}`]
-      : isCheapest ? [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), `${ifFull}.`]
+      : isCheapest ? [`Of the ${rows.length} offers that match, it ${isLikeliest ? "is" : "has the lowest expected cost, and is"} the cheapest with a probability of `, strong(odds(best.chance)),
+        isLikeliest ? "" : `; ${likeliest.cell.gpu} ${likeliest.where} is at least as likely to be (${odds(likeliest.chance)})`, `${ifFull}.`]
         : [`It is the fastest of the ${rows.length} offers that match${ifFull}.`]));
   const named = [best];
   const others = [
@@ -99,7 +102,7 @@ function adviceOf(rows) {
     ["Cheapest other GPU", d3.least(rows.filter((row) => row.cell.gpu !== best.cell.gpu), (row) => row.usd)],
     ["Faster, but more expensive", d3.least(rows.filter((row) => row.hours < 0.9 * best.hours), (row) => row.hours)],
   ].filter(([, row]) => row && !named.includes(row) && named.push(row));
-  const apart = (row) => (isCheapest && row.isClose ? ", too close to call" : "");
+  const apart = (row) => (isCheapest && row.isClose ? `, may still be the cheapest (${odds(row.chance)})` : "");
   const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${row.where}: ${priceOf(row)}${apart(row)}.`));
   const doubts = [...(best.doubts ?? []), mayMiss(best) ? "The 90 % interval of its hours ends after the deadline." : "", mayExceed(best) ? "The 90 % interval of its cost ends above the budget." : ""];
   return [lead, list.length ? element("ul", {}, ...list) : null, ...doubts.filter(Boolean).map((text) => element("p", { class: "warn" }, text))];
@@ -133,7 +136,7 @@ const offerColumns = [
   },
   {
     label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance),
-    under: (row) => [row.isClose && row !== ranking.best ? "too close to call" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
+    under: (row) => [row.isClose && row !== ranking.best ? "may still be cheapest" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
   },
   {
     label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: ["basis", "elsewhere"].map((name) => [name, (r) => r[name]]),
