@@ -13,7 +13,7 @@ from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.reporting.notes.certainty_notes import SHARED_ERRORS
 from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.notes.excluded_cells import excluded_list, no_offer_text
-from orchestrator.reporting.notes.ranking_notes import is_unstable, ranking_notes
+from orchestrator.reporting.notes.ranking_notes import is_unstable, prices_text, ranking_notes
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
@@ -110,7 +110,7 @@ def detail_sections(results: RunResults) -> list[str]:
 
 
 def headline(ranking: Ranking, *, of_report: bool = False) -> str:
-    """The priced job, which in a report is the specification's, and the basis of step times."""
+    """The priced job, in a report the specification's, the basis of step times, and the prices."""
     job = ranking.workload
     text = "Job of the specification: " if of_report else "Job: "
     text += f"{job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
@@ -127,7 +127,7 @@ def headline(ranking: Ranking, *, of_report: bool = False) -> str:
             "\nSimulated: the training code was traced and replayed on a model of the GPU. No such "
             f"GPU was used.\n{SHARED_ERRORS}"
         )
-    return "\n".join(filter(None, (text, epochs_text(ranking.learned))))
+    return "\n".join(filter(None, (text, prices_text(ranking), epochs_text(ranking.learned))))
 
 
 def _epochs(ranking: Ranking) -> str:

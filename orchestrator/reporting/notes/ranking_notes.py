@@ -1,8 +1,11 @@
 """Notes below a table of ranked offers: its columns, its job and its doubtful rows. Pure."""
 
-from collections.abc import Iterator, Sequence
+import datetime as dt
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpu_catalog.number_text import given
+from gpu_catalog.price_table import OLD_DAYS
+from orchestrator.pricing.catalog_file import OWN
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking
 from orchestrator.reporting.notes.certainty_notes import interval_sources
 from orchestrator.reporting.notes.host_notes import ranked_host_notes
@@ -21,6 +24,29 @@ BATCH_RULES = {
     "largest": "the largest that was timed",
     "fastest": "the fastest that was timed",
 }
+
+
+def prices_text(ranking: Ranking) -> str:
+    """Currency and dates of the rented offers, and the oldest of each provider with old ones."""
+    rented = [row for row in ranking.offers if row.provider != OWN]
+    if not rented:
+        return ""
+    text = f"Prices: US dollars, no tax added, of {_dates_text(row.price_date for row in rented)}."
+    if ranking.priced_on is None:
+        return text
+    first_old = ranking.priced_on - dt.timedelta(days=OLD_DAYS)
+    old: dict[str, dt.date] = {}
+    for row in rented:
+        if row.price_date < first_old:
+            old[row.provider] = min(row.price_date, old.get(row.provider, row.price_date))
+    listed = ", ".join(f"{provider} {day}" for provider, day in sorted(old.items()))
+    return f"{text} Over {OLD_DAYS} days old, with the oldest date: {listed}." if old else text
+
+
+def _dates_text(dates: Iterable[dt.date]) -> str:
+    listed = sorted(dates)
+    first, last = listed[0], listed[-1]
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
@@ -64,14 +90,13 @@ def _unequal_steps(advice: Sequence[Recommendation]) -> Iterator[str]:
 
 
 def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
-    dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)
-    last = f" to {dates[-1]}" if dates[-1] != dates[0] else ""
+    dates = [row.price_date for row in rows]
     recorded = (
         " (the day they were recorded, if their source gives none)"
         if any(row.price_as_of is None for row in rows)
         else ""
     )
-    yield f"Prices date from {dates[0]}{last}{recorded}."
+    yield f"Prices above date from {_dates_text(dates)}{recorded}."
     where = ", on each GPU" if any(row.cell.ranks > 1 for row in rows) else ""
     yield f"Batch size: {BATCH_RULES[rows[0].batch]}{where}; max is the largest that fits."
     yield f"Brackets: 90 % intervals. They include {interval_sources(ranking)}."

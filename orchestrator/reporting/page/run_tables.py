@@ -234,7 +234,7 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
         {"gpus": lambda row: row.gpus_per_instance, "where": provider_text},
         "usd_per_hour",
         {
-            "price_of": lambda row: str(row.price_as_of or row.price_recorded),
+            "price_of": lambda row: str(row.price_date),
             "batch": lambda row: row.batch_size,
             "batches": batch_text,
             "each": each_gpu_text,
@@ -323,6 +323,7 @@ def spending_table(results: RunResults) -> PageTable:
             "assumed_start_hours": lambda part: part.startup_seconds / 3600,
             "offer": lambda part: _maybe(part.offer, offer_name),
             "usd_per_hour": lambda part: _maybe(part.offer, lambda offer: offer.usd_per_hour),
+            "price_of": lambda part: _maybe(part.offer, lambda offer: str(offer.date)),
         },
         "usd",
     )
