@@ -19,6 +19,7 @@ from playwright.sync_api import BrowserContext, expect
 
 from fitting.fit import fit_observations
 from fitting.learning_curves import curves
+from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.sections.memory_section import outcome_text
 from trials.records.observation import Outcome
@@ -217,16 +218,19 @@ def test_outcomes_have_the_words_of_the_text(report: Opened) -> None:
 
 
 def test_a_table_can_be_saved(report: Opened) -> None:
-    """The file has all rows in the order shown; the ends of intervals are columns."""
+    """The file has all rows in the order shown, its name the run, and its columns ranking.csv's."""
     choose(report, "llama-tiny, 16 tokens")
     with report.page.expect_download() as download:
         report.page.locator("#ranking").get_by_role("button", name="Save as CSV").click()
+    assert download.value.suggested_filename == "made-offers-the-cheapest-first-2026-11-21.csv"
     lines = download.value.path().read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith(
-        "gpu,provider,instance,region,market,gpus,instances,usd,usd_low,usd_high,hours"
-    )
-    assert lines[1].startswith("cpu,own,desk,here,spot,1,1,0.0")
     rows = [*csv.DictReader(lines)]
+    ranking = results(TWO_JOBS + OFFERS).ranking
+    assert rows[0].keys() < {*ranking_csv(ranking).splitlines()[0].split(",")}
+    first = ("model", "seq_len", "examples", "epochs", "instance", "usd_per_hour", "batch_size")
+    assert [rows[0][name] for name in first] == [
+        *("llama-tiny", "16", "1000", "3", "desk", "0.02", "40"),
+    ]
     assert {(row["elsewhere"], row["provider"] == "own") for row in rows} == {
         ("false", True),
         ("true", False),

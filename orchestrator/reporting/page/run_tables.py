@@ -227,18 +227,23 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     job = results.ranking.workload
     return page_table(
         [row for alike in jobs for row in shown_offers(alike.offers)],
-        {"cell": lambda row: results.place(row.cell)},
-        "rank",
-        {"odds": lambda row: row.probability_cheapest},
-        "tied pareto provider instance region market instances",
-        {"gpus": lambda row: row.gpus_per_instance, "where": provider_text},
-        "usd_per_hour",
         {
-            "price_of": lambda row: str(row.price_date),
-            "batch": lambda row: row.batch_size,
+            "cell": lambda row: results.place(row.cell),
+            "gpu": lambda row: row.cell.gpu,
+            "layout": lambda row: _maybe(row.cell.parallel, lambda layout: layout.key),
+        },
+        "rank epochs",
+        {"odds": lambda row: row.probability_cheapest},
+        "tied pareto provider instance region market instances gpus_per_instance usd_per_hour",
+        {
+            "where": provider_text,
+            "price_as_of": lambda row: _maybe(row.price_as_of, str),
+            "price_recorded": lambda row: str(row.price_recorded),
+        },
+        "batch_size largest_batch",
+        {
             "batches": batch_text,
             "each": each_gpu_text,
-            "largest": lambda row: row.largest_batch,
             "owned": lambda row: row.provider == OWN,
             "few_steps": lambda row: _few_steps(job, row),
             "doubts": lambda row: doubts(job, row) or None,

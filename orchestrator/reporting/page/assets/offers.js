@@ -120,31 +120,37 @@ function noneOf(ofJob) {
   return element("p", { class: "lead" }, `None of ${ofJob.length} offers matches.${why}`);
 }
 
+/** Columns of a saved file with the names of ranking.csv. */
+const saved = (...names) => names.map((name) => [name, (row) => row[name]]);
+
 const offerColumns = [
   {
     label: "GPU and offer", of: (row) => row.cell.gpu, head: true,
-    under: (row) => `${numberOf(row)}${row.provider} ${row.instance}${row.gpus > 1 ? ` (${row.gpus} GPUs)` : ""}, ${row.region}, ${row.market}`,
-    csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus", "instances"].map((name) => [name, (r) => r[name]])],
+    under: (row) => `${numberOf(row)}${row.provider} ${row.instance}${row.gpus_per_instance > 1 ? ` (${row.gpus_per_instance} GPUs)` : ""}, ${row.region}, ${row.market}`,
+    csv: [
+      ...saved("gpu"), ...["model", "weights", "recipe", "sparsity", "active_experts", "seq_len"].map((name) => [name, (r) => r.cell[name]]),
+      ...saved("layout", "rank", "provider", "instance", "region", "market", "gpus_per_instance", "instances"), ["examples", () => DATA.examples], ...saved("epochs"),
+    ],
   },
   {
     label: "cost", of: (row) => row.usd, number: true, show: (row) => dollars(row.usd), under: (row) => `${span(row.usd_low, row.usd_high, cents)}${mayExceed(row) ? ", may exceed the budget" : ""}`,
-    csv: ["usd", "usd_low", "usd_high"].map((name) => [name, (r) => r[name]]),
+    csv: saved("usd", "usd_low", "usd_high"),
   },
   {
     label: "time", of: (row) => row.hours, number: true, show: (row) => hours(row.hours), under: (row) => `${span(row.hours_low, row.hours_high)}${mayMiss(row) ? ", may miss the deadline" : ""}`,
-    csv: ["hours", "hours_low", "hours_high"].map((name) => [name, (r) => r[name]]),
+    csv: saved("hours", "hours_low", "hours_high"),
   },
   {
-    label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance),
+    label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance), csv: [["probability_cheapest", (r) => r.chance]],
     under: (row) => [row.isClose && row !== ranking.best ? "may still be cheapest" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
   },
   {
-    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: ["basis", "elsewhere"].map((name) => [name, (r) => r[name]]),
+    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: saved("basis", "elsewhere"),
     under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
-  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
-  { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.largest ?? "unknown"}${row.each}` },
-  { label: "throughput", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), under: (row) => `${row.cell.rows}/s`, csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
+  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_as_of ?? row.price_recorded, csv: saved("usd_per_hour", "price_as_of", "price_recorded") },
+  { label: "batch size", of: (row) => row.batch_size, number: true, show: (row) => row.batches, under: (row) => `max ${row.largest_batch ?? "unknown"}${row.each}`, csv: saved("batch_size", "largest_batch") },
+  { label: "throughput", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), under: (row) => `${row.cell.rows}/s`, csv: saved("examples_per_second", "stack") },
 ];
 
 const ranking = new Table(at("ranking"), {
