@@ -120,10 +120,12 @@ def test_what_if_that_ranks_nothing_names_the_option_to_change(
 def test_cells_that_were_not_measured_are_excluded_with_the_command_that_measures_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One cell has no observation yet."""
-    made_run(tmp_path / "run", TWO_CELLS)
-    assert main(["what-if", "run"]) == 0
-    assert "seq32: not measured: sweep --resume --out RUN" in capsys.readouterr().out
+    """One cell has no observation yet; the command names the run, as a shell takes it."""
+    made_run(tmp_path / "my run", TWO_CELLS)
+    assert main(["what-if", "my run"]) == 0
+    assert (
+        "seq32: not measured: sweep --resume --out 'my run' measures it" in capsys.readouterr().out
+    )
 
 
 def test_many_cells_that_miss_a_deadline_are_one_line_with_their_range(
