@@ -15,6 +15,8 @@ from PIL import Image
 from orchestrator.cli.main import main
 from orchestrator.ranking.ranked_offer import Ranking
 
+TITLE = "made: llama-tiny, 1,000 examples x 3 epochs"
+
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +233,7 @@ def test_the_picture_of_a_report_is_the_preview_of_its_link(
     run = made_run(tmp_path / "run")
     assert main(["report", str(run.path)]) == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert '<meta property="og:title" content="made: which GPU to rent">' in page
+    assert f'<meta property="og:title" content="{TITLE}: which GPU to rent">' in page
     assert re.search(r'og:description" content="(Rent|Use) cpu .*takes', page)
     assert "og:image" not in page
     assert not (tmp_path / "run" / "report.png").exists()

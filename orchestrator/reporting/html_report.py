@@ -35,6 +35,7 @@ from orchestrator.reporting.markdown_report import (
     detail_sections,
     headline,
     notes_text,
+    report_title,
     shown_text,
     winners_tables,
 )
@@ -98,7 +99,7 @@ def html_report(results: RunResults, made: datetime, *, image: str | None = None
         "learning": learning_table(results),
         "prices": prices_table(results),
     }
-    ranking, spent = results.ranking, results.meter.usd
+    ranking, spent, heading = results.ranking, results.meter.usd, report_title(results)
     chosen = max(range(len(jobs)), key=lambda position: jobs[position].gpus)
     shown = set(results.cells)
     winners = [row for row in ranking.offers if row.rank == 1 and row.cell in shown]
@@ -111,7 +112,8 @@ def html_report(results: RunResults, made: datetime, *, image: str | None = None
         {"name": results.spec.name, "examples": ranking.workload.examples},
         tables,
         made,
-        title=f"{results.spec.name}: which GPU to rent",
+        title=f"{heading}: which GPU to rent",
+        heading=heading,
         results=results,
         bases=bases,
         jobs=jobs,

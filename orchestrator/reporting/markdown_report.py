@@ -46,6 +46,7 @@ from trials.records.observation import Basis, Environment, Observation
 
 MOST_RECOMMENDATIONS = 6  # written as sentences; more would bury the tables
 MOST_OFFERS = 25  # offers listed for one job
+MOST_TITLED = 3  # models in the title of a report
 HEADING = re.compile(r"^(#{1,4} )", re.MULTILINE)
 
 
@@ -53,7 +54,7 @@ def markdown(results: RunResults) -> str:
     """The whole report: the cheapest offers of all cells, and details of those shown."""
     ranking, shown = results.ranking, {*results.shown.cells}
     parts = [
-        f"# {results.spec.name}",
+        f"# {report_title(results)}",
         headline(ranking, of_report=True),
         cheapest_section(ranking),
         f"## Notes\n\n{notes_text(results.notes)}" if results.notes else "",
@@ -62,6 +63,15 @@ def markdown(results: RunResults) -> str:
         *detail_sections(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def report_title(results: RunResults) -> str:
+    """Name of the specification, its models and its job: a name alone says too little elsewhere."""
+    models = [*dict.fromkeys(cell.model for cell in results.spec.all_cells())]
+    more = len(models) - MOST_TITLED
+    listed = ", ".join(models[:MOST_TITLED]) + (f" and {more} more" if more > 0 else "")
+    job = results.ranking.workload
+    return f"{results.spec.name}: {listed}, {job.examples:,} examples x {job.epochs} epochs"
 
 
 def shown_text(results: RunResults, where: str) -> str:
