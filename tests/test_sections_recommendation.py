@@ -51,6 +51,17 @@ def test_an_offer_of_no_single_region_names_none(region: str) -> None:
     assert "from aws (p5en.48xlarge, 8 GPUs, spot)" in rent_text("H200-SXM", price)
 
 
+def test_a_card_of_an_own_instance_says_that_the_price_is_of_the_whole() -> None:
+    """As a rented one does; a card by itself is the user's own, and no more."""
+    named = {"provider": "own", "instance": "A40", "region": "own", "market": "on-demand"}
+    whole = price_in("own").model_copy(update={**named, "gpus_per_instance": 4})
+    assert offer_text(whole, idle=3, gpu="A40") == "your own (4 GPUs, 3 idle)"
+    assert rent_text("A40", whole).startswith("Use **A40** on your own machine (A40, 4 GPUs) at ")
+    single = whole.model_copy(update={"gpus_per_instance": 1})
+    assert offer_text(single, gpu="A40") == "your own"
+    assert rent_text("A40", single).startswith("Use your **A40** at ")
+
+
 TWO_LAYOUTS = """\
   - models: [llama-tiny]
     recipes: [{method: full, precision: fp32}]

@@ -187,16 +187,24 @@ def job_title(cell: Cell) -> str:
     return f"{model_name(cell)}{experts}, {cell.seq_len} tokens"
 
 
-def offer_text(row: RankedOffer | Price, idle: int = 0) -> str:
+def offer_text(row: RankedOffer | Price, idle: int = 0, gpu: str | None = None) -> str:
     """Provider, instance, market and region of an offer, for a table.
 
     Args:
         row: the offer.
         idle: GPUs of an instance that the job does not use, where they are to be named.
+        gpu: the GPU, where one of the user's own is to be called so.
     """
     several = f" ({row.gpus_per_instance} GPUs{f', {idle} idle' if idle else ''})"
     gpus = several if row.gpus_per_instance > 1 else ""
+    if _is_own(gpu, row):
+        return f"your own{gpus}"
     return f"{_number(row)}{row.provider} {row.instance}{gpus} {row.market}{_place(row)}"
+
+
+def _is_own(gpu: str | None, row: RankedOffer | Price) -> bool:
+    """Whether an offer is of the user's own GPU, and of no machine with a name."""
+    return row.provider == OWN and row.instance == gpu
 
 
 def _number(row: RankedOffer | Price) -> str:
@@ -213,7 +221,7 @@ def _place(row: RankedOffer | Price) -> str:
 def rent_text(gpu: str, row: RankedOffer | Price) -> str:
     """Advice to rent or use a GPU, with its provider and price per hour."""
     rate = f"at ${dollars(row.usd_per_hour)} an hour"
-    if row.provider == OWN and row.instance == gpu:
+    if _is_own(gpu, row) and row.gpus_per_instance == 1:
         return f"Use your **{gpu}** {rate}"
     verb = "Use" if row.provider == OWN else "Rent"
     return f"{verb} **{gpu}** {provider_text(row)} {rate}"

@@ -86,7 +86,7 @@ function adviceOf(rows) {
   const likeliest = d3.greatest(rows, (row) => row.chance);
   const isLikeliest = likeliest.chance <= best.chance;
   const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
-  const isOwnCard = best.owned && best.instance === best.cell.gpu;
+  const isOwnCard = best.owned && best.instance === best.cell.gpu && best.gpus_per_instance === 1;
   const ifFull = best.as_if_full ? ", if all examples have the full length" : "";
   const lead = element("p", { class: "lead" }, isOwnCard ? "Use your " : best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
     `${isOwnCard ? "" : ` ${best.where}`} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
