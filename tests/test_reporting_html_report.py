@@ -19,9 +19,11 @@ from playwright.sync_api import BrowserContext, expect
 
 from fitting.fit import fit_observations
 from fitting.learning_curves import curves
+from gpu_catalog.number_text import dollars
 from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.sections.memory_section import outcome_text
+from orchestrator.reporting.sections.recommendation import odds_text
 from trials.records.observation import Outcome
 
 OFFERS = "".join(
@@ -215,6 +217,15 @@ def test_outcomes_have_the_words_of_the_text(report: Opened) -> None:
     """The page takes them from its data, and has none of its own."""
     said = report.page.evaluate("all => all.map(outcome => outcomeOf({ outcome }))", [*Outcome])
     assert said == [outcome_text(outcome) for outcome in Outcome]
+
+
+def test_dollars_and_odds_are_rounded_as_in_the_text(report: Opened) -> None:
+    """Half a cent and half a percent, too, which a list price and counted draws often have."""
+    usd = [0.0042, 0.895, 1.625, 2.115, 4.335, 12.44458, 99.994, 104.0]
+    assert report.page.evaluate("all => all.map(cents)", usd) == [dollars(value) for value in usd]
+    chances = [0.005, 0.025, 0.445, 0.455, 0.94]
+    texts = report.page.evaluate("all => all.map(odds)", chances)
+    assert texts == [odds_text(chance).replace("%", " %") for chance in chances]
 
 
 def test_a_table_can_be_saved(report: Opened) -> None:

@@ -79,7 +79,7 @@ def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
 
 def _unequal_steps(advice: Sequence[Recommendation]) -> Iterator[str]:
     """A line on jobs whose offers have optimizer steps of other sizes, or none."""
-    unequal = [text for each in advice if (text := each.unequal_steps)]
+    unequal = [text for job in advice if (text := job.unequal_steps)]
     if len(unequal) == len(advice) == 1:
         yield from unequal
     elif unequal:

@@ -1,5 +1,6 @@
 """The recommended offer in sentences: its cost, its odds and the price of the alternatives."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -236,10 +237,13 @@ def provider_text(row: RankedOffer | Price) -> str:
 
 
 def odds_text(odds: float) -> str:
-    """A probability estimated by random draws, never shown as certain or impossible."""
+    """A probability estimated by random draws, never shown as certain or impossible.
+
+    Half a percent is rounded up, as on the page.
+    """
     if odds < NEARLY_IMPOSSIBLE:
         return "less than 1%"
-    return f"{odds:.0%}" if odds < NEARLY_CERTAIN else "more than 99%"
+    return f"{math.floor(100 * odds + 0.5)}%" if odds < NEARLY_CERTAIN else "more than 99%"
 
 
 def price_text(row: RankedOffer) -> str:
