@@ -1,7 +1,9 @@
 """Numbers as text for people: a few significant digits, never an exponent."""
 
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
+
+CENT = Decimal("0.01")
 
 
 def short(value: float, digits: int = 3) -> str:
@@ -10,11 +12,14 @@ def short(value: float, digits: int = 3) -> str:
 
 
 def dollars(usd: float) -> str:
-    """Write dollars without their sign: 0.0042, 0.50, 12.30, 1,230."""
+    """Write dollars without their sign: 0.0042, 0.50, 12.30, 1,230.
+
+    Half a cent is rounded up, as on a bill and as a report's page does: 1.625 is 1.63.
+    """
     if abs(usd) >= 99.995:
         return short(usd)
     if abs(usd) >= 1:
-        return f"{usd:.2f}"
+        return str(Decimal(str(usd)).quantize(CENT, ROUND_HALF_UP))
     whole, _, cents = short(usd).partition(".")
     return f"{whole}.{cents:0<2}"
 

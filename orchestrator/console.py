@@ -23,7 +23,9 @@ FAILS = re.compile(
     rf"|{re.escape(TOO_TIGHT)}|\bout of memory\b"
     r"|\b(?:(?:HOST_)?OUT_OF_MEMORY|TIMED_OUT|FAILED|THRASHING)\b"
 )
-UNSURE = re.compile(r"too close to call|\bextrapolated\b|(?<=\)) [!~](?= +\|)")
+UNSURE = re.compile(
+    r"too close to call|may still be the cheapest|\bextrapolated\b|(?<=\)) [!~](?= +\|)"
+)
 BRIGHT, GREEN, RED, YELLOW = "1", "1;32", "31", "33"
 LEAST_ROWS, MOST_ROWS = 4, 12  # of a table that is cut to a screen
 JSON_STARTS = ("{", "[")

@@ -324,7 +324,7 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], tmp_path: 
             "arguments: --spto; --spto: did you mean '--spot' or '--split'?",
         ),
         (["rank", "run", "--batch-size", "medium"], "'medium'; or fastest, or largest"),
-        (["swep"], "invalid choice: 'swep'"),
+        (["resume", "run"], "; use 'sweep --resume --out RUN'"),
         (["estimat", "--model", "m"], "; estimat: did you mean 'estimate'?"),
         (["profile", "--model=m", "--seq-len=8", "--method=qlor"], "; qlor: did you mean 'qlora'?"),
         (["estimate", "--modle=m"], "required: --model or --config; --modle: did you mean"),

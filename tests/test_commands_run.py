@@ -15,6 +15,8 @@ from PIL import Image
 from orchestrator.cli.main import main
 from orchestrator.ranking.ranked_offer import Ranking
 
+TITLE = "made: llama-tiny, 1,000 examples x 3 epochs"
+
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +122,12 @@ def test_what_if_that_ranks_nothing_names_the_option_to_change(
 def test_cells_that_were_not_measured_are_excluded_with_the_command_that_measures_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One cell has no observation yet."""
-    made_run(tmp_path / "run", TWO_CELLS)
-    assert main(["what-if", "run"]) == 0
-    assert "seq32: not measured: sweep --resume --out RUN" in capsys.readouterr().out
+    """One cell has no observation yet; the command names the run, as a shell takes it."""
+    made_run(tmp_path / "my run", TWO_CELLS)
+    assert main(["what-if", "my run"]) == 0
+    assert (
+        "seq32: not measured: sweep --resume --out 'my run' measures it" in capsys.readouterr().out
+    )
 
 
 def test_many_cells_that_miss_a_deadline_are_one_line_with_their_range(
@@ -229,7 +233,7 @@ def test_the_picture_of_a_report_is_the_preview_of_its_link(
     run = made_run(tmp_path / "run")
     assert main(["report", str(run.path)]) == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert '<meta property="og:title" content="made: which GPU to rent">' in page
+    assert f'<meta property="og:title" content="{TITLE}: which GPU to rent">' in page
     assert re.search(r'og:description" content="(Rent|Use) cpu .*takes', page)
     assert "og:image" not in page
     assert not (tmp_path / "run" / "report.png").exists()

@@ -14,7 +14,7 @@ ANSWER = """\
 Rent **A40** from cudo:
 the job costs **$5**.
 
-- **model**: too close to call, extrapolated
+- **model**: may still be the cheapest (8%), extrapolated
 | GPU | batch |
 |-----|-------|
 | T4  | not even one packed row fits: OUT_OF_MEMORY |"""
@@ -61,7 +61,7 @@ def test_a_terminal_shows_in_colour_what_wins_what_fails_and_what_is_unsure(show
     """Green, red and yellow; other bold text has no colour."""
     assert "Rent \033[1;32mA40\033[0m from" in shown
     assert "\033[31mnot even one packed row fits: OUT_OF_MEMORY\033[0m |" in shown
-    assert "\033[33mtoo close to call\033[0m, \033[33mextrapolated\033[0m" in shown
+    assert "\033[33mmay still be the cheapest\033[0m (8%), \033[33mextrapolated\033[0m" in shown
     assert "costs \033[1;32m$5\033[0m" in shown
     assert "- \033[1mmodel\033[0m:" in shown
 

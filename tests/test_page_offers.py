@@ -116,7 +116,25 @@ def test_the_throughput_of_packed_rows_counts_rows(browser: BrowserContext, tmp_
             labels = page.page.locator("#speed-charts figure").first.locator(
                 "[aria-label$='axis label']"
             )
-            assert labels.all_text_contents() == [f"↑ {rows}/s", f"{rows} per step, log scale →"]
+            assert labels.all_text_contents() == [
+                f"↑ {rows}/s",
+                f"micro-batch ({rows}), log scale →",
+            ]
+
+
+def test_charts_of_several_gpus_count_the_examples_of_each(
+    browser: BrowserContext, tmp_path: Path
+) -> None:
+    """A step has those of all GPUs; the tip of a point says the same as the axis."""
+    layout = SEVERAL_JOBS.partition("H100-SXM]\n    parallel")[2]
+    simulated = SIMULATED.replace("[A40, H100-SXM]\n", f"[H100-SXM]\n    parallel{layout}")
+    with opened(browser, tmp_path, results(ONE_CELL.replace("workload:", simulated))) as page:
+        page.page.select_option("#job", index=1)
+        for charts in ("#speed-charts", "#memory-charts"):
+            labels = page.page.locator(f"{charts} [aria-label='x-axis label']").all_text_contents()
+            assert labels == ["micro-batch per GPU (examples), log scale →"]
+        tip = page.page.evaluate("microBatchOf(PROBES.find((row) => row.cell.ranks > 1))")
+        assert re.fullmatch(r"micro-batch of \d+ examples on each GPU", tip)
 
 
 def test_laws_of_two_stacks_are_curves_of_their_own(

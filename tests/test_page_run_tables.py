@@ -8,19 +8,25 @@ import pytest
 from builders.curves import DENSE, epochs
 from builders.observations import MIB, measurement, observation, recipe, tiny_cell
 from builders.profiles import profiled
+from builders.rankings import DESK, limit_probes
+from builders.rankings import SPEC as SWEEP
 from builders.runs import ONE_CELL, results, spec_of
 
 from fitting.learning_curves import curves
+from gpu_catalog.number_text import dollars
+from orchestrator.planning.plan import Plan
 from orchestrator.reporting.comparison import compare
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.markdown_report import markdown
 from orchestrator.reporting.page.law_tables import largest_table, speed_table
 from orchestrator.reporting.page.run_tables import (
     Named,
+    PageTable,
     cells_table,
     chart_names,
     page_jobs,
     probes_table,
+    spending_table,
 )
 from orchestrator.reporting.page.study_tables import curve_names, loads_table, profiles_table
 from orchestrator.run_folder.file_names import SPEC
@@ -41,6 +47,22 @@ def test_chart_names_hold_the_parts_in_which_rows_differ() -> None:
     assert chart_names([one, other]) == ["m, 16 tokens · lora", "m, 16 tokens · lora-checkpointed"]
     assert chart_names([one, away]) == ["cpu · m, 16 tokens", "A40 · n, 16 tokens"]
     assert chart_names([one, one]) == ["m, 16 tokens", "m, 16 tokens (2)"]
+
+
+@pytest.mark.parametrize("usd", [12.44458, 99.99449, 0.71949, 4.335001])
+def test_a_number_of_the_page_rounds_to_the_cents_of_the_number_itself(usd: float) -> None:
+    """A row of the table and the sentence above it, which has the number, agree."""
+    ((shown,),) = PageTable(("usd",), [(usd,)]).as_json()["rows"]
+    assert dollars(shown) == dollars(usd)
+
+
+def test_the_cost_of_a_sweep_has_the_date_of_its_price() -> None:
+    """The sweep may have run months later."""
+    plan = Plan(complete=(DESK,), pending=(), skipped=())
+    run = RunResults(SWEEP, SWEEP.merged_catalog(), plan, limit_probes(8))
+    table = spending_table(run)
+    (row,) = table.rows
+    assert dict(zip(table.columns, row, strict=True))["price_of"] == "2026-01-31"
 
 
 def test_profiles_of_two_recipes_and_gpus_are_bars_of_their_own() -> None:

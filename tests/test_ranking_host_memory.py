@@ -7,7 +7,8 @@ from builders.observations import measurement
 from builders.rankings import exclusion_reason, ranked, timed
 from builders.runs import ONE_CELL, spec_of
 
-from orchestrator.reporting.markdown_report import cheapest_section, ranking_notes
+from orchestrator.reporting.markdown_report import cheapest_section
+from orchestrator.reporting.notes.ranking_notes import ranking_notes
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.recipes.host_bytes import least_host_bytes
 from trials.recipes.parallel import Parallel

@@ -1,6 +1,7 @@
 """A ranking as CSV and JSON, and the cells that are comparable."""
 
 import csv
+import datetime as dt
 import io
 import math
 
@@ -22,7 +23,7 @@ from orchestrator.ranking.ranked_offer import (
     ranking_csv,
     ranking_json,
 )
-from orchestrator.reporting.markdown_report import ranking_notes
+from orchestrator.reporting.notes.ranking_notes import prices_text, ranking_notes
 from orchestrator.reporting.sections.recommendation import doubts
 
 
@@ -137,3 +138,13 @@ def test_a_frame_has_the_columns_and_rows_of_the_csv() -> None:
     assert list(frame.columns) == ranking_csv(ranking).splitlines()[0].split(",")
     assert frame["usd"].tolist() == [offer.usd for offer in ranking.offers]
     assert ranking._repr_html_() == frame.to_html(index=False)
+
+
+def test_prices_have_their_currency_their_dates_and_the_old_ones_by_provider() -> None:
+    """The source's date counts before that of the record; without a day of ranking none is old."""
+    ranking = full_ranking()
+    text = prices_text(ranking)
+    assert text == "Prices: US dollars, no tax added, of 2025-12-24 to 2026-01-31."
+    on = ranking.model_copy(update={"priced_on": dt.date(2026, 1, 31)})
+    assert prices_text(on) == f"{text} Over 30 days old, with the oldest date: pit 2025-12-24."
+    assert prices_text(ranking.model_copy(update={"offers": ()})) == ""

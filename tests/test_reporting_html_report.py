@@ -19,8 +19,11 @@ from playwright.sync_api import BrowserContext, expect
 
 from fitting.fit import fit_observations
 from fitting.learning_curves import curves
+from gpu_catalog.number_text import dollars
+from orchestrator.ranking.ranked_offer import ranking_csv
 from orchestrator.reporting.html_report import html_report
 from orchestrator.reporting.sections.memory_section import outcome_text
+from orchestrator.reporting.sections.recommendation import odds_text
 from trials.records.observation import Outcome
 
 OFFERS = "".join(
@@ -216,17 +219,29 @@ def test_outcomes_have_the_words_of_the_text(report: Opened) -> None:
     assert said == [outcome_text(outcome) for outcome in Outcome]
 
 
+def test_dollars_and_odds_are_rounded_as_in_the_text(report: Opened) -> None:
+    """Half a cent and half a percent, too, which a list price and counted draws often have."""
+    usd = [0.0042, 0.895, 1.625, 2.115, 4.335, 12.44458, 99.994, 104.0]
+    assert report.page.evaluate("all => all.map(cents)", usd) == [dollars(value) for value in usd]
+    chances = [0.005, 0.025, 0.445, 0.455, 0.94]
+    texts = report.page.evaluate("all => all.map(odds)", chances)
+    assert texts == [odds_text(chance).replace("%", " %") for chance in chances]
+
+
 def test_a_table_can_be_saved(report: Opened) -> None:
-    """The file has all rows in the order shown; the ends of intervals are columns."""
+    """The file has all rows in the order shown, its name the run, and its columns ranking.csv's."""
     choose(report, "llama-tiny, 16 tokens")
     with report.page.expect_download() as download:
         report.page.locator("#ranking").get_by_role("button", name="Save as CSV").click()
+    assert download.value.suggested_filename == "made-offers-the-cheapest-first-2026-11-21.csv"
     lines = download.value.path().read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith(
-        "gpu,provider,instance,region,market,gpus,instances,usd,usd_low,usd_high,hours"
-    )
-    assert lines[1].startswith("cpu,own,desk,here,spot,1,1,0.0")
     rows = [*csv.DictReader(lines)]
+    ranking = results(TWO_JOBS + OFFERS).ranking
+    assert rows[0].keys() < {*ranking_csv(ranking).splitlines()[0].split(",")}
+    first = ("model", "seq_len", "examples", "epochs", "instance", "usd_per_hour", "batch_size")
+    assert [rows[0][name] for name in first] == [
+        *("llama-tiny", "16", "1000", "3", "desk", "0.02", "40"),
+    ]
     assert {(row["elsewhere"], row["provider"] == "own") for row in rows} == {
         ("false", True),
         ("true", False),
@@ -337,7 +352,7 @@ def test_each_gpu_has_a_scale_of_its_own_and_a_log_axis_says_so(report: Opened) 
         assert chart is not None
         assert 15 < min(box["y"] for box in drawn if box is not None) - chart["y"] < 30
         (label,) = figure.locator("[aria-label='x-axis label'] text").all_text_contents()
-        assert label == "examples per step, log scale →"
+        assert label == "micro-batch (examples), log scale →"
 
 
 def test_a_closed_list_of_jobs_tells_recipes_of_one_model_apart() -> None:

@@ -51,6 +51,14 @@ def test_a_section_without_content_is_absent() -> None:
     ]
 
 
+def test_the_title_has_the_name_the_models_and_the_job() -> None:
+    """Of many models it counts the last ones."""
+    assert report(SEEN).startswith("# made: llama-tiny, 1,000 examples x 3 epochs\n")
+    models = "llama-tiny, llama-2-7b, llama-3.1-8b, qwen3-moe-tiny"
+    many = spec_of(ONE_CELL.replace("llama-tiny", models))
+    assert "# made: llama-tiny, llama-2-7b, llama-3.1-8b and 1 more, 1,000" in report([], many)
+
+
 def test_a_run_without_observations_claims_nothing() -> None:
     """It lists every cell as excluded, with the reason."""
     text = report([])

@@ -79,14 +79,18 @@ def test_intervals_have_a_level_a_width_and_a_coverage() -> None:
     assert "nested" in text
 
 
-def test_suspects_have_their_measured_and_their_predicted_time() -> None:
-    """A family without suspects has no list of them."""
+def test_suspects_have_their_basis_and_their_predicted_time() -> None:
+    """A simulated step is not called measured; a family without suspects has no list of them."""
     slow = family(slow=5)
     (suspect,) = slow.suspects
     (line,) = (row for row in laws_section([slow]).splitlines() if row.startswith("- a40@s/seq128"))
     assert f"measured {suspect.seconds:.4g} s" in line
     assert f"predicted {suspect.expected_seconds:.4g} s" in line
     assert f"{suspect.spreads:.1f} spreads" in line
+    simulated = NAME.model_copy(update={"basis": Basis.SIMULATED})
+    text = laws_section([slow.model_copy(update={"name": simulated})])
+    assert f"simulated {suspect.seconds:.4g} s" in text
+    assert "measured" not in text
     assert "contradict" not in laws_section([family()])
 
 

@@ -1,12 +1,20 @@
 """Sentences and cells that name an offer."""
 
 import datetime as dt
+import re
+from dataclasses import replace
 
 import pytest
+from builders.catalog_offers import offer
+from builders.rankings import ranked, two_gpus
+from builders.report_pages import MADE
+from builders.runs import ONE_CELL, results
 
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Price
-from orchestrator.reporting.sections.recommendation import offer_text, rent_text
+from orchestrator.reporting.html_report import html_report
+from orchestrator.reporting.markdown_report import cheapest_section
+from orchestrator.reporting.sections.recommendation import offer_text, recommendations, rent_text
 
 
 def price_in(region: str) -> Price:
@@ -41,3 +49,60 @@ def test_an_offer_of_no_single_region_names_none(region: str) -> None:
     price = price_in(region)
     assert offer_text(price) == "aws p5en.48xlarge (8 GPUs) spot"
     assert "from aws (p5en.48xlarge, 8 GPUs, spot)" in rent_text("H200-SXM", price)
+
+
+def test_a_card_of_an_own_instance_says_that_the_price_is_of_the_whole() -> None:
+    """As a rented one does; a card by itself is the user's own, and no more."""
+    named = {"provider": "own", "instance": "A40", "region": "own", "market": "on-demand"}
+    whole = price_in("own").model_copy(update={**named, "gpus_per_instance": 4})
+    assert offer_text(whole, idle=3, gpu="A40") == "your own (4 GPUs, 3 idle)"
+    assert rent_text("A40", whole).startswith("Use **A40** on your own machine (A40, 4 GPUs) at ")
+    single = whole.model_copy(update={"gpus_per_instance": 1})
+    assert offer_text(single, gpu="A40") == "your own"
+    assert rent_text("A40", single).startswith("Use your **A40** at ")
+
+
+TWO_LAYOUTS = """\
+  - models: [llama-tiny]
+    recipes: [{method: full, precision: fp32}]
+    seq_lens: [16]
+    parallel: [{gpus: 2, strategy: ddp}]
+workload:"""
+OFFERS = f"catalog:\n  offers:\n{offer(0.02)}{offer(0.05, instance='two')}"
+BOTH = ONE_CELL.replace("workload:", TWO_LAYOUTS) + OFFERS.replace(
+    "usd_per_hour: 0.05", "gpus_per_instance: 2, usd_per_hour: 0.05"
+)
+
+
+def test_offers_that_train_alike_only_with_an_effective_batch_say_so() -> None:
+    """Two GPUs at the batch size of one take twice the examples in a step."""
+    run = results(BOTH)
+    assert {row.examples_per_step for row in run.ranking.offers} == {40, 80}
+    line = "an optimizer step has 40 to 80 examples. `effective_batch: N` in "
+    assert line in cheapest_section(run.ranking)
+    assert line.replace("`", "") in re.sub("</?code>", "", html_report(run, MADE))
+    equal = results(BOTH.replace("fp32}", "fp32, effective_batch: 40}"))
+    assert len({row.cell.gpus for row in equal.ranking.offers}) == 2
+    assert "do not train alike" not in cheapest_section(equal.ranking)
+
+
+def test_the_likeliest_cheapest_offer_is_named_where_another_costs_less() -> None:
+    """The first offer has the lowest expected cost; what may beat it has its own probability."""
+    (advice,) = recommendations(ranked(two_gpus(0.1, 0.5)))
+    first, other = advice.rows[0], next(r for r in advice.rows if r.cell != advice.best.cell)
+    odds = {id(first): 0.44, id(other): 0.46}
+    rows = [
+        row.model_copy(update={"probability_cheapest": odds.get(id(row), 0.0), "tied": True})
+        for row in advice.rows
+    ]
+    lead, *others = replace(advice, best=rows[0], rows=rows).sentences()
+    assert (
+        "It has the lowest expected cost, and is the cheapest with a probability of **44%**" in lead
+    )
+    assert f"{other.cell.gpus} from {other.provider}" in lead
+    assert lead.endswith("is at least as likely to be (46%).")
+    assert any(text.endswith(", may still be the cheapest (46%).") for text in others)
+    swapped = [row.model_copy(update={"probability_cheapest": 0.5}) for row in rows]
+    assert (
+        "It is the cheapest with" in replace(advice, best=swapped[0], rows=swapped).sentences()[0]
+    )

@@ -89,7 +89,7 @@ class Suspect(Record):
         gpu: GPU with its stack.
         series: GPU and length, or data set.
         seq_len: padded tokens per example.
-        seconds: measured seconds per step.
+        seconds: seconds per step, measured or simulated as the family's basis says.
         expected_seconds: seconds by the law without the point, to first order.
         spreads: absolute logarithm of the ratio of these two, over the law's spread.
     """

@@ -1,5 +1,6 @@
 """Reasons why a cell is excluded from the ranking."""
 
+import shlex
 from collections.abc import Sequence
 
 from fitting.families.cell_step_time import Batch
@@ -42,7 +43,9 @@ def excluded_reason(priced: PricedCell, inputs: RankingInputs) -> str:
             "the network of yours in the layout (node_network_gbps, rdma)"
         )
     observations = inputs.step_times.observations(cell)
-    return _reason_by_largest(inputs.batch, cell, observations) or _progress(observations)
+    return _reason_by_largest(inputs.batch, cell, observations) or _progress(
+        observations, inputs.run
+    )
 
 
 def _reason_by_largest(batch: Batch, cell: Cell, observations: Sequence[Observation]) -> str | None:
@@ -67,12 +70,12 @@ def _reason_by_largest(batch: Batch, cell: Cell, observations: Sequence[Observat
     return f"batch size {batch} was not measured, and no law predicts it: give --batch-size fastest"
 
 
-def _progress(observations: Sequence[Observation]) -> str:
-    """Last failure of a cell, or how far its measurement is."""
+def _progress(observations: Sequence[Observation], run: str) -> str:
+    """Last failure of a cell, or how far its measurement is and how to go on with its run."""
     failures = [o for o in observations if not o.outcome.is_verdict]
     if failures:
         last = failures[-1]
         times = sum((o.purpose, o.batch_size) == (last.purpose, last.batch_size) for o in failures)
         return f"batch size {last.batch_size} {last.outcome} {times} times: {last.detail}"
     state = "not fully measured" if observations else "not measured"
-    return f"{state}: sweep --resume --out RUN measures it"
+    return f"{state}: sweep --resume --out {shlex.quote(run)} measures it"

@@ -48,6 +48,7 @@ class RankingInputs:
         batch_wish: batch size to run at; None for that of the job, or the fastest.
         today: day to extrapolate prices to; None to take them as quoted.
         epochs: number of epochs of each cell, or why it is unknown; None for that of the job.
+        run: folder of the run, for commands in the reasons of excluded cells.
     """
 
     job: Job
@@ -59,6 +60,7 @@ class RankingInputs:
     today: date | None = None
     epochs: Mapping[Cell, LearnedEpochs | str] | None = None
     seed: int = 0
+    run: str = "RUN"
 
     @property
     def batch(self) -> Batch:

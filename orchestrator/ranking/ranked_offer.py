@@ -117,6 +117,17 @@ class RankedOffer(Record):
         return self.cell.nodes
 
     @property
+    def price_date(self) -> date:
+        """Date of the price, or of the record if none is known."""
+        return self.price_as_of or self.price_recorded
+
+    @property
+    def examples_per_step(self) -> int:
+        """Examples, or packed rows, per optimizer step of all GPUs."""
+        micro_batches = self.cell.rank_recipe.micro_batches(self.batch_size)
+        return self.batch_size * micro_batches * self.cell.data_parallel_ranks
+
+    @property
     def elsewhere(self) -> bool:
         """Whether it is taken to be as fast as the machine that ran the sweep."""
         return stands_in(self.cell.gpu, self.provider)

@@ -8,7 +8,6 @@ from gpu_catalog.number_text import dollars, short
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, table
-from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
 from orchestrator.reporting.estimate_recommendation import (
     ends_text,
@@ -193,8 +192,7 @@ def _row(
         hours = f"{short(estimate.hours)} ({ends_text(estimate.hours_interval)})"
     if price is not None:
         idle = price.gpus_per_instance - estimate.gpus // estimate.nodes
-        is_own = price.provider == OWN and price.instance == estimate.gpu
-        offer = "your own" if is_own else offer_text(price, idle)
+        offer = offer_text(price, idle, estimate.gpu)
         rate = dollars(price.usd_per_hour)
         hours += EXCEEDS if exceeds(price.hours_interval, wanted.deadline_hours) else ""
         usd = f"{dollars(price.usd)} ({ends_text(price.usd_interval, dollars)})"

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -35,12 +35,13 @@ from orchestrator.reporting.markdown_report import (
     detail_sections,
     headline,
     notes_text,
-    ranking_notes,
+    report_title,
     shown_text,
     winners_tables,
 )
 from orchestrator.reporting.notes.certainty_notes import certainty_notes
 from orchestrator.reporting.notes.excluded_cells import keys_by_reason
+from orchestrator.reporting.notes.ranking_notes import ranking_notes
 from orchestrator.reporting.page.law_tables import (
     errors_table,
     largest_table,
@@ -98,7 +99,7 @@ def html_report(results: RunResults, made: datetime, *, image: str | None = None
         "learning": learning_table(results),
         "prices": prices_table(results),
     }
-    ranking, spent = results.ranking, results.meter.usd
+    ranking, spent, heading = results.ranking, results.meter.usd, report_title(results)
     chosen = max(range(len(jobs)), key=lambda position: jobs[position].gpus)
     shown = set(results.cells)
     winners = [row for row in ranking.offers if row.rank == 1 and row.cell in shown]
@@ -108,8 +109,11 @@ def html_report(results: RunResults, made: datetime, *, image: str | None = None
     return page(
         "report.html",
         ("charts.js", "studies.js", "offers.js", "report.js"),
+        {"name": results.spec.name, "examples": ranking.workload.examples},
         tables,
-        title=f"{results.spec.name}: which GPU to rent",
+        made,
+        title=f"{heading}: which GPU to rent",
+        heading=heading,
         results=results,
         bases=bases,
         jobs=jobs,
@@ -133,7 +137,6 @@ def html_report(results: RunResults, made: datetime, *, image: str | None = None
         sure=list(certainty_notes(results)),
         details=[section for section in sections if section[0] not in RESEARCH],
         research=[section for section in sections if section[0] in RESEARCH],
-        made=f"{made:%Y-%m-%d %H:%M} UTC",
     )
 
 
@@ -145,7 +148,9 @@ def html_comparison(comparison: Comparison, made: datetime) -> str:
     return page(
         "comparison.html",
         ("charts.js", "comparison.js"),
+        {"name": f"{before} and {after}"},
         {"cells": PageTable((), []), "changes": changes_table(comparison)},
+        made,
         title=f"{before} and {after}",
         before=before,
         after=after,
@@ -154,12 +159,16 @@ def html_comparison(comparison: Comparison, made: datetime) -> str:
         another_hour=ANOTHER_HOUR,
         # The page shows throughput in a chart with a table of its own.
         parts=[(heading, body) for heading, _, body in headed if heading != SPEEDS],
-        made=f"{made:%Y-%m-%d %H:%M} UTC",
     )
 
 
 def page(
-    template: str, scripts: Sequence[str], tables: dict[str, PageTable], **values: object
+    template: str,
+    scripts: Sequence[str],
+    facts: Mapping[str, object],
+    tables: Mapping[str, PageTable],
+    made: datetime,
+    **values: object,
 ) -> str:
     """Render a page with its style, scripts and tables embedded.
 
@@ -167,11 +176,15 @@ def page(
         template: file name of the Jinja template.
         scripts: file names of the page's scripts, run in this order after the libraries and
             ``elements.js``.
+        facts: data that tables are saved with: the name of the run, and its examples if any.
         tables: data of the charts and tables, by name.
+        made: when.
         values: variables of the template; text is escaped.
     """
     sources = [_file(name) for name in (*LIBRARIES, "elements.js", *scripts)]
     data = {
+        **facts,
+        "made": f"{made:%Y-%m-%d}",
         "tables": {name: table.as_json() for name, table in tables.items()},
         "tied": TIED,
         "indifference": INDIFFERENCE,
@@ -182,6 +195,7 @@ def page(
         .get_template(template)
         .render(
             **values,
+            made=f"{made:%Y-%m-%d %H:%M} UTC",
             policy=_policy(sources),
             style=Markup(_file("page.css")),  # noqa: S704 - our own file
             scripts=[Markup(source) for source in sources],  # noqa: S704 - as above

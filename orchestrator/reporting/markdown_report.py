@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fitting.laws.fit_result import Fit
-from gpu_catalog.number_text import dollars, ends, given, short
+from gpu_catalog.number_text import dollars, ends, short
 from orchestrator.markdown_table import records_table, span
 from orchestrator.pricing.catalog_file import OWN, THIS_MACHINE
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
-from orchestrator.reporting.notes.certainty_notes import SHARED_ERRORS, interval_sources
+from orchestrator.reporting.notes.certainty_notes import SHARED_ERRORS
 from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.notes.excluded_cells import excluded_list, no_offer_text
-from orchestrator.reporting.notes.host_notes import ranked_host_notes
+from orchestrator.reporting.notes.ranking_notes import is_unstable, prices_text, ranking_notes
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
 from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
@@ -22,17 +22,14 @@ from orchestrator.reporting.sections.memory_section import limits_section
 from orchestrator.reporting.sections.profile_section import profiles_section
 from orchestrator.reporting.sections.recipe_section import recipes_section
 from orchestrator.reporting.sections.recommendation import (
-    FEW_STEPS,
     Recommendation,
     batch_text,
-    is_mostly_startup,
     job_title,
     model_name,
     odds_text,
     offer_text,
     recommendations,
     rows_word,
-    steps_per_epoch,
 )
 from orchestrator.reporting.sections.stability_section import (
     communication_section,
@@ -49,15 +46,15 @@ from trials.records.observation import Basis, Environment, Observation
 
 MOST_RECOMMENDATIONS = 6  # written as sentences; more would bury the tables
 MOST_OFFERS = 25  # offers listed for one job
+MOST_TITLED = 3  # models in the title of a report
 HEADING = re.compile(r"^(#{1,4} )", re.MULTILINE)
-STABLE = 0.10  # widest stable interval of the hours, as a part of them
 
 
 def markdown(results: RunResults) -> str:
     """The whole report: the cheapest offers of all cells, and details of those shown."""
     ranking, shown = results.ranking, {*results.shown.cells}
     parts = [
-        f"# {results.spec.name}",
+        f"# {report_title(results)}",
         headline(ranking, of_report=True),
         cheapest_section(ranking),
         f"## Notes\n\n{notes_text(results.notes)}" if results.notes else "",
@@ -66,6 +63,15 @@ def markdown(results: RunResults) -> str:
         *detail_sections(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def report_title(results: RunResults) -> str:
+    """Name of the specification, its models and its job: a name alone says too little elsewhere."""
+    models = [*dict.fromkeys(cell.model for cell in results.spec.all_cells())]
+    more = len(models) - MOST_TITLED
+    listed = ", ".join(models[:MOST_TITLED]) + (f" and {more} more" if more > 0 else "")
+    job = results.ranking.workload
+    return f"{results.spec.name}: {listed}, {job.examples:,} examples x {job.epochs} epochs"
 
 
 def shown_text(results: RunResults, where: str) -> str:
@@ -114,7 +120,7 @@ def detail_sections(results: RunResults) -> list[str]:
 
 
 def headline(ranking: Ranking, *, of_report: bool = False) -> str:
-    """The priced job, which in a report is the specification's, and the basis of step times."""
+    """The priced job, in a report the specification's, the basis of step times, and the prices."""
     job = ranking.workload
     text = "Job of the specification: " if of_report else "Job: "
     text += f"{job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
@@ -131,7 +137,7 @@ def headline(ranking: Ranking, *, of_report: bool = False) -> str:
             "\nSimulated: the training code was traced and replayed on a model of the GPU. No such "
             f"GPU was used.\n{SHARED_ERRORS}"
         )
-    return "\n".join(filter(None, (text, epochs_text(ranking.learned))))
+    return "\n".join(filter(None, (text, prices_text(ranking), epochs_text(ranking.learned))))
 
 
 def _epochs(ranking: Ranking) -> str:
@@ -250,15 +256,8 @@ def _ranking_section(offers: Sequence[RankedOffer]) -> str:
             parts.append(
                 f"Further offers, all more expensive, in ranking.csv: {len(rows) - len(shown)}."
             )
-    signs = "= too close to the cheapest to call; * no offer is both faster and cheaper."
+    signs = "= may still be the cheapest; * no offer is both faster and cheaper."
     return "\n\n".join(["## Every offer", signs, *parts]) if parts else ""
-
-
-BATCH_RULES = {
-    "asked": "as requested",
-    "largest": "the largest that was timed",
-    "fastest": "the fastest that was timed",
-}
 
 
 def _routing(cell: Cell) -> str:
@@ -280,78 +279,11 @@ def _offer(row: RankedOffer) -> dict[str, object]:
         "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
         f"{rows_word(row.cell)}/s": short(row.examples_per_second),
         "hours": f"{short(row.hours)} ({ends(row.hours_low, row.hours_high)})"
-        + (" ~" if _is_unstable(row) else ""),
+        + (" ~" if is_unstable(row) else ""),
         "$": f"{dollars(row.usd)} ({ends(row.usd_low, row.usd_high, dollars)})",
         "P(cheapest)": odds_text(row.probability_cheapest),
         "basis": f"{row.basis}{elsewhere}{law}{', extrapolated' if row.extrapolated else ''}",
     }
-
-
-def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
-    """Notes on the columns of an offer table and on its doubtful rows, a line each."""
-    left_out = dict.fromkeys(text for row in rows if (text := row.cell.recipe.left_out))
-    notes = [
-        *(f"Left out: {text}." for text in left_out),
-        *_column_notes(rows, ranking),
-        *_job_notes(rows, ranking),
-        *ranked_host_notes(rows),
-    ]
-    if any(row.elsewhere for row in rows):
-        notes.append("Measured elsewhere: on the machine that ran the sweep, not on this instance.")
-    if any(row.source == "law" for row in rows):
-        notes.append("Law: the batch size was not timed, so a law predicts its step time.")
-    if any(_is_unstable(row) for row in rows):
-        notes.append(
-            f"~ The 90 % interval spans more than {STABLE:.0%} of the hours: measure longer "
-            "(`timing` in the specification) or on a quieter machine."
-        )
-    is_several_instances = any(row.instances > 1 for row in rows)
-    if is_several_instances or any(row.gpus_per_instance > 1 for row in rows):
-        is_several = any(row.cell.ranks > 1 for row in rows)
-        used = "as many GPUs as the row names" if is_several else "one of its GPUs"
-        rented = "all rented instances" if is_several_instances else "the whole instance"
-        notes.append(f"$/h is the price of {rented}. The job uses {used}.")
-    return "\n".join(notes)
-
-
-def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
-    dates = sorted(str(row.price_as_of or row.price_recorded) for row in rows)
-    last = f" to {dates[-1]}" if dates[-1] != dates[0] else ""
-    recorded = (
-        " (the day they were recorded, if their source gives none)"
-        if any(row.price_as_of is None for row in rows)
-        else ""
-    )
-    yield f"Prices date from {dates[0]}{last}{recorded}."
-    where = ", on each GPU" if any(row.cell.ranks > 1 for row in rows) else ""
-    yield f"Batch size: {BATCH_RULES[rows[0].batch]}{where}; max is the largest that fits."
-    yield f"Brackets: 90 % intervals. They include {interval_sources(ranking)}."
-    yield "P(cheapest): the probability that no other offer is cheaper."
-
-
-def _job_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
-    """Warnings of large batches, of short jobs and of a deadline that may be missed."""
-    job, deadline = ranking.workload, ranking.constraints.deadline_hours
-    few = sum(steps_per_epoch(job, row) < FEW_STEPS for row in rows)
-    if few:
-        yield (
-            f"Offers with fewer than {FEW_STEPS} optimizer steps per epoch: {few}. "
-            "--batch-size N prices a smaller batch size."
-        )
-    mostly = sum(is_mostly_startup(row) for row in rows)
-    if mostly:
-        yield (
-            f"Offers whose hours are mostly the assumed start-up: {mostly}. To distinguish GPUs, "
-            "price a longer job or set --startup-minutes."
-        )
-    if deadline is not None and any(row.hours_high > deadline for row in rows):
-        limit = f"the deadline of {given(deadline)} h"
-        yield f"Some offers may miss {limit}, which is in their interval."
-
-
-def _is_unstable(row: RankedOffer) -> bool:
-    # More measuring narrows the interval of neither a simulated step nor a law.
-    return row.source == "measured steps" and row.hours_high - row.hours_low > STABLE * row.hours
 
 
 def _fits_section(fits: Sequence[Fit]) -> str:

@@ -90,6 +90,7 @@ def rank_run(request: RankRequest, today: dt.date) -> RankedRun:
         today=today,
         epochs=_learned(request, folder, plan),
         seed=spec.seed,
+        run=str(folder.path),
     )
     return RankedRun(rank(inputs), slow, prices.age(catalog, today))
 

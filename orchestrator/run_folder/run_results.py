@@ -60,6 +60,7 @@ class RunResults:
         notes: the user's own notes, as Markdown.
         price_courses: what the GPUs have cost, where the prices are from snapshots.
         today: date for the drift of prices; None for prices as recorded.
+        folder: path of the run folder.
     """
 
     spec: SweepSpec
@@ -74,6 +75,7 @@ class RunResults:
     notes: str = ""
     price_courses: Sequence[PriceCourse] = ()
     today: date | None = None
+    folder: str = "RUN"
 
     @cached_property
     def fits(self) -> Fits:
@@ -93,6 +95,7 @@ class RunResults:
                 self._step_times(),
                 today=self.today,
                 seed=spec.seed,
+                run=self.folder,
             )
         )
 
@@ -209,6 +212,7 @@ def results_of(  # noqa: PLR0913 - a run by its parts, and two options
         rented=folder.rented(),
         notes=folder.notes(),
         today=today,
+        folder=str(folder.path),
     )
 
 

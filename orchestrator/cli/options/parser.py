@@ -12,6 +12,7 @@ from orchestrator.console import remark
 OPTION = re.compile(r"--[a-z][a-z-]*")
 UNKNOWN = "unrecognized arguments: "
 MISSING = "the following arguments are required: "
+INSTEAD = {"resume": "sweep --resume --out RUN"}  # of words that are taken for commands
 CHOICES = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
 
 
@@ -109,6 +110,8 @@ class Parser(argparse.ArgumentParser):
     def _near(self, message: str) -> list[str]:
         """Near matches of what a message calls unknown: options, or choices of one."""
         choice = CHOICES.search(message)
+        if choice is not None and choice[1] in INSTEAD:
+            return [f"use '{INSTEAD[choice[1]]}'"]
         if choice is not None:
             return _near_matches([choice[1]], re.findall("'(.*?)'", choice[2]))
         names = [name for action in self._actions for name in action.option_strings]

@@ -1,1 +1,1 @@
-"""Notes below the table of an estimate."""
+"""Notes below the tables of estimates and rankings."""

@@ -17,8 +17,8 @@ BASES = {
 
 
 SHARED_ERRORS = (
-    "Simulated times of GPUs whose 90 % intervals are equally wide relative to the hours are "
-    "mostly off in the same direction: their order is safer than their hours."
+    "Simulation errors are mostly shared by all GPUs: trust the order more than the hours, except "
+    "for GPUs with much wider intervals."
 )
 
 

@@ -33,7 +33,9 @@ from orchestrator.spec.job import Job
 from trials.records.cell import Cell
 from trials.records.observation import Observation
 
-DIGITS = 5  # significant digits of a number in the page
+# Significant digits of a number in the page, which rounds it again to the cents that its sentences
+# have: so many that both roundings give what one would.
+DIGITS = 9
 MOST_OFFERS = 100  # cheapest offers of one job in the page
 MOST_OF_A_KIND = 2  # further offers of one GPU, provider and market
 GIB = 2**30
@@ -123,6 +125,11 @@ class PageJob:
         return [] if self.recommendation is None else self.recommendation.doubts
 
     @property
+    def unequal_steps(self) -> str:
+        """As of ``Recommendation``."""
+        return "" if self.recommendation is None else self.recommendation.unequal_steps
+
+    @property
     def abridged(self) -> str:
         """Note on which of the offers the page shows; empty where it shows all."""
         shown = len(list(shown_offers(self.offers)))
@@ -210,7 +217,7 @@ def cells_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
             "recipe": lambda cell: cell.recipe.key,
             "recipe_words": lambda cell: recipe_text(cell.recipe),
         },
-        "experts active_experts sparsity seq_len simulated",
+        "experts active_experts sparsity seq_len simulated ranks",
         {"row": lambda cell: cell.recipe.row, "rows": rows_word},
     )
 
@@ -220,18 +227,23 @@ def offers_table(results: RunResults, jobs: Sequence[PageJob]) -> PageTable:
     job = results.ranking.workload
     return page_table(
         [row for alike in jobs for row in shown_offers(alike.offers)],
-        {"cell": lambda row: results.place(row.cell)},
-        "rank",
-        {"odds": lambda row: row.probability_cheapest},
-        "tied pareto provider instance region market instances",
-        {"gpus": lambda row: row.gpus_per_instance, "where": provider_text},
-        "usd_per_hour",
         {
-            "price_of": lambda row: str(row.price_as_of or row.price_recorded),
-            "batch": lambda row: row.batch_size,
+            "cell": lambda row: results.place(row.cell),
+            "gpu": lambda row: row.cell.gpu,
+            "layout": lambda row: _maybe(row.cell.parallel, lambda layout: layout.key),
+        },
+        "rank epochs",
+        {"odds": lambda row: row.probability_cheapest},
+        "tied pareto provider instance region market instances gpus_per_instance usd_per_hour",
+        {
+            "where": provider_text,
+            "price_as_of": lambda row: _maybe(row.price_as_of, str),
+            "price_recorded": lambda row: str(row.price_recorded),
+        },
+        "batch_size largest_batch",
+        {
             "batches": batch_text,
             "each": each_gpu_text,
-            "largest": lambda row: row.largest_batch,
             "owned": lambda row: row.provider == OWN,
             "few_steps": lambda row: _few_steps(job, row),
             "doubts": lambda row: doubts(job, row) or None,
@@ -316,6 +328,7 @@ def spending_table(results: RunResults) -> PageTable:
             "assumed_start_hours": lambda part: part.startup_seconds / 3600,
             "offer": lambda part: _maybe(part.offer, offer_name),
             "usd_per_hour": lambda part: _maybe(part.offer, lambda offer: offer.usd_per_hour),
+            "price_of": lambda part: _maybe(part.offer, lambda offer: str(offer.date)),
         },
         "usd",
     )

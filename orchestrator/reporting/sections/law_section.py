@@ -8,6 +8,7 @@ from fitting.laws.fit_result import Law, Parameter
 from fitting.laws.forms import Form
 from gpu_catalog.number_text import short
 from orchestrator.markdown_table import records_table, span, table
+from trials.records.observation import Basis
 
 LAW_NAMES: dict[Form | Law, str] = {
     Form.POOLED: "pooled by GPU",
@@ -66,7 +67,7 @@ def _family(family: FamilyFit) -> list[str]:
         )
     if family.suspects:
         parts.append("Points that contradict the law:")
-        parts.append("\n".join(_suspect_line(suspect) for suspect in family.suspects))
+        parts.append("\n".join(_suspect_line(s, family.name.basis) for s in family.suspects))
     return [*parts, _interval_text(family)]
 
 
@@ -103,10 +104,10 @@ def _group_text(group: GroupLaw) -> str:
     return f"{parameters_text(group.parameters)}{held}{only}"
 
 
-def _suspect_line(suspect: Suspect) -> str:
+def _suspect_line(suspect: Suspect, basis: Basis) -> str:
     return (
         f"- {suspect.series}, sparsity {suspect.sparsity:g}, batch size {suspect.batch_size:g}: "
-        f"measured {short(suspect.seconds, 4)} s, "
+        f"{basis} {short(suspect.seconds, 4)} s, "
         f"predicted {short(suspect.expected_seconds, 4)} s, {suspect.spreads:.1f} spreads apart"
     )
 

@@ -251,7 +251,7 @@ def _caption(comparison: RecipeComparison, default: str, shared: str) -> str:
         f"**{job_title(cell)}** on {cell.gpus}, {comparison.basis}"
         f"{'; the same for all: ' + shared if shared else ''}.\n"
         f"Memory and step time are at batch size {comparison.batch_size}, the largest that was "
-        f"{'timed' if comparison.timed else 'measured'} for every recipe that fits. The default is "
+        f"{'timed' if comparison.timed else 'probed'} for every recipe that fits. The default is "
         f"the plainest recipe that fits: {default}."
     )
 

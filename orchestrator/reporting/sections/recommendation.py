@@ -1,5 +1,6 @@
 """The recommended offer in sentences: its cost, its odds and the price of the alternatives."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +21,8 @@ NEARLY_CERTAIN, NEARLY_IMPOSSIBLE = 0.995, 0.005
 MOSTLY = 0.5  # part of a job's hours
 FEW_STEPS = 100  # optimizer steps per epoch below which a batch size is questionable
 WORTHWHILE_SPEEDUP = 0.9  # a faster offer is named if it takes at most this part of the time
+
+EQUAL_STEPS = "`effective_batch: N` in the specification's recipe makes them equal."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,9 @@ class Recommendation:
 
     def _not_apart(self, offer: RankedOffer) -> str:
         """Words on an offer whose cost the data do not separate from the best one's."""
-        is_of_cost = self.wanted.objective != "time"
-        return ", too close to call" if offer.tied and is_of_cost else ""
+        if not offer.tied or self.wanted.objective == "time":
+            return ""
+        return f", may still be the cheapest ({odds_text(offer.probability_cheapest)})"
 
     def _best_sentence(self) -> str:
         row = self.best
@@ -53,8 +57,7 @@ class Recommendation:
         if self.wanted.objective == "time":
             advantage = f"It is the {self.wanted.aim('fastest')}"
         else:
-            odds = odds_text(row.probability_cheapest)
-            advantage = f"It is the cheapest with a probability of **{odds}**"
+            advantage = self._odds_of_best()
         return (
             f"{rent_text(row.cell.gpus, row)}: the job costs "
             f"**${dollars(row.usd)}** ({ends(row.usd_low, row.usd_high, dollars)}) and takes "
@@ -63,6 +66,18 @@ class Recommendation:
             f"{'; generation comes on top' if row.cell.recipe.left_out else ''}. "
             f"{advantage}"
             f"{', if all examples have the full length' if row.as_if_full else ''}."
+        )
+
+    def _odds_of_best(self) -> str:
+        """Its probability to be the cheapest, and an offer that is likelier to be, if any."""
+        odds = f"with a probability of **{odds_text(self.best.probability_cheapest)}**"
+        likely = max(self.rows, key=lambda row: row.probability_cheapest)
+        if likely.probability_cheapest <= self.best.probability_cheapest:
+            return f"It is the cheapest {odds}"
+        other = f"{likely.cell.gpus} {provider_text(likely)}"
+        return (
+            f"It has the lowest expected cost, and is the cheapest {odds}; {other} is at least as "
+            f"likely to be ({odds_text(likely.probability_cheapest)})"
         )
 
     def _few_steps(self) -> str:
@@ -74,6 +89,17 @@ class Recommendation:
     def doubts(self) -> list[str]:
         """Reasons to doubt the recommended offer."""
         return doubts(self.job, self.best)
+
+    @property
+    def unequal_steps(self) -> str:
+        """Sentence on offers whose optimizer steps have other numbers of examples, else nothing."""
+        sizes = {row.examples_per_step for row in self.rows}
+        if len(sizes) == 1 or self.best.cell.recipe.effective_batch is not None:
+            return ""
+        return (
+            "The compared offers do not train alike: an optimizer step has "
+            f"{min(sizes):,} to {max(sizes):,} {rows_word(self.best.cell)}. {EQUAL_STEPS}"
+        )
 
     def _alternatives(self) -> Iterator[tuple[str, RankedOffer]]:
         best = self.best
@@ -105,12 +131,8 @@ def recommendations(ranking: Ranking) -> list[Recommendation]:
 
 def steps_per_epoch(job: Job, row: RankedOffer) -> int:
     """Optimizer steps of an epoch of the job on an offer, rounded down."""
-    cell = row.cell
-    batch = (
-        row.batch_size * cell.rank_recipe.micro_batches(row.batch_size) * cell.data_parallel_ranks
-    )
-    of_cell = job_of(job, cell.recipe, cell.seq_len)
-    return steps(of_cell, batch) // of_cell.epochs
+    of_cell = job_of(job, row.cell.recipe, row.cell.seq_len)
+    return steps(of_cell, row.examples_per_step) // of_cell.epochs
 
 
 def is_mostly_startup(row: RankedOffer) -> bool:
@@ -166,16 +188,24 @@ def job_title(cell: Cell) -> str:
     return f"{model_name(cell)}{experts}, {cell.seq_len} tokens"
 
 
-def offer_text(row: RankedOffer | Price, idle: int = 0) -> str:
+def offer_text(row: RankedOffer | Price, idle: int = 0, gpu: str | None = None) -> str:
     """Provider, instance, market and region of an offer, for a table.
 
     Args:
         row: the offer.
         idle: GPUs of an instance that the job does not use, where they are to be named.
+        gpu: the GPU, where one of the user's own is to be called so.
     """
     several = f" ({row.gpus_per_instance} GPUs{f', {idle} idle' if idle else ''})"
     gpus = several if row.gpus_per_instance > 1 else ""
+    if _is_own(gpu, row):
+        return f"your own{gpus}"
     return f"{_number(row)}{row.provider} {row.instance}{gpus} {row.market}{_place(row)}"
+
+
+def _is_own(gpu: str | None, row: RankedOffer | Price) -> bool:
+    """Whether an offer is of the user's own GPU, and of no machine with a name."""
+    return row.provider == OWN and row.instance == gpu
 
 
 def _number(row: RankedOffer | Price) -> str:
@@ -192,7 +222,7 @@ def _place(row: RankedOffer | Price) -> str:
 def rent_text(gpu: str, row: RankedOffer | Price) -> str:
     """Advice to rent or use a GPU, with its provider and price per hour."""
     rate = f"at ${dollars(row.usd_per_hour)} an hour"
-    if row.provider == OWN and row.instance == gpu:
+    if _is_own(gpu, row) and row.gpus_per_instance == 1:
         return f"Use your **{gpu}** {rate}"
     verb = "Use" if row.provider == OWN else "Rent"
     return f"{verb} **{gpu}** {provider_text(row)} {rate}"
@@ -207,10 +237,13 @@ def provider_text(row: RankedOffer | Price) -> str:
 
 
 def odds_text(odds: float) -> str:
-    """A probability estimated by random draws, never shown as certain or impossible."""
+    """A probability estimated by random draws, never shown as certain or impossible.
+
+    Half a percent is rounded up, as on the page.
+    """
     if odds < NEARLY_IMPOSSIBLE:
         return "less than 1%"
-    return f"{odds:.0%}" if odds < NEARLY_CERTAIN else "more than 99%"
+    return f"{math.floor(100 * odds + 0.5)}%" if odds < NEARLY_CERTAIN else "more than 99%"
 
 
 def price_text(row: RankedOffer) -> str:

@@ -249,9 +249,13 @@ function wholeTicks(least, most, count) {
   return powers.length > 2 ? powers.filter((_, n) => n % every === 0) : d3.ticks(least, most, count).filter(Number.isInteger);
 }
 
+/** Unit of the batch sizes of rows: a micro-batch is that of each GPU, and several make a step. */
+const microBatch = (rows) => `micro-batch${rows.some((row) => row.cell.ranks > 1) ? " per GPU" : ""} (${rows[0].cell.rows})`;
+const microBatchOf = (row) => `micro-batch of ${row.batch} ${row.cell.rows}${row.cell.ranks > 1 ? " on each GPU" : ""}`;
+
 function batchScale(rows) {
   const domain = [1, Math.max(d3.max(rows, (row) => row.batch), 2)];
-  return { ...labelled({ type: "log", base: 2 }, `${rows[0].cell.rows} per step`), domain, ticks: wholeTicks(...domain, 6), tickFormat: "d", grid: true };
+  return { ...labelled({ type: "log", base: 2 }, microBatch(rows)), domain, ticks: wholeTicks(...domain, 6), tickFormat: "d", grid: true };
 }
 
 /** Throughput against batch size: visits as points, the law and its 90 % interval. */
@@ -264,7 +268,7 @@ function speedCharts(holder, key, probes, laws) {
   const most = (gpu) => d3.max([...gpu(timed).map((row) => row.examples_per_second), ...gpu(laws).map((row) => row.examples_per_second_high)]);
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}${stack(row)}`,
-    `${row.batch} ${row.cell.rows} per step`,
+    microBatchOf(row),
     `${short(row.examples_per_second)} ${row.cell.rows}/s, steps of ${short(row.step_seconds)} s`,
   ].join("\n");
   return forEachGpu(holder, timed, (chart, gpu, own) => drawn(chart, (width) => plot({
@@ -292,7 +296,7 @@ function memoryCharts(holder, key, probes, laws) {
   const peak = (row) => unit * row.peak_gib;
   const title = (row) => [
     `${row.cell.gpu}, ${experts(row.cell)}, ${row.basis}${stack(row)}`,
-    `${row.batch} ${row.cell.rows} per step: ${outcomeOf(row)}`,
+    `${microBatchOf(row)}: ${outcomeOf(row)}`,
     row.peak_gib === null ? "" : `${short(peak(row))} ${name} at most`,
   ].join("\n");
   return forEachGpu(holder, peaked, (chart, gpu, own) => {
@@ -339,7 +343,7 @@ function largestChart(holder, rows) {
   const scale = most > 8 * least ? { type: "log", base: 2, domain: [least, most] } : { domain: [0, most] };
   const ticks = (count) => (scale.type ? wholeTicks(least, most, count) : d3.ticks(0, most, count).filter(Number.isInteger));
   return drawnRows(holder, [...unique.keys()], 24, (room, width) => ({
-    x: { ...labelled(scale, `${rows[0].cell.rows} per step`), grid: true, ticks: ticks(width < 400 ? 4 : 8), tickFormat: "d" },
+    x: { ...labelled(scale, microBatch(rows)), grid: true, ticks: ticks(width < 400 ? 4 : 8), tickFormat: "d" },
     marks: [
       Plot.ruleY(predicted, { x1: "low", x2: "high", y: name, stroke: colour, strokeWidth: 7, strokeOpacity: 0.28, dy: room / 2 }),
       Plot.tickX(predicted, { x: "predicted", y: name, stroke: colour, strokeWidth: 2, insetTop: 6 + room, insetBottom: 6 }),

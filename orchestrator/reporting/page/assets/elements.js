@@ -197,7 +197,7 @@ class Table {
     const text = lines.map((line) => line.map(quoted).join(",")).join("\n");
     const link = element("a", {
       href: URL.createObjectURL(new Blob([`${text}\n`], { type: "text/csv" })),
-      download: `${this.caption.replace(/\W+/g, "-").toLowerCase()}.csv`,
+      download: `${[DATA.name, this.caption, DATA.made].join("-").replace(/\W+/g, "-").toLowerCase()}.csv`,
     });
     link.click();
     URL.revokeObjectURL(link.href);

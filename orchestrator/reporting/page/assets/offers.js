@@ -83,15 +83,18 @@ const strong = (text) => element("strong", {}, text);
 function adviceOf(rows) {
   const best = d3.least(rows, (row) => row.rank);
   const isCheapest = rows.every((row) => row.usd >= best.usd);  // else the run's objective is time
+  const likeliest = d3.greatest(rows, (row) => row.chance);
+  const isLikeliest = likeliest.chance <= best.chance;
   const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
-  const isOwnCard = best.owned && best.instance === best.cell.gpu;
+  const isOwnCard = best.owned && best.instance === best.cell.gpu && best.gpus_per_instance === 1;
   const ifFull = best.as_if_full ? ", if all examples have the full length" : "";
   const lead = element("p", { class: "lead" }, isOwnCard ? "Use your " : best.owned ? "Use " : "Rent ", strong(best.cell.gpu),
     `${isOwnCard ? "" : ` ${best.where}`} at ${dollars(best.usd_per_hour)} an hour: the job costs `, strong(dollars(best.usd)),
     ` (${span(best.usd_low, best.usd_high, cents)}) and takes `, strong(hours(best.hours)),
     ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}${best.left_out ? "; generation comes on top" : ""}. `,
     ...(rows.length === 1 ? [`No other offer matches.${ifFull && ` Its cost holds${ifFull.slice(1)}.`}`]
-      : isCheapest ? [`Of the ${rows.length} offers that match, it is the cheapest with a probability of `, strong(odds(best.chance)), `${ifFull}.`]
+      : isCheapest ? [`Of the ${rows.length} offers that match, it ${isLikeliest ? "is" : "has the lowest expected cost, and is"} the cheapest with a probability of `, strong(odds(best.chance)),
+        isLikeliest ? "" : `; ${likeliest.cell.gpu} ${likeliest.where} is at least as likely to be (${odds(likeliest.chance)})`, `${ifFull}.`]
         : [`It is the fastest of the ${rows.length} offers that match${ifFull}.`]));
   const named = [best];
   const others = [
@@ -99,7 +102,7 @@ function adviceOf(rows) {
     ["Cheapest other GPU", d3.least(rows.filter((row) => row.cell.gpu !== best.cell.gpu), (row) => row.usd)],
     ["Faster, but more expensive", d3.least(rows.filter((row) => row.hours < 0.9 * best.hours), (row) => row.hours)],
   ].filter(([, row]) => row && !named.includes(row) && named.push(row));
-  const apart = (row) => (isCheapest && row.isClose ? ", too close to call" : "");
+  const apart = (row) => (isCheapest && row.isClose ? `, may still be the cheapest (${odds(row.chance)})` : "");
   const list = others.map(([label, row]) => element("li", {}, `${label}: ${row.cell.gpu} ${row.where}: ${priceOf(row)}${apart(row)}.`));
   const doubts = [...(best.doubts ?? []), mayMiss(best) ? "The 90 % interval of its hours ends after the deadline." : "", mayExceed(best) ? "The 90 % interval of its cost ends above the budget." : ""];
   return [lead, list.length ? element("ul", {}, ...list) : null, ...doubts.filter(Boolean).map((text) => element("p", { class: "warn" }, text))];
@@ -117,31 +120,37 @@ function noneOf(ofJob) {
   return element("p", { class: "lead" }, `None of ${ofJob.length} offers matches.${why}`);
 }
 
+/** Columns of a saved file with the names of ranking.csv. */
+const saved = (...names) => names.map((name) => [name, (row) => row[name]]);
+
 const offerColumns = [
   {
     label: "GPU and offer", of: (row) => row.cell.gpu, head: true,
-    under: (row) => `${numberOf(row)}${row.provider} ${row.instance}${row.gpus > 1 ? ` (${row.gpus} GPUs)` : ""}, ${row.region}, ${row.market}`,
-    csv: [["gpu", (r) => r.cell.gpu], ...["provider", "instance", "region", "market", "gpus", "instances"].map((name) => [name, (r) => r[name]])],
+    under: (row) => `${numberOf(row)}${row.provider} ${row.instance}${row.gpus_per_instance > 1 ? ` (${row.gpus_per_instance} GPUs)` : ""}, ${row.region}, ${row.market}`,
+    csv: [
+      ...saved("gpu"), ...["model", "weights", "recipe", "sparsity", "active_experts", "seq_len"].map((name) => [name, (r) => r.cell[name]]),
+      ...saved("layout", "rank", "provider", "instance", "region", "market", "gpus_per_instance", "instances"), ["examples", () => DATA.examples], ...saved("epochs"),
+    ],
   },
   {
     label: "cost", of: (row) => row.usd, number: true, show: (row) => dollars(row.usd), under: (row) => `${span(row.usd_low, row.usd_high, cents)}${mayExceed(row) ? ", may exceed the budget" : ""}`,
-    csv: ["usd", "usd_low", "usd_high"].map((name) => [name, (r) => r[name]]),
+    csv: saved("usd", "usd_low", "usd_high"),
   },
   {
     label: "time", of: (row) => row.hours, number: true, show: (row) => hours(row.hours), under: (row) => `${span(row.hours_low, row.hours_high)}${mayMiss(row) ? ", may miss the deadline" : ""}`,
-    csv: ["hours", "hours_low", "hours_high"].map((name) => [name, (r) => r[name]]),
+    csv: saved("hours", "hours_low", "hours_high"),
   },
   {
-    label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance),
-    under: (row) => [row.isClose && row !== ranking.best ? "too close to call" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
+    label: "P(cheapest)", of: (row) => row.chance, number: true, show: (row) => odds(row.chance), csv: [["probability_cheapest", (r) => r.chance]],
+    under: (row) => [row.isClose && row !== ranking.best ? "may still be cheapest" : "", row.pareto ? "none beats it" : ""].filter(Boolean).join(", "),
   },
   {
-    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: ["basis", "elsewhere"].map((name) => [name, (r) => r[name]]),
+    label: "basis", of: (row) => row.basis, show: (row) => basisOf(row.basis), csv: saved("basis", "elsewhere"),
     under: (row) => [row.elsewhere ? "measured elsewhere" : "", row.source.startsWith("law") ? row.source : "", row.extrapolated ? "extrapolated" : ""].filter(Boolean).join(", "),
   },
-  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_of, csv: [["usd_per_hour", (r) => r.usd_per_hour], ["price_of", (r) => r.price_of]] },
-  { label: "batch size", of: (row) => row.batch, number: true, show: (row) => row.batches, under: (row) => `max ${row.largest ?? "unknown"}${row.each}` },
-  { label: "throughput", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), under: (row) => `${row.cell.rows}/s`, csv: [["examples_per_second", (r) => r.examples_per_second], ["stack", (r) => r.stack]] },
+  { label: "$/h", of: (row) => row.usd_per_hour, number: true, show: (row) => cents(row.usd_per_hour), under: (row) => row.price_as_of ?? row.price_recorded, csv: saved("usd_per_hour", "price_as_of", "price_recorded") },
+  { label: "batch size", of: (row) => row.batch_size, number: true, show: (row) => row.batches, under: (row) => `max ${row.largest_batch ?? "unknown"}${row.each}`, csv: saved("batch_size", "largest_batch") },
+  { label: "throughput", of: (row) => row.examples_per_second, number: true, show: (row) => short(row.examples_per_second), under: (row) => `${row.cell.rows}/s`, csv: saved("examples_per_second", "stack") },
 ];
 
 const ranking = new Table(at("ranking"), {

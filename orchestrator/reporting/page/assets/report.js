@@ -67,7 +67,7 @@ if (rowsOf("spending").length) new Table(at("spending-table"), {
     { label: "GPU", of: (row) => row.gpu, head: true }, numeric("probes", "probes"), numeric("probe hours", "probe_hours"),
     numeric("hours lost in failed trials", "lost_hours"), numeric("nodes", "nodes"),
     numeric("assumed start-up hours", "assumed_start_hours"), { label: "offer", of: (row) => row.offer ?? "price unknown" },
-    numeric("$/h", "usd_per_hour", cents), numeric("cost", "usd", dollars),
+    numeric("$/h", "usd_per_hour", cents), { label: "price of", of: (row) => row.price_of }, numeric("cost", "usd", dollars),
   ],
 }).fill(rowsOf("spending"));
 
