@@ -76,3 +76,7 @@ def test_several_cards_of_ones_own_cost_the_electricity_of_all(asked: dict[str, 
     assert price is not None
     assert (row.estimate.gpus, price.provider, price.gpus_per_instance) == (2, "own", 2)
     assert price.usd_per_hour == pytest.approx(0.3)
+    shown = as_table(estimates.estimated, estimates.question)
+    assert (
+        "Use your **2xA40** at $0.30 an hour (electricity of the cards alone): the job costs"
+    ) in shown

@@ -21,8 +21,8 @@ from trials.recipes.recipe import Recipe
 from trials.records.compatibility import with_defaults
 from trials.records.observation import Basis, Outcome
 
-OF_LAYOUT = {"gpu", "instances", "rdma"}
-OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - OF_LAYOUT
+OWN_FIELDS = {"gpu", "instances", "rdma", "is_electricity"}
+OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - OWN_FIELDS
 """Fields of a placement that prices and ranked offers share."""
 
 
@@ -119,6 +119,7 @@ def _placement(row: Estimated, price: Price, job: Job) -> ChosenOffer:
         checkpoint_minutes=rented.checkpoint_minutes,
         instances=price.instances,
         rdma=bool(row.estimate.rdma),
+        is_electricity=row.question.is_own,
         **price.model_dump(include=OF_PLACEMENT),
     )
 

@@ -92,5 +92,10 @@ def of_several_cards(offer: Offer, count: int) -> Offer:
     """Offer of so many cards that the user owns, which take as much electricity; others as is."""
     if not is_electricity(offer):
         return offer
-    price = count * offer.usd_per_hour
-    return offer.model_copy(update={"gpus_per_instance": count, "usd_per_hour": price})
+    machine = {"instance": f"{count}x{offer.instance}", "gpus_per_instance": count}
+    return offer.model_copy(update=machine | {"usd_per_hour": count * offer.usd_per_hour})
+
+
+def electricity_text(count: int) -> str:
+    """Caveat beside the price of so many cards that the user owns."""
+    return f"electricity of the {'cards' if count > 1 else 'card'} alone"
