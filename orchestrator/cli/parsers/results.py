@@ -149,6 +149,10 @@ run RUN                  the run folder
                          status prints it
 --config FILE            with --to: train by this configuration, with the micro-batch and the
                          accumulation of the ranking, and by its own trainer
+--providers A,B          with --to: only offers of these providers; ray and slurm take those of
+                         provider own first
+--regions A,B            with --to: only offers in these regions, as the ranking names them
+--[no-]spot              with --to: only spot instances, or only on-demand instances
 --format {ado}           write the observations for ado: IBM's ado and LLMFineTuningBench; further
                          columns hold the basis (measured or simulated), sparsity, recipe, weights,
                          software and stack
