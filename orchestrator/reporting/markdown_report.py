@@ -257,7 +257,7 @@ def _ranking_section(offers: Sequence[RankedOffer]) -> str:
 BATCH_RULES = {
     "asked": "as requested",
     "largest": "the largest that was timed",
-    "fastest": "the fastest that was timed",
+    "fastest": "the fastest that was timed, by however small a margin",
 }
 
 

@@ -34,8 +34,8 @@ GPUS = f"""
 model and GPUs:
 --model MODEL            {MODEL}
 --gpu GPU                keys of 'catalog gpus', or names such as A100, separated by commas;
-                         own:A40 is a card of yours, which costs electricity, no rent (default of
-                         estimate: all)
+                         own:A40 and own:4xA40 are yours, which cost electricity, no rent (default
+                         of estimate: all)
 --memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
                          that the catalog lacks
 --usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
