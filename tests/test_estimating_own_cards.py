@@ -63,6 +63,7 @@ def test_a_card_that_the_job_does_not_fit_has_one_row() -> None:
     )
     (row,) = estimates
     assert row.question.is_own
+    assert estimates.skipped == ("A40-0.52GiB, rented: no price, as on your own",)
 
 
 @pytest.mark.parametrize("asked", [{"gpu": "own:2xA40"}, {"gpu": "own:A40", "gpus": (2,)}])

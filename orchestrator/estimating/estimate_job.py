@@ -179,7 +179,10 @@ def _of_counts(
     missing = [reason for key, reason in against.items() if key not in answered]
     own = [row for row in rows if row.question.is_own]
     timeless = {row.estimate.gpu for row in own if row.step is None}
-    rented = [r for r in rows if not r.question.is_own and r.estimate.gpu not in timeless]
+    rented = [row for row in rows if not row.question.is_own]
+    same = {row.estimate.gpu for row in rented} & timeless
+    missing += [f"{gpu}, rented: no price, as on your own" for gpu in sorted(same)]
+    rented = [row for row in rented if row.estimate.gpu not in same]
     remedied_rows = [_remedied_counts(some, request, simulation) for some in (own, rented)]
     return list(chain.from_iterable(remedied_rows)), [*refused, *missing]
 
