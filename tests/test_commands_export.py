@@ -50,6 +50,31 @@ def test_a_run_with_a_ranking_is_written_as_a_task(
     assert "--num_train_epochs 5 " in task["run"]
 
 
+def test_slurm_takes_an_offer_of_ones_own_before_cheaper_rented_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--providers takes a rented one, whose price is said to be one."""
+    text = ONE_CELL.replace("[cpu]", "[desk]").replace("fp32}", "fp32, loss: chunked}") + OWN
+    mine = "{gpu: desk, provider: own, region: own, instance: desk, usd_per_hour: 9, source: me,"
+    made_run(tmp_path / "run", f"{text}    - {mine} recorded: 2026-01-31}}\n")
+    assert main(["rank", "run", "--batch-size", "8"]) == 0
+    export = ["export", "run", "--out", "job", "--to"]
+    for words, taken, line in (
+        (["slurm"], "your own (desk)", "slurm takes an offer of your own first"),
+        (["ray", "--no-spot", "--providers", "aws"], "aws big", "ray rents nothing: the price is"),
+        (["skypilot"], "aws big here-1 spot", ""),
+    ):
+        capsys.readouterr()
+        assert main([*export, *words]) == 0
+        output = capsys.readouterr()
+        assert f"job: desk: {taken}" in output.out
+        assert line in output.err
+        job = Path("job").read_text(encoding="utf-8")
+        assert ("(measured, a rented offer): desk: aws" in job) is (words[0] == "ray")
+    assert main([*export, "slurm", "--providers", "own", "--spot"]) == 1
+    assert "no offer with --providers own --spot" in capsys.readouterr().err
+
+
 def test_a_ranking_of_several_gpus_starts_as_many(tmp_path: Path) -> None:
     """A trainer's launcher for the layout that the offer was ranked with."""
     text = ONE_CELL.replace("[cpu]", "[desk]").replace(
@@ -253,6 +278,7 @@ def test_a_configuration_is_exported_for_as_many_gpus_as_it_was_priced_for(
         ["export", "run", "--format", "ado", "--model", "llama-tiny"],
         ["export", "run", "--format", "ado", "--cell", "desk/llama-tiny"],
         ["export", "run", "--format", "ado", "--config", "mine.yml"],
+        ["export", "run", "--format", "ado", "--no-spot"],
         [*ESTIMATE, "--export", "x.yaml"],
     ],
 )

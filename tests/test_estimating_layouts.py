@@ -184,7 +184,7 @@ def test_a_layout_of_several_nodes_is_estimated_on_each_network_of_the_instances
     question = question_of(request, CATALOG, TODAY)
     gpus = [CATALOG.gpu("A100-80GB-SXM"), CATALOG.gpu("H100-SXM")]
     (layout,) = layouts(16, "fsdp2", 2)
-    placed = placed_layouts(layout, gpus, CATALOG, question.constraints)
+    placed = placed_layouts(layout, gpus, CATALOG, question.allows)
     assert {one and one.network: [gpu.key for gpu in some] for one, some in placed} == {
         NodeNetwork(25, rdma=False): ["H100-SXM"],
         NodeNetwork(100, rdma=False): ["A100-80GB-SXM"],
@@ -196,11 +196,11 @@ def test_a_layout_of_several_nodes_is_estimated_on_each_network_of_the_instances
         None: ["A100-80GB-SXM", "H100-SXM"],
     }
     only = question.constraints.model_copy(update={"providers": ("aws",)})
-    ((one, _),) = placed_layouts(layout, gpus[:1], CATALOG, only)
+    ((one, _),) = placed_layouts(layout, gpus[:1], CATALOG, only.allows)
     assert one is not None
     assert one.network == NodeNetwork(400, rdma=True)
     (beside,) = layouts(8, "fsdp2", 1)
-    assert placed_layouts(beside, gpus, CATALOG, only) == [(beside, gpus)]
+    assert placed_layouts(beside, gpus, CATALOG, only.allows) == [(beside, gpus)]
 
 
 def test_a_layout_of_one_node_is_estimated_on_each_link_between_its_gpus() -> None:
@@ -214,7 +214,7 @@ def test_a_layout_of_one_node_is_estimated_on_each_link_between_its_gpus() -> No
     offers = CATALOG.offers(gpu.key)
     for count in (2, 4):
         (layout,) = layouts(count, "ddp", 1)
-        placed = dict(placed_layouts(layout, [gpu], CATALOG, question.constraints))
+        placed = dict(placed_layouts(layout, [gpu], CATALOG, question.allows))
         assert {one and one.interconnect for one in placed} == {None, "nvlink-pair-3"}
         for one in placed:
             assert one is not None

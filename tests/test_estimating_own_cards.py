@@ -38,6 +38,34 @@ def test_electricity_needs_a_price() -> None:
         orchestrator.estimate("llama-tiny", gpu="own:A40", seq_len=32)
 
 
+def test_what_is_owned_is_ranked_apart_from_what_is_rented() -> None:
+    """Two L40S are owned, not one nor eight; the same two are also priced as if rented."""
+    estimates = orchestrator.estimate(
+        "llama-tiny",
+        **STATED,
+        gpu="own:2xL40S,2xL40S,L40S",
+        gpus=(1, 8),
+        usd_per_kwh=0.5,
+        strategy="ddp",
+        seq_len=32,
+    )
+    offers = {(row.estimate.gpus, row.question.is_own): row.estimate.price for row in estimates}
+    assert len(estimates) == len(offers) == 4
+    owned = {key for key, price in offers.items() if price and price.provider == "own"}
+    assert owned == {(2, True)}
+    assert offers[2, False] is not None
+
+
+def test_a_card_that_the_job_does_not_fit_has_one_row() -> None:
+    """Rented ones are as small."""
+    estimates = orchestrator.estimate(
+        "llama-tiny", **STATED, gpu="own:A40,A40", memory_gib=0.52, usd_per_kwh=0.5, seq_len=32
+    )
+    (row,) = estimates
+    assert row.question.is_own
+    assert estimates.skipped == ("A40-0.52GiB, rented: no price, as on your own",)
+
+
 @pytest.mark.parametrize("asked", [{"gpu": "own:2xA40"}, {"gpu": "own:A40", "gpus": (2,)}])
 def test_several_cards_of_ones_own_cost_the_electricity_of_all(asked: dict[str, Any]) -> None:
     """Two of 300 W at $0.50 per kWh, whichever way their number is given."""
@@ -49,3 +77,7 @@ def test_several_cards_of_ones_own_cost_the_electricity_of_all(asked: dict[str, 
     assert price is not None
     assert (row.estimate.gpus, price.provider, price.gpus_per_instance) == (2, "own", 2)
     assert price.usd_per_hour == pytest.approx(0.3)
+    shown = as_table(estimates.estimated, estimates.question)
+    assert (
+        "Use your **2xA40** at $0.30 an hour (electricity of the cards alone): the job costs"
+    ) in shown

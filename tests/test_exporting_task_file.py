@@ -125,9 +125,10 @@ def test_a_format_without_any_of_the_offers_is_refused() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_card_of_ones_own_is_for_ray_and_slurm(target: Target) -> None:
     """A cloud would start a rented fallback in its place."""
-    training = training_of(placements=(replace(SECURE, provider="own", instance="A40"), SPOT))
+    own = replace(SECURE, provider="own", instance="A40", is_electricity=True)
+    training = training_of(placements=(own, SPOT))
     if target in ("ray", "slurm"):
-        assert task_file(training, target).placements[0].provider == "own"
+        assert "per hour (electricity of the card alone)" in task_file(training, target).text
     else:
         with pytest.raises(ExportError, match="your own A40"):
             task_file(training, target)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 from gpu_catalog.catalog import Catalog
@@ -47,8 +48,9 @@ from orchestrator.estimating.estimate_request import (
 from orchestrator.estimating.longest_sequence import at_longest, lengths_among, lengths_up_to
 from orchestrator.estimating.question import EstimatedJob, EstimateError, Question
 from orchestrator.estimating.requested_gpus import (
+    ByOwner,
+    by_owner,
     left_out_of_all,
-    requested_gpus,
     with_electricity,
 )
 from orchestrator.estimating.varying_memory import traced_lengths
@@ -87,7 +89,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
         prices = request.prices.in_use()
         catalog = prices.over(prices.catalog)
         requested = {
-            count: requested_gpus(names, request.memory_gib, catalog)
+            count: by_owner(names, request.memory_gib, catalog)
             for count, names in names_by_count(request.gpu, request.counts).items()
         }
         offered = with_electricity(
@@ -101,7 +103,7 @@ def _estimates(request: EstimateRequest, today: dt.date, traces: TraceSource) ->
 
     simulation = Simulation(offered, constants, traces)
     if request.chooses_number:
-        estimated, reasons = best_boxes(requested[1], request, question, simulation)
+        estimated, reasons = best_boxes(requested[1][False], request, question, simulation)
     else:
         estimated, reasons = _of_counts(requested, request, question, simulation)
     return Estimates(
@@ -146,23 +148,28 @@ def best_boxes(
 
 
 def _of_counts(
-    requested: Mapping[int, Sequence[Gpu]],
+    requested: Mapping[int, ByOwner],
     request: EstimateRequest,
     question: Question,
     simulation: "Simulation",
 ) -> tuple[list[Estimated], list[str]]:
     """Estimate each number of each GPU that was asked for, by the best of its strategies.
 
+    GPUs that the user owns are estimated apart from rented ones of the same kind, unless the job
+    has no time on them: then both rows are the same.
+
     Returns:
         The estimates, and the reason against each GPU that cannot be estimated.
     """
     on_layouts: list[OnGpus] = []
     refused: list[str] = []
-    for count, gpus in requested.items():
-        try:
-            on_layouts += _on_layouts(count, gpus, request, question, simulation)
-        except EstimateError as error:
-            refused.append(str(error))
+    for count, groups in requested.items():
+        for is_own, gpus in groups.items():
+            by_kind = replace(question, is_own=is_own)
+            try:
+                on_layouts += _on_layouts(count, gpus, request, by_kind, simulation)
+            except EstimateError as error:
+                refused.append(str(error))
     if refused and not on_layouts:
         raise EstimateError("\n".join(dict.fromkeys(refused)))
     estimated, against = best_on(on_layouts, request, simulation)
@@ -170,7 +177,14 @@ def _of_counts(
     rows = best_layouts(sorted(estimated, key=lambda row: row.estimate.gpus))
     answered = {(row.estimate.gpus, row.gpu.key) for row in rows}
     missing = [reason for key, reason in against.items() if key not in answered]
-    return _remedied_counts(rows, request, simulation), [*refused, *missing]
+    own = [row for row in rows if row.question.is_own]
+    timeless = {row.estimate.gpu for row in own if row.step is None}
+    rented = [row for row in rows if not row.question.is_own]
+    same = {row.estimate.gpu for row in rented} & timeless
+    missing += [f"{gpu}, rented: no price, as on your own" for gpu in sorted(same)]
+    rented = [row for row in rented if row.estimate.gpu not in same]
+    remedied_rows = [_remedied_counts(some, request, simulation) for some in (own, rented)]
+    return list(chain.from_iterable(remedied_rows)), [*refused, *missing]
 
 
 def _on_layouts(
@@ -184,7 +198,7 @@ def _on_layouts(
     return [
         (on_layout(question, placed, BATCH_LIMIT), some)
         for layout in request.layouts(count)
-        for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.constraints)
+        for placed, some in placed_layouts(layout, gpus, simulation.catalog, question.allows)
     ]
 
 

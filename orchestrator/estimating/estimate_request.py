@@ -23,7 +23,6 @@ from orchestrator.estimating.requested_gpus import (
     ALL,
     check_numbers,
     counted,
-    own_cards,
     requested_gpus,
     with_electricity,
 )
@@ -261,9 +260,6 @@ def question_on(
         batch_limit=recipe.batch_limit(BATCH_LIMIT),
         workload=job,
         constraints=constraints,
-        own_cards=frozenset(
-            gpu.key for gpu in own_cards(request.names, request.memory_gib, catalog)
-        ),
         drift=PriceDrift(job.overheads, today, seed=0, draws=0, young=young_gpus(catalog)),
         routing_draws=draws,
         expandable_segments=request.expandable_segments,

@@ -10,10 +10,10 @@ from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.offer import Offer
-from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.host_memory import OffersByHost, by_host_memory
 from orchestrator.pricing.layout_offers import layout_offers
 from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.pricing.own_cards import is_electricity
 from orchestrator.pricing.price_drift import PriceDrift
 from orchestrator.request import validation_lines
 from orchestrator.spec.job import Job
@@ -57,7 +57,7 @@ class Question:
         drift: change of prices since they were recorded.
         routing_draws: number of draws of the experts' shares, for the spread of the peak.
         expandable_segments: setting of PyTorch's allocator.
-        own_cards: keys of the GPUs that the user owns.
+        is_own: whether the user owns the GPUs, and pays their electricity alone.
         assumes_batch: whether the effective batch is assumed.
         by_default: options that were not given, so that defaults define the job.
         draws_lengths: whether runs of varying lengths are replayed where the lengths vary.
@@ -81,7 +81,7 @@ class Question:
     image_tokens: int | None = None
     finds_seq_len: bool = False
     by_default: tuple[str, ...] = ()
-    own_cards: frozenset[str] = frozenset()
+    is_own: bool = False
     assumes_batch: bool = False
     draws_lengths: bool = True
     changes: Mapping[str, object] = field(default_factory=dict)
@@ -113,13 +113,19 @@ class Question:
         return self.recipe.of_rank(self.data_parallel_ranks)
 
     def offers_of(self, gpu: Gpu, catalog: Catalog, host_gib: float | None) -> OffersByHost:
-        """Offers with as many GPUs a node, at the price of all nodes, by the memory of a host."""
-        return by_host_memory(layout_offers(catalog.offers(gpu.key), self.parallel), host_gib)
+        """Offers with as many GPUs a node, at the price of all nodes, by the memory of a host.
+
+        They are rented ones, or the electricity of cards that the user owns.
+        """
+        offers = filter(self._is_of_kind, catalog.offers(gpu.key))
+        return by_host_memory(layout_offers(offers, self.parallel), host_gib)
 
     def allows(self, offer: Offer) -> bool:
         """Whether the constraints allow an offer; they do not apply to cards that the user owns."""
-        is_own = offer.provider == OWN and offer.gpu in self.own_cards
-        return is_own or self.constraints.allows(offer)
+        return self._is_of_kind(offer) and (self.is_own or self.constraints.allows(offer))
+
+    def _is_of_kind(self, offer: Offer) -> bool:
+        return is_electricity(offer) is self.is_own
 
     def options_text(self) -> str:
         """The changes as options of the command line."""
@@ -172,13 +178,13 @@ class Question:
 
 EstimatedJob = tuple[Question, Gpu]
 """A question, and a GPU that it is asked of."""
-Placement = tuple[str, Parallel | None]
-"""Key of a GPU, and the layout of a question that is asked of it."""
+Placement = tuple[str, Parallel | None, bool]
+"""Key of a GPU, the layout of a question that is asked of it, and whether the user owns it."""
 
 
 def placement(question: Question, gpu: Gpu) -> Placement:
-    """Key of the GPU and layout of the question, which compared recipes share."""
-    return gpu.key, question.parallel
+    """Key of the GPU, layout and ownership of the question, which compared recipes share."""
+    return gpu.key, question.parallel, question.is_own
 
 
 def obstacle(question: Question, gpu: Gpu) -> str | None:

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from pydantic import ValidationError
@@ -21,6 +21,9 @@ OPTIONAL = "rtx"  # part of a key that people leave out
 OTHER_CHIPS = ("ti", "super", "ada")
 """Parts of a key without which the name is that of another GPU: the RTX 4070 is no RTX 4070 Ti."""
 MEMORY_TOLERANCE = 0.1  # catalogs state 268 to 288 GB for the same GPU
+
+ByOwner = Mapping[bool, Sequence[Gpu]]
+"""GPUs that the user owns under True, and GPUs to rent under False; either may be absent."""
 
 
 def with_electricity(
@@ -42,10 +45,7 @@ def with_electricity(
     Raises:
         EstimateError, UnknownGpuError: as there.
     """
-    own = own_cards(names, memory_gib, catalog)
-    others = rented_names(names)
-    rented = requested_gpus(others, None, catalog) if own and others else []
-    return with_own_cards(catalog, own, rented, usd_per_kwh, today)
+    return with_own_cards(catalog, own_cards(names, memory_gib, catalog), usd_per_kwh, today)
 
 
 def requested_gpus(names: Sequence[str], memory_gib: float | None, catalog: Catalog) -> list[Gpu]:
@@ -106,6 +106,21 @@ def own_cards(names: Sequence[str], memory_gib: float | None, catalog: Catalog) 
     """
     own = [name for name in names if is_own(name)]
     return requested_gpus(own, memory_gib, catalog) if own else []
+
+
+def by_owner(names: Sequence[str], memory_gib: float | None, catalog: Catalog) -> ByOwner:
+    """The GPUs of these names, those that the user owns and those to rent; one may be both.
+
+    Raises:
+        EstimateError, UnknownGpuError: as for ``requested_gpus``.
+    """
+    requested_gpus(names, memory_gib, catalog)  # refuses what only all names contradict
+    rented = rented_names(names)
+    groups = {
+        True: own_cards(names, memory_gib, catalog),
+        False: requested_gpus(rented, memory_gib, catalog) if rented else [],
+    }
+    return {is_own: gpus for is_own, gpus in groups.items() if gpus}
 
 
 def gpus_named(name: str, catalog: Catalog) -> list[Gpu]:

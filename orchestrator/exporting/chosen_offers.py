@@ -11,6 +11,8 @@ from orchestrator.estimating.estimate_records import Estimated, Estimates, Price
 from orchestrator.estimating.estimate_request import EstimateRequest
 from orchestrator.exporting.task_file import FORMATS, Target
 from orchestrator.exporting.training import ChosenOffer, ExportError, TrainingJob
+from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.offer_constraints import OfferFilter
 from orchestrator.pricing.rental_cost import rental
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.spec.job import PACKED
@@ -21,8 +23,8 @@ from trials.recipes.recipe import Recipe
 from trials.records.compatibility import with_defaults
 from trials.records.observation import Basis, Outcome
 
-OF_LAYOUT = {"gpu", "instances", "rdma"}
-OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - OF_LAYOUT
+OWN_FIELDS = {"gpu", "instances", "rdma", "is_electricity"}
+OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - OWN_FIELDS
 """Fields of a placement that prices and ranked offers share."""
 
 
@@ -116,12 +118,19 @@ def _placement(row: Estimated, price: Price) -> ChosenOffer:
         checkpoint_minutes=rented.checkpoint_minutes,
         instances=price.instances,
         rdma=bool(row.estimate.rdma),
+        is_electricity=row.question.is_own,
         **price.model_dump(include=OF_PLACEMENT),
     )
 
 
-def ranked_training(
-    ranking: Ranking, spec: SweepSpec, model: str | None = None, cell: str | None = None
+def ranked_training(  # noqa: PLR0913 - options by name
+    ranking: Ranking,
+    spec: SweepSpec,
+    model: str | None = None,
+    cell: str | None = None,
+    *,
+    among: OfferFilter = OfferFilter(),  # noqa: B008 - frozen
+    prefers_own: bool = False,
 ) -> TrainingJob:
     """Training of the best offer of a run's ranking.
 
@@ -130,12 +139,21 @@ def ranked_training(
         spec: specification of the run.
         model: name of the model; None for the only one.
         cell: key of the cell, whose GPU comes first; None for the best one of the only training.
+        among: filter of the offers.
+        prefers_own: whether an offer of the user's own comes before rented ones.
 
     Raises:
-        ExportError: the ranking has no offer, or offers of several trainings.
+        ExportError: the ranking has no such offer, or offers of several trainings.
     """
-    offers = [row for row in ranking.offers if model in (None, row.cell.model)]
-    best = _best(offers, model, cell)
+    of_model = [row for row in ranking.offers if model in (None, row.cell.model)]
+    offers = list(filter(among.allows, of_model))
+    if of_model and not offers:
+        raise ExportError(f"the ranking has no offer with {' '.join(among.options)}")
+
+    def preference(row: RankedOffer) -> tuple[bool, int]:
+        return prefers_own and row.provider != OWN, row.rank
+
+    best = _best(sorted(offers, key=preference), model, cell)
     parallel = best.cell.parallel
     _check_layout(parallel)
     catalog, facts = spec.merged_catalog(), spec.model(best.cell.model)
@@ -179,15 +197,18 @@ def ranked_training(
 
 
 def _best(offers: Sequence[RankedOffer], model: str | None, cell: str | None) -> RankedOffer:
-    """Best offer of the only training, or of a cell."""
+    """First offer of the only training, or of a cell."""
     if cell is not None:
         of_cell = [row for row in offers if row.cell.key == cell]
         if not of_cell:
             near = did_you_mean(cell, list(dict.fromkeys(row.cell.key for row in offers)))
             of_model = f" and --model {model}" if model else ""
             raise ExportError(f"the ranking has no offer of --cell {cell}{of_model}{near}")
-        return min(of_cell, key=lambda row: row.rank)
-    first = [row for row in offers if row.rank == 1]
+        return of_cell[0]
+    by_training: dict[tuple[object, ...], RankedOffer] = {}
+    for row in offers:
+        by_training.setdefault(comparable(row.cell), row)
+    first = list(by_training.values())
     if not first:
         raise ExportError(f"the ranking has no offer{f' of {model}' if model else ''}")
     if len(first) > 1:

@@ -175,7 +175,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         training=training,
         first=chosen[0],
         name=re.sub(r"[^a-z0-9]+", "-", f"finetune-{training.model.name}".lower()).strip("-")[:40],
-        header=_header(training, form, links),
+        header=_header(training, target, links),
         script=script,
         bucket_script=filled("bucket", script=script, nodes=training.nodes),
         install=install_lines(training, has_torch=target == "hf-jobs"),
@@ -191,6 +191,11 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         limit_hours=math.ceil(max(SLACK * place.hours for place in chosen)),
     )
     return TaskFile(file, form.start, chosen, left_out)
+
+
+def is_rented_elsewhere(place: ChosenOffer, target: Target) -> bool:
+    """Whether the price is of an offer that the format does not rent."""
+    return target in OWN_TARGETS and place.provider != OWN
 
 
 def write_task(file: TaskFile, path: Path) -> str:
@@ -219,7 +224,7 @@ def _named(
     if placements[0].provider == OWN and target not in OWN_TARGETS:
         raise ExportError(
             f"--to {target}: the choice is your own {placements[0].gpu}, which is not rented: use "
-            f"--to {' or '.join(OWN_TARGETS)}, or estimate without your own"
+            f"--to {' or '.join(OWN_TARGETS)}, or leave out your own"
         )
     chosen: list[ChosenOffer] = []
     left_out: list[str] = []
@@ -309,9 +314,9 @@ def _dataset(training: TrainingJob) -> str:
     return str(training.dataset) if is_hub else DATASET
 
 
-def _header(training: TrainingJob, form: Format, links: Mapping[str, str]) -> str:
+def _header(training: TrainingJob, target: Target, links: Mapping[str, str]) -> str:
     """Comment lines on the training, on its price, and on what is to be set."""
-    recipe, first = training.recipe, training.placements[0]
+    recipe, first, form = training.recipe, training.placements[0], FORMATS[target]
     unit = "packed rows" if recipe.packing else "examples"
     nodes = f" on {training.nodes} nodes" if training.nodes > 1 else ""
     several = f" x {training.gpus} GPUs{nodes} ({training.strategy})" if training.gpus > 1 else ""
@@ -323,7 +328,10 @@ def _header(training: TrainingJob, form: Format, links: Mapping[str, str]) -> st
             f"{training.micro_batch} x {training.accumulation} accumulated{several} = "
             f"{training.effective_batch} {unit} per optimizer step"
         ),
-        f"Chosen ({training.basis}): {first.text}",
+        (
+            f"Chosen ({training.basis}{', a rented offer' * is_rented_elsewhere(first, target)}): "
+            f"{first.text}"
+        ),
         *(f"Fallback: {place.text}" for place in training.placements[1:]),
         *_remarks(training, links),
         "",

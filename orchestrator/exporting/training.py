@@ -9,6 +9,7 @@ from gpu_catalog.errors import UserError
 from gpu_catalog.number_text import short
 from orchestrator.clouds.node_types import named_region
 from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.own_cards import electricity_text
 from trials.recipes.parallel import Strategy
 from trials.recipes.recipe import Recipe
 from trials.recipes.zero_settings import ZeroSettings
@@ -34,6 +35,7 @@ class ChosenOffer:
         hours, usd: hours and dollars of the whole job.
         checkpoint_minutes: minutes of work between two checkpoints.
         rdma: whether hours are those of a network between instances that bypasses the host.
+        is_electricity: whether the price is the electricity of cards that the user owns.
     """
 
     gpu: str
@@ -48,6 +50,7 @@ class ChosenOffer:
     checkpoint_minutes: float
     instances: int = 1
     rdma: bool = False
+    is_electricity: bool = False
 
     @property
     def named_region(self) -> str | None:
@@ -66,9 +69,10 @@ class ChosenOffer:
         where = f"{number}{self.provider} {self.instance} {self.region} {self.market}"
         if self.provider == OWN:
             where = f"your own ({self.instance})"
+        alone = f" ({electricity_text(self.gpus_per_instance)})" * self.is_electricity
         return (
-            f"{self.gpu}: {where}, ${short(self.usd_per_hour, 4)} per hour, {self.hours:.1f} h, "
-            f"${self.usd:.2f}"
+            f"{self.gpu}: {where}, ${short(self.usd_per_hour, 4)} per hour{alone}, "
+            f"{self.hours:.1f} h, ${self.usd:.2f}"
         )
 
 

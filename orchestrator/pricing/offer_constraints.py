@@ -1,16 +1,32 @@
 """Requirements on offers, and the message where no offer meets them. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import Field
 
 from gpu_catalog.number_text import dollars, given, short
-from gpu_catalog.offer import Market, Offer
+from gpu_catalog.offer import Market
 from gpu_catalog.record import Record
 
 Objective = Literal["cost", "time", "both"]
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Terms(Protocol):
+    """Terms of an offer, or of a ranked one, that a filter looks at."""
+
+    @property
+    def provider(self) -> str: ...  # noqa: D102 - as in Offer
+
+    @property
+    def region(self) -> str: ...  # noqa: D102
+
+    @property
+    def market(self) -> str: ...  # noqa: D102
+
+    @property
+    def gpus_per_instance(self) -> int: ...  # noqa: D102
 
 
 class OfferFilter(Record):
@@ -37,7 +53,7 @@ class OfferFilter(Record):
             filters.append("--spot" if self.market == "spot" else "--no-spot")
         return [*filters, *["--single-gpu-instances"] * self.single_gpu]
 
-    def allows(self, offer: Offer) -> bool:
+    def allows(self, offer: Terms) -> bool:
         """Whether an offer passes the filter."""
         return (
             (not self.providers or offer.provider in self.providers)

@@ -1,11 +1,12 @@
 """Options that choose offers: providers, regions, markets, deadline and budget."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.offer import Market
 from gpu_catalog.suggestions import did_you_mean
-from orchestrator.pricing.offer_constraints import Above, Constraints, Objective, OfferFilter
+from orchestrator.pricing.offer_constraints import Above, Constraints, Objective, OfferFilter, Terms
 from orchestrator.request import Names, OptionError
 
 MARKETS: dict[bool | None, Market | None] = {True: "spot", False: "on-demand", None: None}
@@ -29,12 +30,15 @@ class RentalOptions:
         return None if offers == OfferFilter() else offers
 
     def offer_filter(self, catalog: Catalog) -> OfferFilter:
-        """Check the options against a catalog and make a filter of them.
+        """Check the options against a catalog and make a filter of them; raises as below."""
+        return self.filter_among(catalog.all_offers)
+
+    def filter_among(self, offers: Collection[Terms]) -> OfferFilter:
+        """Check the options against offers and make a filter of them.
 
         Raises:
-            OptionError: the catalog has no offer of a provider or in a region; a line for each.
+            OptionError: no offer is of a provider or in a region; a line for each.
         """
-        offers = catalog.all_offers
         choices = {
             "provider": (self.providers, sorted({offer.provider for offer in offers})),
             "region": (self.regions, sorted({offer.region for offer in offers})),

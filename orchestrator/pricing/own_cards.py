@@ -1,7 +1,7 @@
 """Cards that the user owns: no rent, but electricity."""
 
 import datetime as dt
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
@@ -26,18 +26,13 @@ def without_prefix(name: str) -> str:
 
 
 def with_own_cards(
-    catalog: Catalog,
-    own: Sequence[Gpu],
-    rented: Collection[Gpu],
-    usd_per_kwh: float | None,
-    today: dt.date,
+    catalog: Catalog, own: Sequence[Gpu], usd_per_kwh: float | None, today: dt.date
 ) -> Catalog:
-    """Catalog in which cards that the user owns cost their electricity.
+    """Catalog with the electricity of cards that the user owns beside the rented offers.
 
     Args:
         catalog: GPUs and rented offers.
         own: cards that the user owns.
-        rented: GPUs to rent; a card that is not among them keeps no rented offer.
         usd_per_kwh: price of electricity.
         today: date of the electricity's price.
 
@@ -64,17 +59,14 @@ def with_own_cards(
                 for key in unknown
             )
         )
-    no_rent = {gpu.key for gpu in own} - {gpu.key for gpu in rented}
-    offers = [offer for offer in catalog.all_offers if offer.gpu not in no_rent]
     # A card with other memory than the catalog's: device names are unique in a catalog.
     added = [
         gpu.model_copy(update={"device_names": (gpu.key,)})
         for gpu in own
         if gpu not in catalog.gpus
     ]
-    return Catalog(
-        [*catalog.gpus, *added], [*offers, *(_electricity(gpu, usd_per_kwh, today) for gpu in own)]
-    )
+    electricity = [_electricity(gpu, usd_per_kwh, today) for gpu in own]
+    return Catalog([*catalog.gpus, *added], [*catalog.all_offers, *electricity])
 
 
 def _electricity(gpu: Gpu, usd_per_kwh: float, today: dt.date) -> Offer:
@@ -91,9 +83,19 @@ def _electricity(gpu: Gpu, usd_per_kwh: float, today: dt.date) -> Offer:
     )
 
 
+def is_electricity(offer: Offer) -> bool:
+    """Whether an offer is the electricity of a card that the user owns."""
+    return offer.provider == OWN and offer.source.startswith(ELECTRICITY)
+
+
 def of_several_cards(offer: Offer, count: int) -> Offer:
     """Offer of so many cards that the user owns, which take as much electricity; others as is."""
-    if offer.provider != OWN or not offer.source.startswith(ELECTRICITY):
+    if not is_electricity(offer):
         return offer
-    price = count * offer.usd_per_hour
-    return offer.model_copy(update={"gpus_per_instance": count, "usd_per_hour": price})
+    machine = {"instance": f"{count}x{offer.instance}", "gpus_per_instance": count}
+    return offer.model_copy(update=machine | {"usd_per_hour": count * offer.usd_per_hour})
+
+
+def electricity_text(count: int) -> str:
+    """Caveat beside the price of so many cards that the user owns."""
+    return f"electricity of the {'cards' if count > 1 else 'card'} alone"

@@ -50,7 +50,7 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
                 f"{short(sure.price.hours)} h."
             )
         return (
-            f"{lead}{rent_text(best.gpu, price)}: "
+            f"{lead}{rent_text(best.gpu, price, is_electricity=estimates[0].question.is_own)}: "
             f"the job costs **${dollars(price.usd)}** ({ends_text(price.usd_interval, dollars)}) "
             f"and takes **{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
             f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
@@ -114,7 +114,8 @@ def _fastest_text(estimates: Sequence[Estimated], wanted: Constraints) -> str:
     if price == estimates[0].estimate.price:
         return " It is also the fastest."
     return (
-        f"\n\nThe {wanted.aim('fastest')}. {rent_text(estimate.gpu, price)}: "
+        f"\n\nThe {wanted.aim('fastest')}. "
+        f"{rent_text(estimate.gpu, price, is_electricity=row.question.is_own)}: "
         f"**{short(price.hours)} h** ({ends_text(price.hours_interval)}) for "
         f"**${dollars(price.usd)}** ({ends_text(price.usd_interval, dollars)}), at batch size "
         f"{estimate.batch_size}{f' with {estimate.options}' if estimate.options else ''}."

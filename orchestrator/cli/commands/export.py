@@ -24,7 +24,7 @@ def run_export(options: argparse.Namespace) -> int:
 
     if (options.to is None) == (options.format is None):
         raise ExportError("export: give --to or --format, one of them")
-    for name in ("model", "cell", "config"):
+    for name in ("model", "cell", "config", "providers", "regions", "spot"):
         if getattr(options, name) is not None and options.to is None:
             raise ExportError(f"--{name} goes with --to")
     folder = RunFolder.existing(options.run)
@@ -34,11 +34,26 @@ def run_export(options: argparse.Namespace) -> int:
         print_result(export_ado(folder, options.out))
         return 0
     from orchestrator.exporting.chosen_offers import ranked_training
+    from orchestrator.exporting.task_file import OWN_TARGETS
+    from orchestrator.pricing.catalog_file import OWN
+    from orchestrator.pricing.offer_options import RentalOptions
+    from orchestrator.request import request_of
 
     ranking = folder.ranking()
     if ranking is None:
         raise ExportError(f"{folder.path}: it has no ranking: run rank {folder.path}")
-    training = ranked_training(ranking, folder.spec(), options.model, options.cell)
+    prefers_own = options.to in OWN_TARGETS
+    among = request_of(RentalOptions, vars(options)).filter_among(ranking.offers)
+    training = ranked_training(
+        ranking,
+        folder.spec(),
+        options.model,
+        options.cell,
+        among=among,
+        prefers_own=prefers_own,
+    )
+    if among.providers == () and prefers_own and training.placements[0].provider == OWN:
+        remark(f"{options.to} takes an offer of your own first: --providers chooses others")
     if options.config is not None:
         training = configured(training, options.config, training.seq_len)
     print_file(export(training, options.to, options.out))
@@ -94,9 +109,16 @@ def export(training: "TrainingJob", target: "Target", path: Path | None) -> str:
     Raises:
         ExportError: the training or the file cannot be written.
     """
-    from orchestrator.exporting.task_file import DEFAULT_FILES, task_file, write_task
+    from orchestrator.exporting.task_file import (
+        DEFAULT_FILES,
+        is_rented_elsewhere,
+        task_file,
+        write_task,
+    )
 
     file = task_file(training, target)
+    if is_rented_elsewhere(file.placements[0], target):
+        remark(f"{target} rents nothing: the price is that of a rented offer")
     path = path or Path(DEFAULT_FILES[target])
     for line in file.left_out[:LEFT_OUT]:
         remark(line)

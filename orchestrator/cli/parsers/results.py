@@ -34,8 +34,8 @@ GPUS = f"""
 model and GPUs:
 --model MODEL            {MODEL}
 --gpu GPU                keys of 'catalog gpus', or names such as A100, separated by commas;
-                         own:A40 is a card of yours, which costs electricity, no rent (default of
-                         estimate: all)
+                         own:A40 and own:4xA40 are yours, which cost electricity, no rent (default
+                         of estimate: all)
 --memory-gib MEMORY_GIB  usable memory of --gpu, instead of the catalog's value; required for a GPU
                          that the catalog lacks
 --usd-per-kwh USD        price of a kilowatt hour for --gpu own:GPU, at the card's board power
@@ -149,6 +149,10 @@ run RUN                  the run folder
                          status prints it
 --config FILE            with --to: train by this configuration, with the micro-batch and the
                          accumulation of the ranking, and by its own trainer
+--providers A,B          with --to: only offers of these providers; ray and slurm take those of
+                         provider own first
+--regions A,B            with --to: only offers in these regions, as the ranking names them
+--[no-]spot              with --to: only spot instances, or only on-demand instances
 --format {ado}           write the observations for ado: IBM's ado and LLMFineTuningBench; further
                          columns hold the basis (measured or simulated), sparsity, recipe, weights,
                          software and stack

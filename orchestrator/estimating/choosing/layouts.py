@@ -2,19 +2,19 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from gpu_catalog.catalog import Catalog
 from gpu_catalog.gpu import Gpu
 from gpu_catalog.links.between_nodes import distinct_links
+from gpu_catalog.offer import Offer
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate import by_objective
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.question import EstimateError, Question
 from orchestrator.estimating.requested_gpus import counted
-from orchestrator.pricing.offer_constraints import Constraints
 from trials.recipes.parallel import (
     MOST_GPUS,
     SHARDED_BY_TORCH,
@@ -159,14 +159,17 @@ def _zero_settings(
 
 
 def placed_layouts(
-    layout: Parallel | None, gpus: Sequence[Gpu], catalog: Catalog, constraints: Constraints
+    layout: Parallel | None,
+    gpus: Sequence[Gpu],
+    catalog: Catalog,
+    allows: Callable[[Offer], bool],
 ) -> list[tuple[Parallel | None, list[Gpu]]]:
-    """A layout by the links of each instance of the GPUs, with those that have them."""
+    """A layout by the links of each allowed instance of the GPUs, with those that have them."""
     if layout is None:
         return [(layout, list(gpus))]
     placed: dict[Parallel | None, list[Gpu]] = defaultdict(list)
     for gpu in gpus:
-        offers = filter(constraints.allows, catalog.offers(gpu.key))
+        offers = filter(allows, catalog.offers(gpu.key))
         for one in on_instances(layout, distinct_links(offers, layout.gpus_per_node)):
             placed[one].append(gpu)
     return list(placed.items())
@@ -244,13 +247,13 @@ def _with_batch(recipe: Recipe, effective_batch: int) -> Recipe:
 
 
 def best_layouts(rows: Iterable[Estimated]) -> list[Estimated]:
-    """The best strategy of each GPU and number.
+    """The best strategy of each GPU and number, of the user's own and of rented ones.
 
     Of those that fit, it is the best by the objective; where none fits, that of the least memory.
     """
-    groups: dict[tuple[str, int], list[Estimated]] = defaultdict(list)
+    groups: dict[tuple[str, int, bool], list[Estimated]] = defaultdict(list)
     for row in rows:
-        groups[row.gpu.key, row.estimate.gpus].append(row)
+        groups[row.gpu.key, row.estimate.gpus, row.question.is_own].append(row)
     return [
         min(
             group,

@@ -77,7 +77,7 @@ def with_remedies(  # noqa: PLR0913 - settings by name
         places = {(row.gpu.key, row.question.ranks): row.placement for row in misfits}
         jobs: list[EstimatedJob] = []
         most = _jobs(misfits, altered, partial(_all_settings, trainer=trainer), varied)
-        for (_, layout), others in compared_recipes(most, estimating).items():
+        for (_, layout, _), others in compared_recipes(most, estimating).items():
             place = places[others[0].gpu.key, others[0].question.ranks]
             if altered is not _laid_out:
                 weights[place] = min(weights[place], *(row.weights_gib for row in others))

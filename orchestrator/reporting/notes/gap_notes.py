@@ -13,7 +13,7 @@ from trials.simulation.simulated_cell import SimulatedCell
 def gap_notes(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
     """GPUs without a price, a time or an upper limit of the batch size; too long examples."""
     rows = [e.estimate for e in estimates]
-    yield from _own_cards(estimates, question)
+    yield from _own_cards(estimates)
     yield from _fused_experts(estimates[0].cell)
     yield from _own_loss(estimates[0].cell)
     endless = sorted(row.gpu for row in rows if row.max_batch_size >= row.batch_limit)
@@ -60,10 +60,9 @@ def _own_loss(cell: SimulatedCell) -> Iterator[str]:
         )
 
 
-def _own_cards(estimates: Sequence[Estimated], question: Question) -> Iterator[str]:
-    for gpu in dict.fromkeys(row.gpu for row in estimates):
-        if gpu.key in question.own_cards and gpu.tdp_watts is not None:
-            yield (
-                f"Your {gpu.key}: no rent; electricity of the card alone, at its board power of "
-                f"{gpu.tdp_watts:g} W. The rest of the machine comes on top."
-            )
+def _own_cards(estimates: Sequence[Estimated]) -> Iterator[str]:
+    for gpu in dict.fromkeys(row.gpu for row in estimates if row.question.is_own):
+        yield (
+            f"Your {gpu.key}: no rent; electricity of the card alone, at its board power of "
+            f"{gpu.tdp_watts:g} W. The rest of the machine comes on top."
+        )

@@ -22,7 +22,7 @@ STABLE = 0.10  # widest stable interval of the hours, as a part of them
 BATCH_RULES = {
     "asked": "as requested",
     "largest": "the largest that was timed",
-    "fastest": "the fastest that was timed",
+    "fastest": "the fastest that was timed, by however small a margin",
 }
 
 

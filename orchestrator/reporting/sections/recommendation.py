@@ -10,6 +10,7 @@ from orchestrator.clouds.node_types import named_region
 from orchestrator.estimating.estimate_records import Price
 from orchestrator.pricing.catalog_file import OWN
 from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.pricing.own_cards import electricity_text
 from orchestrator.ranking.ranked_offer import RankedOffer, Ranking, comparable
 from orchestrator.spec.job import MINUTES_PER_HOUR, Job
 from orchestrator.spec.job_tokens import job_of, steps
@@ -219,10 +220,12 @@ def _place(row: RankedOffer | Price) -> str:
     return f" in {region}" if region is not None else ""
 
 
-def rent_text(gpu: str, row: RankedOffer | Price) -> str:
+def rent_text(gpu: str, row: RankedOffer | Price, *, is_electricity: bool = False) -> str:
     """Advice to rent or use a GPU, with its provider and price per hour."""
     rate = f"at ${dollars(row.usd_per_hour)} an hour"
-    if _is_own(gpu, row) and row.gpus_per_instance == 1:
+    if is_electricity:
+        rate += f" ({electricity_text(row.gpus_per_instance)})"
+    if _is_own(gpu, row) and (is_electricity or row.gpus_per_instance == 1):
         return f"Use your **{gpu}** {rate}"
     verb = "Use" if row.provider == OWN else "Rent"
     return f"{verb} **{gpu}** {provider_text(row)} {rate}"
