@@ -183,4 +183,11 @@ def test_hosts_have_the_memory_in_which_every_rank_builds_the_model() -> None:
         DeployError, match="8xL4: excluded: every rank builds the model on the host"
     ):
         deployed(of_70b("L4", "fsdp2"), "aws")
+    _, text = of_70b("H100-SXM", "fsdp2")
+    text = text.replace("precision: bf16", "precision: fp32")
+    in_fp32 = parse_spec(text, "gangs.yaml"), text
+    with pytest.raises(DeployError, match=r"in 2103 GiB together, .* that SkyPilot can rent"):
+        deployed(in_fp32, "skypilot", providers=("lambda",))
+    with pytest.raises(DeployError, match="that SkyPilot can rent, by cudo"):
+        deployed(of_70b("L4", "fsdp2"), "skypilot", providers=("cudo",))
     assert "8xH100-SXM" in deployed(of_70b("H100-SXM", "fsdp2"), "aws").text

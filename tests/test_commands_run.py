@@ -70,14 +70,14 @@ print(sorted({heavy} & set(sys.modules)))
 def test_rank_prices_the_given_job_and_writes_both_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """80 examples at batch size 40 are 2 steps of 50 ms, 5 times, after 8 minutes of start-up."""
+    """2 steps of 50 ms, 5 times, after 8 minutes of start-up and before a checkpoint of 5 s."""
     made_run(tmp_path / "run")
     assert main(["rank", "run", "--examples", "80", "--epochs", "5"]) == 0
     assert "80 examples x 5 epochs" in capsys.readouterr().out
     ranking = Ranking.model_validate_json((tmp_path / "run" / "ranking.json").read_bytes())
     assert {offer.batch_size for offer in ranking.offers} == {40}
     assert [offer.hours * 3600 for offer in ranking.offers] == pytest.approx(
-        [480.5] * len(ranking.offers)
+        [485.5] * len(ranking.offers)
     )
     with (tmp_path / "run" / "ranking.csv").open(encoding="utf-8", newline="") as file:
         assert [float(row["usd"]) for row in csv.DictReader(file)] == [
@@ -151,6 +151,7 @@ def test_what_if_leaves_the_run_unchanged(
     made_run(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     command = ["what-if", "run", "--examples", "80", "--epochs", "5", "--startup-minutes", "0"]
+    command += ["--checkpoint-seconds", "0"]
     for largest in ("max", "largest"):
         assert main([*command, "--batch-size", largest, "--json"]) == 0
         ranking = Ranking.model_validate_json(capsys.readouterr().out)

@@ -68,7 +68,9 @@ def test_a_rental_is_start_up_work_and_checkpoints() -> None:
     assert rental(HOURS, often, spot=False).hours == pytest.approx(0.2 + 5 + 10 * 0.01)
     slow = overheads.model_copy(update={"checkpoint_seconds": 360.0})  # a twentieth of two hours
     assert rental(HOURS, slow, spot=False).checkpoint_minutes == pytest.approx(120)
-    assert rental(HOURS, slow, spot=False).hours == pytest.approx(0.2 + 5 + 2 * 0.1)
+    assert rental(HOURS, slow, spot=False).hours == pytest.approx(0.2 + 5 + 2.5 * 0.1)
+    short = rental(HOURS / 10, overheads, spot=False)
+    assert short.hours == pytest.approx(0.2 + 0.5 + 0.01)
     spot = rental(HOURS, overheads, spot=True)
     assert float(spot.hours[0]) > float(on_demand.hours[0])
     assert spot.checkpoint_minutes / 60 == pytest.approx(best_interval(2 / 24, 0.01))

@@ -72,6 +72,20 @@ def test_the_nodes_of_a_copy_write_their_shares(layout: Parallel, disks: int) ->
     assert times(FULL, WHOLE_70B, layout)[1] == CHECKPOINT_SECONDS + 12 * 70 / 0.5 / disks
 
 
+def test_deepspeed_saves_a_copy_of_the_weights_in_fp32() -> None:
+    """Beside weights in bf16 and both moments, by every stage and on the host of one GPU."""
+    in_bf16 = recipe("full", precision="bf16")
+    assert checkpoint_bytes(in_bf16, WHOLE_70B) == 6 * 70e9
+    for stage in ("deepspeed-zero1", "deepspeed-zero3"):
+        assert checkpoint_bytes(in_bf16, WHOLE_70B, Parallel(gpus=8, strategy=stage)) == 14 * 70e9
+
+
+def test_a_machine_of_ones_own_runs_already() -> None:
+    """It loads the weights, and nothing boots."""
+    own = with_transfer_times(OPEN, LORA, ADAPTED_1B, None, is_own=True).overheads
+    assert own.startup_minutes == pytest.approx((2 / 0.4 + 2 / 0.5) / 60, abs=0.05)
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "saved",

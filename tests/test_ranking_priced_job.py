@@ -80,7 +80,7 @@ def test_offers_of_one_market_share_their_hours() -> None:
     job = JOB.model_copy(update={"overheads": overheads})
     first, spot, second = priced(ON_DEMAND, SPOT, LONG_MINIMUM, job=job)
     assert first.rented is second.rented
-    assert first.rented.hours == pytest.approx(1.5 + 0.01)
+    assert first.rented.hours == pytest.approx(1.5 + 1.5 * 0.01)
     assert first.rented.checkpoint_minutes == 40
     assert spot.rented.hours > first.rented.hours
     assert spot.rented.checkpoint_minutes < 40

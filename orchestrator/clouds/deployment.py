@@ -181,7 +181,9 @@ def _by_skypilot(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment
     catalog = request.offers_of(sweep.catalog)
     possible = {one: places(one, catalog, spot=request.spot) for one in sweep.devices}
     tasks = {one: offers for one, offers in possible.items() if offers}
-    missing = tuple(f"{one.name}: {NO_PLACE}" for one in possible if one not in tasks)
+    missing = tuple(
+        f"{one.name}: {_no_place(one, catalog, request)}" for one in possible if one not in tasks
+    )
     offers = (offer for one in possible for offer in catalog.offers(one.gpu))
     old = {offer.provider: old_driver(offer.provider) for offer in offers}
     old_lines = (f"{provider}: excluded: {why}" for provider, why in old.items() if why)
@@ -201,6 +203,13 @@ def _by_skypilot(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment
     of_gpus = [(one, sweep.catalog.gpu(one.gpu), offers) for one, offers in tasks.items()]
     made = skypilot_file(of_gpus, request.nodes_each, header, spec, sweep.weights)
     return Deployment(made, bill, left_out)
+
+
+def _no_place(devices: Devices, catalog: Catalog, request: DeploymentRequest) -> str:
+    """Reason why SkyPilot can rent none of these GPUs."""
+    if places(replace(devices, host_gib=0.0), catalog, spot=request.spot):
+        return f"{devices.needs_host_memory} that SkyPilot can rent"
+    return NO_PLACE + (f", by {', '.join(request.providers)}" if request.providers else "")
 
 
 def _without_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:

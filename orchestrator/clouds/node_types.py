@@ -52,6 +52,14 @@ class Devices:
         """Memory of a pod: for each GPU's process, and for what their trainings keep there."""
         return POD_MEMORY_GIB * self.count + math.ceil(self.host_gib)
 
+    @property
+    def needs_host_memory(self) -> str:
+        """Reason why they are left out where every host is too small, to precede its provider."""
+        return (
+            "excluded: every rank builds the model on the host, in "
+            f"{self.host_gib:.0f} GiB together, which is more than the memory of any instance"
+        )
+
     def fit_host(self, memory_gib: float | None) -> bool:
         """Whether a host has the memory for their trainings; one of unknown memory may."""
         return memory_gib is None or memory_gib >= self.host_gib
@@ -252,10 +260,7 @@ def _exclusion(devices: Devices, provider: str, catalog: Catalog, *, spot: bool 
         market = "on demand" if spot else "as a spot instance"
         return f"{devices.name}: {provider} offers it only {market}"
     if _possible(replace(devices, host_gib=0.0), provider):
-        return (
-            f"{devices.name}: excluded: every rank builds the model on the host, in "
-            f"{devices.host_gib:.0f} GiB together, and no instance of {provider} has as much memory"
-        )
+        return f"{devices.name}: {devices.needs_host_memory} of {provider}"
     of_gpu = catalog.offers(devices.gpu)
     several = [o for o in of_gpu if o.provider == provider and o.gpus_per_instance > 1]
     if several and devices.count == 1:

@@ -188,7 +188,8 @@ def _estimated(
 
 def _with_times(question: Question, recipe: Recipe, cell: SimulatedCell) -> Job:
     """The job, with start-up and checkpoints by the size of its model."""
-    return with_transfer_times(question.workload, recipe, model_parameters(cell), question.parallel)
+    counts, layout = model_parameters(cell), question.parallel
+    return with_transfer_times(question.workload, recipe, counts, layout, is_own=question.is_own)
 
 
 def _priced_job(question: Question, job: Job, cell: Cell, batch: ChosenBatch) -> dict[str, Any]:

@@ -112,7 +112,8 @@ def _recipe(row: Estimated) -> Recipe:
 
 
 def _placement(row: Estimated, price: Price) -> ChosenOffer:
-    rented = rental(np.array([price.hours]), row.estimate.overheads, spot=price.market == "spot")
+    overheads = row.estimate.overheads.on_nodes(price.instances)
+    rented = rental(np.array([price.hours]), overheads, spot=price.market == "spot")
     return ChosenOffer(
         gpu=row.gpu.key,
         checkpoint_minutes=rented.checkpoint_minutes,

@@ -45,7 +45,8 @@ def rental(steps_hours: FloatArray, overheads: Overheads, *, spot: bool) -> Rent
     rate = overheads.interruptions_per_day / HOURS_PER_DAY if spot else 0.0
     if rate == 0.0:
         minutes = overheads.on_demand_checkpoint_minutes
-        written = np.floor(steps_hours / (minutes / MINUTES_PER_HOUR)) * checkpoint
+        # The last one is the trained model, which the shortest job writes, too.
+        written = np.maximum(steps_hours / (minutes / MINUTES_PER_HOUR), 1.0) * checkpoint
         return Rental(np.asarray(startup + steps_hours + written), minutes)
     interval = best_interval(rate, checkpoint)
     # A job shorter than the interval writes its only checkpoint at the end.

@@ -39,17 +39,23 @@ STATE_BYTES: Mapping[Optimizer, float] = {
 }
 """Bytes of optimizer state for each trained weight. Those of others are moments in the dtype of the
 weight: one of Muon, two of AdamW."""
+DEEPSPEED_STATE_BYTES = 12
+"""The same for DeepSpeed: AdamW's moments and the copy that they update, in fp32."""
 
 
-def checkpoint_bytes(recipe: Recipe, parameters: ParameterCounts) -> float:
+def checkpoint_bytes(
+    recipe: Recipe, parameters: ParameterCounts, layout: Parallel | None = None
+) -> float:
     """Bytes of a checkpoint: the adapters or the whole model as stored, and the optimizer's state.
 
     transformers' Trainer, and with it TRL, axolotl and LLaMA-Factory, saves both by default
-    (``save_only_model: false``).
+    (``save_only_model: false``). DeepSpeed's has a copy of trained weights in fp32, too.
     """
     trained = BYTES[recipe.adapter_dtype or recipe.trained_dtype]
     own_dtype = (1 if recipe.optimizer == "muon" else 2) * trained
-    state = 12 if recipe.offload_optimizer else STATE_BYTES.get(recipe.optimizer, own_dtype)
+    state = STATE_BYTES.get(recipe.optimizer, own_dtype)
+    if recipe.offload_optimizer or (layout is not None and layout.zero_stage is not None):
+        state = DEEPSPEED_STATE_BYTES
     if recipe.has_adapters:
         weights = parameters.trainable * trained
     else:
@@ -65,7 +71,12 @@ def download_bytes(recipe: Recipe, parameters: ParameterCounts) -> int:
 
 
 def with_transfer_times(
-    job: Job, recipe: Recipe, parameters: ParameterCounts | None, layout: Parallel | None
+    job: Job,
+    recipe: Recipe,
+    parameters: ParameterCounts | None,
+    layout: Parallel | None,
+    *,
+    is_own: bool = False,
 ) -> Job:
     """The job with the start-up and the checkpoints that were not given, by its model's size.
 
@@ -77,6 +88,7 @@ def with_transfer_times(
         recipe: recipe of its cell.
         parameters: parameter counts under the recipe; None where unknown, for no change.
         layout: layout of several GPUs; None for one.
+        is_own: whether the machine is the user's, and runs already.
     """
     if parameters is None:
         return job
@@ -85,10 +97,10 @@ def with_transfer_times(
     disks = 1
     if layout is not None and layout.is_sharded:
         disks = max(layout.nodes // (layout.replicas or 1), 1)
-    write = checkpoint_bytes(recipe, parameters) / disks / DISK_BYTES_PER_SECOND
+    write = checkpoint_bytes(recipe, parameters, layout) / disks / DISK_BYTES_PER_SECOND
     given = job.overheads.model_dump(exclude_none=True)
     times = {
-        "startup_minutes": round(BOOT_MINUTES + load / SECONDS_PER_MINUTE, 1),
+        "startup_minutes": round((0 if is_own else BOOT_MINUTES) + load / SECONDS_PER_MINUTE, 1),
         "checkpoint_seconds": float(round(CHECKPOINT_SECONDS + write)),
     }
     overheads = job.overheads.model_copy(update=times | given)

@@ -67,6 +67,10 @@ class Overheads(Record):
         given = self.checkpoint_seconds
         return UNSIZED_CHECKPOINT_SECONDS if given is None else given
 
+    def on_nodes(self, nodes: int) -> Self:
+        """Those of several spot instances: an interruption of any of them stops all."""
+        return self.model_copy(update={"interruptions_per_day": nodes * self.interruptions_per_day})
+
     @property
     def on_demand_checkpoint_minutes(self) -> float:
         """Minutes of work between two checkpoints on an on-demand instance."""
@@ -139,11 +143,7 @@ class Job(JobTerms):
 
     def on_nodes(self, nodes: int) -> Self:
         """The job on several spot instances: an interruption of any of them stops all."""
-        if nodes == 1:
-            return self
-        rate = nodes * self.overheads.interruptions_per_day
-        overheads = self.overheads.model_copy(update={"interruptions_per_day": rate})
-        return self.model_copy(update={"overheads": overheads})
+        return self.model_copy(update={"overheads": self.overheads.on_nodes(nodes)})
 
     def with_long_examples(self, handling: LongExamples) -> Self:
         """The job with the examples that a trainer makes of those longer than the cutoff."""
