@@ -23,6 +23,7 @@ from orchestrator.clouds.deployment_request import CLOUDS, DeployError, Deployme
 from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, choose, instances
 from orchestrator.clouds.skypilot import old_driver, places
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
+from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
 from trials.recipes.host_bytes import built_host_bytes
@@ -178,7 +179,9 @@ def _on_cloud(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
 
 def _by_skypilot(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:
     """Deployment on whatever offers SkyPilot can rent, the cheapest of each GPU first."""
-    catalog = request.offers_of(sweep.catalog)
+    allows = RentalOptions(providers=request.providers).offer_filter(sweep.catalog).allows
+    offered = [offer for offer in sweep.catalog.all_offers if allows(offer)]
+    catalog = Catalog(sweep.catalog.gpus, offered)
     possible = {one: places(one, catalog, spot=request.spot) for one in sweep.devices}
     tasks = {one: offers for one, offers in possible.items() if offers}
     missing = tuple(

@@ -3,9 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
-from orchestrator.pricing.offer_options import RentalOptions
 
 CLOUDS = ("aws", "gcp", "azure")
 PROVIDERS = (*CLOUDS, "skypilot", "local", "kuberay")
@@ -59,15 +57,6 @@ class DeploymentRequest:
             + (f" --cache-claim {self.cache_claim}" if self.cache_claim else "")
             + (f" --providers {','.join(self.providers)}" if self.providers else "")
         )
-
-    def offers_of(self, catalog: Catalog) -> Catalog:
-        """The catalog with the offers of ``providers`` alone.
-
-        Raises:
-            OptionError: the catalog has no offer of a provider.
-        """
-        allows = RentalOptions(providers=self.providers).offer_filter(catalog).allows
-        return Catalog(catalog.gpus, [offer for offer in catalog.all_offers if allows(offer)])
 
     def check(self) -> None:
         """Refuse options that contradict each other.
