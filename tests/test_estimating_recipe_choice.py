@@ -112,9 +112,9 @@ def test_each_gpu_gets_the_cheapest_recipe_and_the_others_as_alternatives(
     assert (stated["options"], stated["alternatives"]) == (None, [])
 
 
-@pytest.mark.parametrize(("share", "chosen"), [(0.96, "lora"), (0.94, "qlora")])
-def test_quantised_weights_have_to_save_more_than_the_error(share: float, chosen: str) -> None:
-    """They approximate the model, so a saving within the error of the times is none."""
+@pytest.mark.parametrize(("share", "chosen"), [(0.951, "lora"), (0.949, "qlora")])
+def test_quantised_weights_have_to_save_a_twentieth(share: float, chosen: str) -> None:
+    """They approximate the model, so a saving that times may not tell apart is none."""
     of_method = {}
     for method, factor in (("lora", 1.0), ("qlora", share)):
         fields = {"method": method, "gradient_checkpointing": "off"}

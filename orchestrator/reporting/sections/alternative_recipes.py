@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, short
-from orchestrator.estimating.choosing.recipe_choice import WORTHWHILE, fits
+from orchestrator.estimating.choosing.recipe_choice import WORTHWHILE, fits, worthwhile_below
 from orchestrator.estimating.choosing.remedies import (
     can_leave_to_host,
     lacks_offloading,
@@ -71,13 +71,13 @@ def passed_over_text(row: Estimated) -> str:
             continue
         cost, _ = wanted.preference(best.price.hours, best.price.usd)
         less, _ = wanted.preference(other.hours, other.usd)
-        if less < cost <= (1 + WORTHWHILE) * less:
+        if less < cost <= worthwhile_below(less):
             is_time = wanted.objective == "time"
             saved = f"{short(cost - less, 2)} h" if is_time else f"${dollars(cost - less)}"
             share = f"{(cost - less) / cost:.1%}"
             return (
-                f" {other.options} would save {saved} ({share}), less than the error of the times, "
-                "but quantises the weights."
+                f" {other.options} would save {saved} ({share}), less than the "
+                f"{WORTHWHILE:.0%} that quantised weights have to save."
             )
     return ""
 
