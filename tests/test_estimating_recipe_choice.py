@@ -151,6 +151,14 @@ def test_an_option_that_ends_the_search_over_checkpointing_says_so(
     assert (said in text) is is_said
 
 
+def test_the_rule_of_a_choice_has_the_saving_of_qlora_where_both_are_tried() -> None:
+    """A row of LoRA beside "the cheapest that fits" would contradict it."""
+    recipe = recipe_of(RecipeOptions())
+    for method, is_said in ((None, True), ("lora", False)):
+        text = origin_text(RecipeOptions(method=method), recipe, finds_seq_len=False)
+        assert ("(lora where qlora saves less than 5%)" in text) is is_said
+
+
 def test_lora_with_frozen_weights_in_fp32_names_the_option_that_halves_them() -> None:
     """It keeps the choice of the other fields where there was one."""
     for options, said in (

@@ -9,6 +9,8 @@ import orchestrator
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_recommendation import padding_text, verdict
+from orchestrator.reporting.sections.alternative_recipes import chosen_recipe
+from orchestrator.spec.recipe_options import OpenCell
 
 OPTIONS: dict[str, Any] = {
     "model": "llama-tiny",
@@ -16,6 +18,7 @@ OPTIONS: dict[str, Any] = {
     "method": "full",
     "effective_batch": 16,
 }
+OPEN = OpenCell(gpu="A40", model="llama-tiny", stated={}, active_experts=None, seq_len=512)
 DOUBT = "A batch of 16 may not fit"
 
 
@@ -89,3 +92,6 @@ def test_a_small_saving_of_quantised_weights_is_passed_over_and_said() -> None:
         text = verdict([changed], wanted)
         assert (f" {other.options} would save " in text) == bool(said)
         assert said in text
+        if objective == "cost":
+            reason = chosen_recipe(OPEN, changed).reason
+            assert reason.startswith("chosen: $" if said else "the cheapest that fits: $")

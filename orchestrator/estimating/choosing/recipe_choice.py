@@ -115,7 +115,10 @@ def origin_text(options: RecipeOptions, recipe: Recipe, *, finds_seq_len: bool) 
 
 def _choice_text(options: RecipeOptions, recipe: Recipe) -> str:
     given = options.given()
-    methods = recipe.method if "method" in given else " and ".join(METHODS)
+    methods = recipe.method
+    if "method" not in given:
+        rule = f"lora where qlora saves less than {WORTHWHILE:.0%}"
+        methods = f"{' and '.join(METHODS)} ({rule})"
     switch = "" if "gradient_checkpointing" in given else ", with and without checkpointing"
     text = recipe_text(replace(options, recipe=None), recipe).removeprefix("Recipe: ")
     source, _, changes = text.removesuffix(f": {recipe.key}").partition(f" for {recipe.method}")

@@ -86,7 +86,9 @@ def chosen_recipe(cell: OpenCell, row: Estimated) -> ChosenRecipe:
     """The recipe of an estimate, for a cell of a sweep, with the reason and the runners-up."""
     runners_up: tuple[str, ...] = ()
     if fits(row):
-        reason = f"the cheapest that fits: {_costs(row.estimate)}.{passed_over_text(row)}"
+        passed_over = passed_over_text(row)
+        why = "chosen" if passed_over else "the cheapest that fits"
+        reason = f"{why}: {_costs(row.estimate)}.{passed_over}"
         runners_up = tuple(_runners_up(row.estimate))
     else:
         reason = f"none fits, and it needs the least memory.{cheapest_remedy([row])}"
