@@ -115,7 +115,7 @@ def origin_text(options: RecipeOptions, recipe: Recipe, *, finds_seq_len: bool) 
 
 def _choice_text(options: RecipeOptions, recipe: Recipe) -> str:
     given = options.given()
-    methods = recipe.method
+    methods: str = recipe.method
     if "method" not in given:
         rule = f"lora where qlora saves less than {WORTHWHILE:.0%}"
         methods = f"{' and '.join(METHODS)} ({rule})"
