@@ -38,7 +38,7 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
         drawn = " (their memory at the longest examples, without drawn lengths)" * bool(
             best.varying
         )
-        yield f"Runners-up on {best.estimate.gpu}{drawn}: {listed}."
+        yield f"Runners-up on {_whose(best.estimate)}{drawn}: {listed}."
     others: defaultdict[str, list[tuple[str, Estimate | Alternative]]] = defaultdict(list)
     for row in filter(fits, rows):
         recipes_there: tuple[Estimate | Alternative, ...] = (
@@ -47,7 +47,7 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
         )
         for recipe in recipes_there:
             if recipe.method != best.estimate.method:
-                others[recipe.method].append((row.estimate.gpu, recipe))
+                others[recipe.method].append((_whose(row.estimate), recipe))
     for method, recipes in others.items():
         priced = [(usd, gpu, recipe) for gpu, recipe in recipes if (usd := _usd(recipe))]
         if priced:
@@ -56,6 +56,11 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
                 f"{method} does not learn the same as {best.estimate.method}. Its cheapest GPU is "
                 f"{gpu}: {recipe.options}, {_costs(recipe)}."
             )
+
+
+def _whose(estimate: Estimate) -> str:
+    """The GPU of an estimate, as the user's where it is: the same rented has a row, too."""
+    return f"{'your ' * estimate.is_own}{estimate.gpu}"
 
 
 def passed_over_text(row: Estimated) -> str:
