@@ -80,7 +80,9 @@ def test_a_card_that_the_job_does_not_fit_has_one_row() -> None:
     )
     (row,) = estimates
     assert row.question.is_own
-    assert estimates.skipped == ("A40-0.52GiB, rented: no price, as on your own",)
+    assert estimates.skipped == (
+        "A40-0.52GiB, rented: not priced, because the job has no step time on it",
+    )
 
 
 @pytest.mark.parametrize("asked", [{"gpu": "own:2xA40"}, {"gpu": "own:A40", "gpus": (2,)}])
