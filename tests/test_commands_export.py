@@ -50,25 +50,29 @@ def test_a_run_with_a_ranking_is_written_as_a_task(
     assert "--num_train_epochs 5 " in task["run"]
 
 
-def test_slurm_takes_an_offer_of_ones_own_before_cheaper_rented_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("usd", "is_best"), [(9, False), (1, True)])
+def test_formats_take_offers_of_ones_own_first_or_rented_ones_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, usd: int, is_best: bool
 ) -> None:
-    """--providers takes a rented one, whose price is said to be one."""
+    """A remark says what is passed over for it, and whose price a rented one is."""
     text = ONE_CELL.replace("[cpu]", "[desk]").replace("fp32}", "fp32, loss: chunked}") + OWN
-    mine = "{gpu: desk, provider: own, region: own, instance: desk, usd_per_hour: 9, source: me,"
-    made_run(tmp_path / "run", f"{text}    - {mine} recorded: 2026-01-31}}\n")
+    mine = "{gpu: desk, provider: own, region: own, instance: desk, source: me,"
+    mine = f"    - {mine} recorded: 2026-01-31, usd_per_hour: {usd}}}\n"
+    made_run(tmp_path / "run", text + mine)
     assert main(["rank", "run", "--batch-size", "8"]) == 0
     export = ["export", "run", "--out", "job", "--to"]
-    for words, taken, line in (
-        (["slurm"], "your own (desk)", "slurm takes an offer of your own first"),
-        (["ray", "--no-spot", "--providers", "aws"], "aws big", "ray rents nothing: the price is"),
-        (["skypilot"], "aws big here-1 spot", ""),
+    own_first, no_rent = "slurm takes an offer of your own first", "ray rents nothing: the price is"
+    own_left_out = "skypilot rents: your own desk, which ranks higher, is left out"
+    for words, taken, lines in (
+        (["slurm"], "your own (desk)", {own_first} if not is_best else set()),
+        (["ray", "--no-spot", "--providers", "aws"], "aws big", {no_rent}),
+        (["skypilot"], "aws big here-1 spot", {own_left_out} if is_best else set()),
     ):
         capsys.readouterr()
         assert main([*export, *words]) == 0
         output = capsys.readouterr()
         assert f"job: desk: {taken}" in output.out
-        assert line in output.err
+        assert {line for line in (own_first, no_rent, own_left_out) if line in output.err} == lines
         job = Path("job").read_text(encoding="utf-8")
         assert ("(measured, a rented offer): desk: aws" in job) is (words[0] == "ray")
     assert main([*export, "slurm", "--providers", "own", "--spot"]) == 1

@@ -1,11 +1,12 @@
 """Estimates on cards that the user owns, beside rented ones."""
 
+import json
 from typing import Any
 
 import pytest
 
 import orchestrator
-from orchestrator.reporting.estimate_tables import as_table
+from orchestrator.reporting.estimate_tables import as_json, as_table
 from orchestrator.request import OptionError
 
 STATED: dict[str, Any] = {"method": "lora", "gradient_checkpointing": "off"}
@@ -56,6 +57,22 @@ def test_what_is_owned_is_ranked_apart_from_what_is_rented() -> None:
     assert offers[2, False] is not None
 
 
+def test_a_card_that_is_owned_and_rented_has_two_rows_that_can_be_told_apart() -> None:
+    """By a field, for programs; a list of GPUs in a note has the name once."""
+    estimates = orchestrator.estimate(
+        "llama-tiny", gpu="own:A40,A40,T4", usd_per_kwh=0.5, seq_len=32
+    )
+    rows = json.loads(as_json(estimates.estimated, one=False))
+    notes = {row["is_own"]: row["price"]["note"] for row in rows if row["gpu"] == "A40"}
+    assert notes[True] == "electricity of the card alone"
+    assert notes[False] != notes[True]
+    shown = as_table(estimates.estimated, estimates.question)
+    assert "Its cheapest GPU is your A40: " in shown
+    assert "A40, A40" not in shown
+    assert "A40, T4, A40" not in shown
+    assert "own A40: electricity" not in shown
+
+
 def test_a_card_that_the_job_does_not_fit_has_one_row() -> None:
     """Rented ones are as small."""
     estimates = orchestrator.estimate(
@@ -63,7 +80,9 @@ def test_a_card_that_the_job_does_not_fit_has_one_row() -> None:
     )
     (row,) = estimates
     assert row.question.is_own
-    assert estimates.skipped == ("A40-0.52GiB, rented: no price, as on your own",)
+    assert estimates.skipped == (
+        "A40-0.52GiB, rented: not priced, because the job has no step time on it",
+    )
 
 
 @pytest.mark.parametrize("asked", [{"gpu": "own:2xA40"}, {"gpu": "own:A40", "gpus": (2,)}])

@@ -9,6 +9,8 @@ import orchestrator
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_recommendation import padding_text, verdict
+from orchestrator.reporting.sections.alternative_recipes import chosen_recipe
+from orchestrator.spec.recipe_options import OpenCell
 
 OPTIONS: dict[str, Any] = {
     "model": "llama-tiny",
@@ -16,6 +18,7 @@ OPTIONS: dict[str, Any] = {
     "method": "full",
     "effective_batch": 16,
 }
+OPEN = OpenCell(gpu="A40", model="llama-tiny", stated={}, active_experts=None, seq_len=512)
 DOUBT = "A batch of 16 may not fit"
 
 
@@ -59,7 +62,7 @@ def test_each_end_of_the_padding_has_its_batch_size(tmp_path: Path) -> None:
     assert text.startswith(f"Padding is 0% (batch 1) to {1 - mean / padded:.0%} (batch 8) of the")
 
 
-def test_a_saving_of_quantised_weights_below_the_error_is_passed_over_and_said() -> None:
+def test_a_small_saving_of_quantised_weights_is_passed_over_and_said() -> None:
     """They approximate the model; without data, LoRA and QLoRA of a tiny model cost about alike."""
     options: dict[str, Any] = {"model": "llama-tiny", "seq_len": 512, "gpu": "A40"}
     (row,) = orchestrator.estimate(**options)
@@ -72,9 +75,10 @@ def test_a_saving_of_quantised_weights_below_the_error_is_passed_over_and_said()
     assert best.method == "lora"
     assert best.price is not None
     for share, objective, said in (
-        (0.99, "cost", "(1.0%), less than the error of the times, but quantises the weights."),
-        (0.99, "time", "(1.0%), less than the error of the times, but quantises the weights."),
-        (0.90, "cost", ""),
+        (0.99, "cost", "(1.0%), less than the 5% that quantised weights have to save."),
+        (0.99, "time", "(1.0%), less than the 5% that quantised weights have to save."),
+        (0.951, "cost", "(4.9%), less than the 5%"),
+        (0.949, "cost", ""),
         (1.01, "cost", ""),
     ):
         changes = {"usd": share * best.price.usd, "hours": share * best.price.hours}
@@ -88,3 +92,6 @@ def test_a_saving_of_quantised_weights_below_the_error_is_passed_over_and_said()
         text = verdict([changed], wanted)
         assert (f" {other.options} would save " in text) == bool(said)
         assert said in text
+        if objective == "cost":
+            reason = chosen_recipe(OPEN, changed).reason
+            assert reason.startswith("chosen: $" if said else "the cheapest that fits: $")

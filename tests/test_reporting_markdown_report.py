@@ -191,6 +191,16 @@ def test_the_recommendation_is_a_sentence() -> None:
     assert {odds[0], odds[-1]} == {"more than 99%", "less than 1%"}  # of the sentence, too
 
 
+def test_a_gpu_of_ones_own_is_called_so_in_sentence_and_table() -> None:
+    """A price list of two columns names no machine."""
+    mine = "{gpu: cpu, provider: own, region: own, instance: cpu, usd_per_hour: 0.02, source: me,"
+    rows = f"catalog:\n  offers:\n    - {mine} recorded: 2026-01-31}}\n"
+    text = report(SEEN, spec_of(ONE_CELL + rows))
+    assert "Use your **cpu** at" in part(text, "Cheapest")
+    assert "| your own " in part(text, "Every offer")
+    assert "own cpu on-demand" not in text
+
+
 def test_many_cells_excluded_for_one_reason_are_one_line() -> None:
     """The line has their number."""
     spec = spec_of(ONE_CELL.replace("[16]", "[16, 32, 48, 64]"))

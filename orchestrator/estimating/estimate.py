@@ -215,11 +215,12 @@ def _batch_choice(question: Question, batch: ChosenBatch) -> BatchChoice:
 
 def _layout(question: Question, gpu: Gpu, step: SimulatedStepTime | None) -> dict[str, Any]:
     """Fields of the GPUs that train together."""
-    if question.parallel is None:
-        return {"gpu": gpu.key}
-    layout = question.parallel
+    is_own, layout = question.is_own, question.parallel
+    if layout is None:
+        return {"gpu": gpu.key, "is_own": is_own}
     return {
         "gpu": layout.counted(gpu.key),
+        "is_own": is_own,
         **layout.model_dump(
             include={
                 *("gpus", "strategy", "replicas", "degree"),

@@ -181,7 +181,9 @@ def _of_counts(
     timeless = {row.estimate.gpu for row in own if row.step is None}
     rented = [row for row in rows if not row.question.is_own]
     same = {row.estimate.gpu for row in rented} & timeless
-    missing += [f"{gpu}, rented: no price, as on your own" for gpu in sorted(same)]
+    missing += [
+        f"{gpu}, rented: not priced, because the job has no step time on it" for gpu in sorted(same)
+    ]
     rented = [row for row in rented if row.estimate.gpu not in same]
     remedied_rows = [_remedied_counts(some, request, simulation) for some in (own, rented)]
     return list(chain.from_iterable(remedied_rows)), [*refused, *missing]

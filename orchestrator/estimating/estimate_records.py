@@ -88,6 +88,8 @@ class Box(Record):
 
     Attributes:
         gpus: number of GPUs.
+        is_own: whether the user owns them: ``price`` is then the electricity of the cards alone,
+            not of the rest of the machine. The same GPUs rented are an estimate of their own.
         strategy: how they share the training; None for one GPU.
         hours, usd: hours and dollars of the job by the best offer; None where unknown.
     """
@@ -183,6 +185,7 @@ class Estimate(Record):
     model: str
     gpu: str
     gpus: int = 1
+    is_own: bool = False
     strategy: Strategy | None = None
     replicas: int | None = None
     degree: Annotated[int | None, Field(exclude_if=lambda n: n is None)] = None

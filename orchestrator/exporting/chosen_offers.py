@@ -131,7 +131,7 @@ def ranked_training(  # noqa: PLR0913 - options by name
     cell: str | None = None,
     *,
     among: OfferFilter = OfferFilter(),  # noqa: B008 - frozen
-    prefers_own: bool = False,
+    prefers_own: bool | None = None,
 ) -> TrainingJob:
     """Training of the best offer of a run's ranking.
 
@@ -141,27 +141,20 @@ def ranked_training(  # noqa: PLR0913 - options by name
         model: name of the model; None for the only one.
         cell: key of the cell, whose GPU comes first; None for the best one of the only training.
         among: filter of the offers.
-        prefers_own: whether an offer of the user's own comes before rented ones.
+        prefers_own: whether offers of the user's own come before rented ones, or after them; None
+            for those of the ranking's order.
 
     Raises:
         ExportError: the ranking has no such offer, or offers of several trainings.
     """
-    of_model = [row for row in ranking.offers if model in (None, row.cell.model)]
-    offers = list(filter(among.allows, of_model))
-    if of_model and not offers:
-        raise ExportError(f"the ranking has no offer with {' '.join(among.options)}")
-
-    def preference(row: RankedOffer) -> tuple[bool, int]:
-        return prefers_own and row.provider != OWN, row.rank
-
-    best = _best(sorted(offers, key=preference), model, cell)
+    best = best_ranked(ranking, model, cell, among=among, prefers_own=prefers_own)
     parallel = best.cell.parallel
     _check_layout(parallel)
     catalog, facts = spec.merged_catalog(), spec.model(best.cell.model)
     recipe = with_defaults(best.cell.recipe, facts, catalog.gpu(best.cell.gpu))
     alike = [
         row
-        for row in offers
+        for row in filter(among.allows, ranking.offers)
         if comparable(row.cell) == comparable(best.cell)
         and _layout(row.cell.parallel) == _layout(parallel)
         and row.rank >= best.rank
@@ -195,6 +188,31 @@ def ranked_training(  # noqa: PLR0913 - options by name
         host_gib=best.host_gib,
         on_cpu=catalog.gpu(best.cell.gpu).kind == "cpu",
     )
+
+
+def best_ranked(
+    ranking: Ranking,
+    model: str | None,
+    cell: str | None,
+    *,
+    among: OfferFilter,
+    prefers_own: bool | None = None,
+) -> RankedOffer:
+    """The offer that ``ranked_training`` starts on, by the same arguments.
+
+    Raises:
+        ExportError: the ranking has no such offer, or offers of several trainings.
+    """
+    of_model = [row for row in ranking.offers if model in (None, row.cell.model)]
+    offers = list(filter(among.allows, of_model))
+    if of_model and not offers:
+        raise ExportError(f"the ranking has no offer with {' '.join(among.options)}")
+
+    def preference(row: RankedOffer) -> tuple[bool, int]:
+        is_own = row.provider == OWN
+        return prefers_own is not None and is_own is not prefers_own, row.rank
+
+    return _best(sorted(offers, key=preference), model, cell)
 
 
 def _best(offers: Sequence[RankedOffer], model: str | None, cell: str | None) -> RankedOffer:

@@ -26,6 +26,7 @@ from orchestrator.exporting.requirements import install_lines, needs_compiler
 from orchestrator.exporting.training import FALLBACKS, ChosenOffer, ExportError, TrainingJob
 from orchestrator.exporting.training_script import filled, save_steps, training_script
 from orchestrator.pricing.catalog_file import OWN
+from orchestrator.pricing.own_cards import PREFIX
 
 Target = Literal["skypilot", "dstack", "hf-jobs", "ray", "slurm"]
 
@@ -221,10 +222,12 @@ def _named(
     placements: Sequence[ChosenOffer], form: Format, target: Target
 ) -> tuple[tuple[ChosenOffer, ...], tuple[str, ...]]:
     """The first offers that a format can name, and why it names no cheaper ones."""
-    if placements[0].provider == OWN and target not in OWN_TARGETS:
+    first = placements[0]
+    if first.provider == OWN and target not in OWN_TARGETS:
+        other = f"--gpu without {PREFIX}" if first.is_electricity else "--providers that rent"
         raise ExportError(
-            f"--to {target}: the choice is your own {placements[0].gpu}, which is not rented: use "
-            f"--to {' or '.join(OWN_TARGETS)}, or leave out your own"
+            f"--to {target}: the choice is your own {first.gpu}, which is not rented: use --to "
+            f"{' or '.join(OWN_TARGETS)}, or {other}"
         )
     chosen: list[ChosenOffer] = []
     left_out: list[str] = []

@@ -80,6 +80,7 @@ def _electricity(gpu: Gpu, usd_per_kwh: float, today: dt.date) -> Offer:
         usd_per_hour=gpu.tdp_watts / WATTS_PER_KILOWATT * usd_per_kwh,
         recorded=today,
         source=f"{ELECTRICITY}{gpu.tdp_watts:g} W at ${usd_per_kwh:g} per kWh",
+        note=electricity_text(1),
     )
 
 
@@ -93,7 +94,8 @@ def of_several_cards(offer: Offer, count: int) -> Offer:
     if not is_electricity(offer):
         return offer
     machine = {"instance": f"{count}x{offer.instance}", "gpus_per_instance": count}
-    return offer.model_copy(update=machine | {"usd_per_hour": count * offer.usd_per_hour})
+    price = {"usd_per_hour": count * offer.usd_per_hour, "note": electricity_text(count)}
+    return offer.model_copy(update=machine | price)
 
 
 def electricity_text(count: int) -> str:

@@ -390,7 +390,7 @@ def changes_table(comparison: Comparison) -> PageTable:
 
 def _choice(recommendation: Recommendation) -> str:
     row = recommendation.best
-    return f"{row.cell.gpus}, {offer_text(row)}: {price_text(row)} ({row.basis})"
+    return f"{row.cell.gpus}, {offer_text(row, gpu=row.cell.gpus)}: {price_text(row)} ({row.basis})"
 
 
 def _more(ratio: float) -> str:

@@ -274,7 +274,7 @@ def _offer(row: RankedOffer) -> dict[str, object]:
     elsewhere = " elsewhere" if row.elsewhere else ""
     return {
         "GPU": row.cell.gpus,
-        "offer": offer_text(row),
+        "offer": offer_text(row, gpu=row.cell.gpus),
         "$/h": dollars(row.usd_per_hour),
         "batch size": f"{batch_text(row)} (max {row.largest_batch or 'unknown'})",
         f"{rows_word(row.cell)}/s": short(row.examples_per_second),

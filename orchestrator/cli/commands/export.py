@@ -33,7 +33,7 @@ def run_export(options: argparse.Namespace) -> int:
 
         print_result(export_ado(folder, options.out))
         return 0
-    from orchestrator.exporting.chosen_offers import ranked_training
+    from orchestrator.exporting.chosen_offers import best_ranked, ranked_training
     from orchestrator.exporting.task_file import OWN_TARGETS
     from orchestrator.pricing.catalog_file import OWN
     from orchestrator.pricing.offer_options import RentalOptions
@@ -52,8 +52,13 @@ def run_export(options: argparse.Namespace) -> int:
         among=among,
         prefers_own=prefers_own,
     )
-    if among.providers == () and prefers_own and training.placements[0].provider == OWN:
-        remark(f"{options.to} takes an offer of your own first: --providers chooses others")
+    best = best_ranked(ranking, options.model, options.cell, among=among)
+    if (training.placements[0].provider == OWN) is not (best.provider == OWN):
+        remark(
+            f"{options.to} takes an offer of your own first: --providers chooses others"
+            if prefers_own
+            else f"{options.to} rents: your own {best.cell.gpu}, which ranks higher, is left out"
+        )
     if options.config is not None:
         training = configured(training, options.config, training.seq_len)
     print_file(export(training, options.to, options.out))

@@ -1,5 +1,6 @@
 """Choice of a recipe on each GPU: the cheapest of those that learn the same."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -114,7 +115,10 @@ def origin_text(options: RecipeOptions, recipe: Recipe, *, finds_seq_len: bool) 
 
 def _choice_text(options: RecipeOptions, recipe: Recipe) -> str:
     given = options.given()
-    methods = recipe.method if "method" in given else " and ".join(METHODS)
+    methods: str = recipe.method
+    if "method" not in given:
+        rule = f"lora where qlora saves less than {WORTHWHILE:.0%}"
+        methods = f"{' and '.join(METHODS)} ({rule})"
     switch = "" if "gradient_checkpointing" in given else ", with and without checkpointing"
     text = recipe_text(replace(options, recipe=None), recipe).removeprefix("Recipe: ")
     source, _, changes = text.removesuffix(f": {recipe.key}").partition(f" for {recipe.method}")
@@ -228,7 +232,16 @@ def _is_cheaper(row: Estimated, best: Estimated) -> bool:
         return False
     *length, cost, _ = by_objective(row)
     *best_length, best_cost, _ = by_objective(best)
-    return length == best_length and cost < best_cost - WORTHWHILE * abs(best_cost)
+    return length == best_length and worthwhile_below(cost) < best_cost
+
+
+def worthwhile_below(cost: float) -> float:
+    """Cost than which ``cost`` is ``WORTHWHILE`` lower.
+
+    Args:
+        cost: dollars or hours; negative where it is a speed, as ``by_objective`` has it.
+    """
+    return cost / (1 - math.copysign(WORTHWHILE, cost))
 
 
 def _taken(rows: list[Estimated], drawn: Sequence[Estimated]) -> Estimated:
@@ -267,12 +280,13 @@ def _order(row: Estimated) -> tuple[float, ...]:
     """Order of a GPU's recipes: those that fit by price, then the others by the least memory.
 
     A recipe whose only batch may not fit, by the error of the memory, comes after the others.
-    Quantised weights approximate the model, so they count as ``WORTHWHILE`` more expensive.
+    Quantised weights approximate the model, so they have to save ``WORTHWHILE``.
     """
     if fits(row):
         *before, cost, after = by_objective(row)
-        handicap = WORTHWHILE * abs(cost) if row.question.recipe.method == "qlora" else 0.0
-        return (0, not _surely_fits(row), *before, cost + handicap, after)
+        if row.question.recipe.method == "qlora":
+            cost = worthwhile_below(cost)
+        return (0, not _surely_fits(row), *before, cost, after)
     return (1, row.estimate.reserved_gib)
 
 

@@ -177,9 +177,9 @@ def _caveats(rows: Sequence[Estimate], said: Sequence[Estimate] = ()) -> Iterato
 
 
 def _noted(rows: Sequence[Estimate]) -> Iterator[tuple[str, str]]:
-    """Note and name of each offer that has a note."""
+    """Note and name of each rented offer that has a note; own cards have one of their own."""
     for row in rows:
-        if row.price is not None and row.price.note is not None:
+        if row.price is not None and row.price.note is not None and not row.is_own:
             yield row.price.note, f"{row.price.provider} {row.price.instance}"
 
 
@@ -267,7 +267,7 @@ def _recipe_notes(rows: Sequence[Estimate], question: Question) -> Iterator[str]
     for row in rows:
         on.setdefault(row.recipe, []).append(row.gpu)
     for recipe, gpus in on.items():
-        where = f" on {', '.join(gpus)}" if len(on) > 1 else ""
+        where = f" on {', '.join(dict.fromkeys(gpus))}" if len(on) > 1 else ""
         yield f"{rows[0].model}, {recipe}{where}, {_lengths(rows, question)}."
 
 
@@ -333,7 +333,7 @@ def _time_notes(rows: Sequence[Estimate]) -> Iterator[str]:
 
 def _on_gpus(some: Sequence[Estimate], rows: Sequence[Estimate]) -> str:
     """GPUs of some rows in parentheses; empty where they are all rows."""
-    gpus = ", ".join(sorted(row.gpu for row in some))
+    gpus = ", ".join(sorted({row.gpu for row in some}))
     return "" if len(some) == len(rows) else f" ({gpus})"
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, short
-from orchestrator.estimating.choosing.recipe_choice import WORTHWHILE, fits
+from orchestrator.estimating.choosing.recipe_choice import WORTHWHILE, fits, worthwhile_below
 from orchestrator.estimating.choosing.remedies import (
     can_leave_to_host,
     lacks_offloading,
@@ -38,7 +38,7 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
         drawn = " (their memory at the longest examples, without drawn lengths)" * bool(
             best.varying
         )
-        yield f"Runners-up on {best.estimate.gpu}{drawn}: {listed}."
+        yield f"Runners-up on {_whose(best.estimate)}{drawn}: {listed}."
     others: defaultdict[str, list[tuple[str, Estimate | Alternative]]] = defaultdict(list)
     for row in filter(fits, rows):
         recipes_there: tuple[Estimate | Alternative, ...] = (
@@ -47,7 +47,7 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
         )
         for recipe in recipes_there:
             if recipe.method != best.estimate.method:
-                others[recipe.method].append((row.estimate.gpu, recipe))
+                others[recipe.method].append((_whose(row.estimate), recipe))
     for method, recipes in others.items():
         priced = [(usd, gpu, recipe) for gpu, recipe in recipes if (usd := _usd(recipe))]
         if priced:
@@ -56,6 +56,11 @@ def runners_up_text(rows: Sequence[Estimated]) -> Iterator[str]:
                 f"{method} does not learn the same as {best.estimate.method}. Its cheapest GPU is "
                 f"{gpu}: {recipe.options}, {_costs(recipe)}."
             )
+
+
+def _whose(estimate: Estimate) -> str:
+    """The GPU of an estimate, as the user's where it is: the same rented has a row, too."""
+    return f"{'your ' * estimate.is_own}{estimate.gpu}"
 
 
 def passed_over_text(row: Estimated) -> str:
@@ -71,13 +76,13 @@ def passed_over_text(row: Estimated) -> str:
             continue
         cost, _ = wanted.preference(best.price.hours, best.price.usd)
         less, _ = wanted.preference(other.hours, other.usd)
-        if less < cost <= (1 + WORTHWHILE) * less:
+        if less < cost <= worthwhile_below(less):
             is_time = wanted.objective == "time"
             saved = f"{short(cost - less, 2)} h" if is_time else f"${dollars(cost - less)}"
             share = f"{(cost - less) / cost:.1%}"
             return (
-                f" {other.options} would save {saved} ({share}), less than the error of the times, "
-                "but quantises the weights."
+                f" {other.options} would save {saved} ({share}), less than the "
+                f"{WORTHWHILE:.0%} that quantised weights have to save."
             )
     return ""
 
@@ -86,7 +91,9 @@ def chosen_recipe(cell: OpenCell, row: Estimated) -> ChosenRecipe:
     """The recipe of an estimate, for a cell of a sweep, with the reason and the runners-up."""
     runners_up: tuple[str, ...] = ()
     if fits(row):
-        reason = f"the cheapest that fits: {_costs(row.estimate)}.{passed_over_text(row)}"
+        passed_over = passed_over_text(row)
+        why = "chosen" if passed_over else "the cheapest that fits"
+        reason = f"{why}: {_costs(row.estimate)}.{passed_over}"
         runners_up = tuple(_runners_up(row.estimate))
     else:
         reason = f"none fits, and it needs the least memory.{cheapest_remedy([row])}"
