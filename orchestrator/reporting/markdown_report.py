@@ -15,7 +15,7 @@ from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.notes.excluded_cells import excluded_list, no_offer_text
 from orchestrator.reporting.notes.ranking_notes import is_unstable, prices_text, ranking_notes
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
-from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
+from orchestrator.reporting.sections.cost_text import epochs_text, ranked_overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
 from orchestrator.reporting.sections.learning_section import learning_section
 from orchestrator.reporting.sections.memory_section import limits_section
@@ -123,7 +123,7 @@ def headline(ranking: Ranking, *, of_report: bool = False) -> str:
     """The priced job, in a report the specification's, the basis of step times, and the prices."""
     job = ranking.workload
     text = "Job of the specification: " if of_report else "Job: "
-    text += f"{job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
+    text += f"{job.examples:,} examples x {_epochs(ranking)}{ranked_overheads_text(ranking)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}"
