@@ -4,8 +4,8 @@ import pytest
 from builders.observations import measurement
 from builders.rankings import JOB, LAP, ranked, timed
 
-from orchestrator.reporting.sections.cost_text import ranked_overheads_text
-from orchestrator.spec.job import Overheads
+from orchestrator.reporting.sections.cost_text import overheads_text, ranked_overheads_text
+from orchestrator.spec.job import NO_OVERHEADS, Overheads
 from trials.records.built import ParameterCounts
 from trials.records.observation import Measurement
 
@@ -58,3 +58,8 @@ def test_without_an_offer_the_formulas_are_stated() -> None:
     text = ranked_overheads_text(ranked([], JOB.model_copy(update={"overheads": Overheads()})))
     assert "8 min of start-up plus the weights, downloaded at 400 MB/s and read at 500 MB/s" in text
     assert "5 s per checkpoint plus its bytes, written at 500 MB/s, " in text
+
+
+def test_a_job_without_overheads_has_no_assumption() -> None:
+    """An interval between checkpoints that take no time is none."""
+    assert overheads_text(NO_OVERHEADS.model_copy(update={"checkpoint_minutes": 60.0})) == ""

@@ -77,7 +77,8 @@ def _formulas(overheads: Overheads) -> str:
 
 
 def _assumed(overheads: Overheads, startup: str, checkpoint: str) -> str:
-    if overheads == NO_OVERHEADS:
+    # The interval between checkpoints alone takes no time.
+    if overheads.model_copy(update={"checkpoint_minutes": None}) == NO_OVERHEADS:
         return ""
     return (
         f". Assumed, not measured: {startup}, {checkpoint}, "
