@@ -91,8 +91,9 @@ def epochs_text(learned: Sequence[LearnedEpochs]) -> str:
     lines = []
     for row in learned:
         experts = "" if row.active_experts is None else f", {row.active_experts} experts"
+        epochs = f"{row.epochs} epoch{'s' * (row.epochs != 1)}"
         lines.append(
-            f"{row.model}{experts}, {row.recipe}: {row.epochs} epochs. More epochs did not improve "
+            f"{row.model}{experts}, {row.recipe}: {epochs}. More epochs did not improve "
             f"the {row.by} on {row.held_out_examples:,} held-out examples of {row.data} (trained "
             f"from {row.weights} weights at batch size {row.batch_size}; other batch sizes may "
             "need more or fewer epochs)."
