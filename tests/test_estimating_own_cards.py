@@ -22,6 +22,7 @@ def test_a_card_of_ones_own_is_ranked_beside_rented_ones() -> None:
         seq_len=512,
         spot=True,
         providers="gcp",
+        startup_minutes=3,
     )
     prices = {row.estimate.gpu: row.estimate.price for row in estimates}
     own = prices["A40"]
@@ -31,6 +32,8 @@ def test_a_card_of_ones_own_is_ranked_beside_rented_ones() -> None:
     shown = as_table(estimates.estimated, estimates.question)
     assert "Use your **A40**" in shown
     assert "300 W" in shown
+    assert " 3 min of start-up, 5 s per checkpoint, " in shown
+    assert "; checkpoints by the model's bytes, here of the first row." in shown
 
 
 def test_electricity_needs_a_price() -> None:

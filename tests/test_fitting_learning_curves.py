@@ -168,7 +168,7 @@ def test_a_job_is_priced_at_the_epochs_that_each_cell_took_to_learn() -> None:
     assert "mixtral-tiny, full" in excluded.reason
     assert "4 of 8" in excluded.reason
     text = headline(ranking)
-    assert "2 to 4 epochs" in text
+    assert "2 to 4 epochs, as learned (see below)" in text
     assert "fp32-grouped: 4 epochs" in text
     last = {line.split(",")[5]: line.split(",")[-1] for line in ranking_csv(ranking).splitlines()}
     assert (last["2"], last["8"]) == ("2", "4")

@@ -54,6 +54,7 @@ def test_given_times_are_flat_and_an_unknown_size_changes_nothing() -> None:
     stated = OPEN.model_copy(update={"overheads": Overheads(checkpoint_seconds=0)})
     assert times(FULL, WHOLE_70B, job=stated)[1] == 0
     assert times(FULL, None) == (None, None)
+    assert with_transfer_times(OPEN, LORA, ADAPTED_1B, None).overheads.checkpoint_minutes == 60
     assert Overheads().expected_startup_minutes == 10
 
 

@@ -144,7 +144,10 @@ def test_prices_have_their_currency_their_dates_and_the_old_ones_by_provider() -
     """The source's date counts before that of the record; without a day of ranking none is old."""
     ranking = full_ranking()
     text = prices_text(ranking)
-    assert text == "Prices: US dollars, no tax added, of 2025-12-24 to 2026-01-31."
+    assert text == (
+        "Prices are in US dollars before tax, quoted from 2025-12-24 to 2026-01-31 (or recorded, "
+        "where their source gives no date)."
+    )
     on = ranking.model_copy(update={"priced_on": dt.date(2026, 1, 31)})
-    assert prices_text(on) == f"{text} Over 30 days old, with the oldest date: pit 2025-12-24."
+    assert prices_text(on) == f"{text} Quotes over 30 days old (oldest): pit 2025-12-24."
     assert prices_text(ranking.model_copy(update={"offers": ()})) == ""

@@ -54,6 +54,9 @@ def test_a_section_without_content_is_absent() -> None:
 def test_the_title_has_the_name_the_models_and_the_job() -> None:
     """Of many models it counts the last ones."""
     assert report(SEEN).startswith("# made: llama-tiny, 1,000 examples x 3 epochs\n")
+    once = report(SEEN, spec_of(ONE_CELL.replace("epochs: 3", "epochs: 1")))
+    assert once.startswith("# made: llama-tiny, 1,000 examples x 1 epoch\n")
+    assert "1,000 examples x 1 epoch." in once.partition("## ")[0]
     models = "llama-tiny, llama-2-7b, llama-3.1-8b, qwen3-moe-tiny"
     many = spec_of(ONE_CELL.replace("llama-tiny", models))
     assert "# made: llama-tiny, llama-2-7b, llama-3.1-8b and 1 more, 1,000" in report([], many)

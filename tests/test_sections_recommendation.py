@@ -100,7 +100,7 @@ def test_the_likeliest_cheapest_offer_is_named_where_another_costs_less() -> Non
         "It has the lowest expected cost, and is the cheapest with a probability of **44%**" in lead
     )
     assert f"{other.cell.gpus} from {other.provider}" in lead
-    assert lead.endswith("is at least as likely to be (46%).")
+    assert lead.endswith(" is likelier to be the cheapest (46%).")
     assert any(text.endswith(", may still be the cheapest (46%).") for text in others)
     swapped = [row.model_copy(update={"probability_cheapest": 0.5}) for row in rows]
     assert (

@@ -104,6 +104,8 @@ def with_transfer_times(
         "checkpoint_seconds": float(round(CHECKPOINT_SECONDS + write)),
     }
     overheads = job.overheads.model_copy(update=times | given)
+    interval = {"checkpoint_minutes": overheads.on_demand_checkpoint_minutes}
+    overheads = overheads.model_copy(update=interval)
     return job.model_copy(update={"overheads": overheads})
 
 

@@ -64,6 +64,7 @@ class RankedOffer(Record):
         own_error_share: share of the variance of the hours' logarithm that no other GPU's hours
             have; simulated times share the rest.
         startup_minutes: minutes of it from renting to the first step; None in earlier rankings.
+        checkpoint_seconds: seconds to write a checkpoint; None in earlier rankings.
         checkpoint_minutes: minutes of work between two checkpoints.
         basis: measured or simulated; a capped GPU has no price.
         source: origin of the step time.
@@ -104,6 +105,7 @@ class RankedOffer(Record):
     usd_high: float
     own_error_share: float = 1.0
     startup_minutes: float | None = None
+    checkpoint_seconds: float | None = None
     checkpoint_minutes: float
     basis: Basis
     source: StepTimeOrigin

@@ -150,6 +150,7 @@ def _of_job(rented: RentedJob, batch: Batch) -> dict[str, object]:
         "hours_high": rented.high,
         "own_error_share": job.own_error_share,
         "startup_minutes": job.job.overheads.expected_startup_minutes,
+        "checkpoint_seconds": job.job.overheads.expected_checkpoint_seconds,
         "checkpoint_minutes": rented.checkpoint_minutes,
         "basis": job.basis,
         "source": step.source,

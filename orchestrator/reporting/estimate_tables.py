@@ -136,12 +136,18 @@ def _by_length(estimates: Sequence[Estimated]) -> list[list[Estimated]]:
     return list(groups.values())
 
 
+DERIVED = ("startup_minutes", "start-up"), ("checkpoint_seconds", "checkpoints")
+"""Overheads that follow from the model's size where they were not given."""
+
+
 def _job(row: Estimated) -> str:
     """The job and what is assumed about it, with start-up and checkpoints as of the best row."""
     question, workload = row.question, row.question.workload
-    overheads = workload.overheads
-    is_sized = None in {overheads.startup_minutes, overheads.checkpoint_seconds}
-    by_size = "; start-up and checkpoints by their bytes, here of the first row" * is_sized
+    given, priced = workload.overheads, row.estimate.overheads
+    derived = [word for name, word in DERIVED if getattr(given, name) != getattr(priced, name)]
+    by_size = (
+        f"; {' and '.join(derived)} by the model's bytes, here of the first row" if derived else ""
+    )
     by_default = ", ".join(question.by_default)
     is_assumed = "--seq-len" in question.by_default and not question.recipe.packing
     tokens = f" of {question.seq_len:,} tokens" if is_assumed else ""
@@ -150,7 +156,7 @@ def _job(row: Estimated) -> str:
         f"The job: {workload.examples:,} examples{tokens}{_packed(question)} x {workload.epochs} "
         f"epoch{'s' * (workload.epochs != 1)}"
         f"{f' (assumed: {by_default})' if by_default else ''}"
-        f"{overheads_text(row.estimate.overheads)}{by_size}.{left_out}{_assumed_density(question)}"
+        f"{overheads_text(priced)}{by_size}.{left_out}{_assumed_density(question)}"
     )
 
 

@@ -15,7 +15,7 @@ from orchestrator.reporting.notes.data_notes import approximate_text
 from orchestrator.reporting.notes.excluded_cells import excluded_list, no_offer_text
 from orchestrator.reporting.notes.ranking_notes import is_unstable, prices_text, ranking_notes
 from orchestrator.reporting.sections.alternative_recipes import chosen_section
-from orchestrator.reporting.sections.cost_text import epochs_text, overheads_text
+from orchestrator.reporting.sections.cost_text import epochs_text, ranked_overheads_text
 from orchestrator.reporting.sections.law_section import LAW_NAMES, laws_section, parameters_text
 from orchestrator.reporting.sections.learning_section import learning_section
 from orchestrator.reporting.sections.memory_section import limits_section
@@ -71,7 +71,7 @@ def report_title(results: RunResults) -> str:
     more = len(models) - MOST_TITLED
     listed = ", ".join(models[:MOST_TITLED]) + (f" and {more} more" if more > 0 else "")
     job = results.ranking.workload
-    return f"{results.spec.name}: {listed}, {job.examples:,} examples x {job.epochs} epochs"
+    return f"{results.spec.name}: {listed}, {job.examples:,} examples x {_epochs(results.ranking)}"
 
 
 def shown_text(results: RunResults, where: str) -> str:
@@ -123,7 +123,8 @@ def headline(ranking: Ranking, *, of_report: bool = False) -> str:
     """The priced job, in a report the specification's, the basis of step times, and the prices."""
     job = ranking.workload
     text = "Job of the specification: " if of_report else "Job: "
-    text += f"{job.examples:,} examples x {_epochs(ranking)}{overheads_text(job.overheads)}."
+    text += f"{job.examples:,} examples x {_epochs(ranking)}"
+    text += f"{', as learned (see below)' * bool(ranking.learned)}{ranked_overheads_text(ranking)}."
     bases = sorted({row.basis for row in ranking.offers})
     if bases:
         text += f" Step times are {' and '.join(bases)}, {_lengths(ranking)}"
@@ -141,12 +142,9 @@ def headline(ranking: Ranking, *, of_report: bool = False) -> str:
 
 
 def _epochs(ranking: Ranking) -> str:
-    """Number of epochs, or its range over the cells, with a reference to its source if learned."""
-    epochs = sorted({row.epochs for row in ranking.learned})
-    if not epochs:
-        return f"{ranking.workload.epochs} epochs"
-    most = "" if len(epochs) == 1 else f" to {epochs[-1]}"
-    return f"{epochs[0]}{most} epochs, as learned (see below)"
+    """Number of epochs, or its range over the cells."""
+    epochs = [row.epochs for row in ranking.learned] or [ranking.workload.epochs]
+    return f"{span(epochs, 'd')} epoch{'s' * (max(epochs) != 1)}"
 
 
 def _lengths(ranking: Ranking) -> str:

@@ -61,7 +61,9 @@ OVERHEADS = f"""
 time and price changes beside the steps:
 --startup-minutes N      minutes from renting a node to the first step {_BY_SIZE}
 --checkpoint-seconds N   seconds to write a checkpoint {_BY_SIZE}
---checkpoint-minutes N   minutes of work between two checkpoints, on demand {_ASSUMED}
+--checkpoint-minutes N   minutes of work between two checkpoints, on demand (default: the
+                         specification's value, else 60, or longer where checkpoints would take
+                         over 5 % of it)
 --interruptions-per-day N
                          interruptions of a spot instance per day {_ASSUMED}
 --price-drift N          relative change of an on-demand price in 30 days, one standard deviation

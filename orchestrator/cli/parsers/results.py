@@ -361,7 +361,9 @@ def add_catalog(commands: Any) -> None:
     catalog = commands.add_parser("catalog", help="list GPUs and prices, or refresh the prices")
     parts = catalog.add_subparsers(dest="what", required=True)
     gpus = parts.add_parser("gpus", run="catalog.run_gpus", help="list the GPUs of the catalog")
-    add_table(gpus, f"{PRICES}--sources                with the source of each GPU's figures\n")
+    add_table(
+        gpus, f"{PRICES}--sources                also print the source of each GPU's figures\n"
+    )
     prices = parts.add_parser(
         "prices", run="catalog.run_prices", help="list the prices in use, their table and their age"
     )

@@ -28,10 +28,15 @@ BATCH_RULES = {
 
 def prices_text(ranking: Ranking) -> str:
     """Currency and dates of the rented offers, and the oldest of each provider with old ones."""
-    rented = [row for row in ranking.offers if row.provider != OWN]
+    rented = _rented(ranking.offers)
     if not rented:
         return ""
-    text = f"Prices: US dollars, no tax added, of {_dates_text(row.price_date for row in rented)}."
+    recorded = (
+        " (or recorded, where their source gives no date)"
+        if any(row.price_as_of is None for row in rented)
+        else ""
+    )
+    text = f"Prices are in US dollars before tax, quoted {_dates_text(rented)}{recorded}."
     if ranking.priced_on is None:
         return text
     first_old = ranking.priced_on - dt.timedelta(days=OLD_DAYS)
@@ -40,13 +45,17 @@ def prices_text(ranking: Ranking) -> str:
         if row.price_date < first_old:
             old[row.provider] = min(row.price_date, old.get(row.provider, row.price_date))
     listed = ", ".join(f"{provider} {day}" for provider, day in sorted(old.items()))
-    return f"{text} Over {OLD_DAYS} days old, with the oldest date: {listed}." if old else text
+    return f"{text} Quotes over {OLD_DAYS} days old (oldest): {listed}." if old else text
 
 
-def _dates_text(dates: Iterable[dt.date]) -> str:
-    listed = sorted(dates)
-    first, last = listed[0], listed[-1]
-    return str(first) if first == last else f"{first} to {last}"
+def _rented(rows: Iterable[RankedOffer]) -> list[RankedOffer]:
+    return [row for row in rows if row.provider != OWN]
+
+
+def _dates_text(rows: Iterable[RankedOffer]) -> str:
+    dates = sorted(row.price_date for row in rows)
+    first, last = dates[0], dates[-1]
+    return f"on {first}" if first == last else f"from {first} to {last}"
 
 
 def ranking_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> str:
@@ -90,13 +99,9 @@ def _unequal_steps(advice: Sequence[Recommendation]) -> Iterator[str]:
 
 
 def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str]:
-    dates = [row.price_date for row in rows]
-    recorded = (
-        " (the day they were recorded, if their source gives none)"
-        if any(row.price_as_of is None for row in rows)
-        else ""
-    )
-    yield f"Prices above date from {_dates_text(dates)}{recorded}."
+    rented, shown = _rented(ranking.offers), _rented(rows)
+    if shown and _dates_text(shown) != _dates_text(rented):
+        yield f"Prices above were quoted {_dates_text(shown)}."
     where = ", on each GPU" if any(row.cell.ranks > 1 for row in rows) else ""
     yield f"Batch size: {BATCH_RULES[rows[0].batch]}{where}; max is the largest that fits."
     yield f"Brackets: 90 % intervals. They include {interval_sources(ranking)}."

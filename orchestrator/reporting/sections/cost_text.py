@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, given, short
-from orchestrator.markdown_table import records_table
+from orchestrator.markdown_table import records_table, span
 from orchestrator.planning.measurement_cost import PROBE_SECONDS, Budget, RemainingWork
 from orchestrator.planning.node_pricing import NodePrices
 from orchestrator.pricing.transfer_times import (
@@ -13,25 +13,73 @@ from orchestrator.pricing.transfer_times import (
     DOWNLOAD_BYTES_PER_SECOND,
 )
 from orchestrator.ranking.epochs_needed import LearnedEpochs
+from orchestrator.ranking.ranked_offer import Ranking
 from orchestrator.spec.job import NO_OVERHEADS, SECONDS_PER_MINUTE, Overheads
+
+_WORDS = ("min", "of start-up", "by the model's bytes"), ("s", "per checkpoint", "by its bytes")
 
 
 def overheads_text(overheads: Overheads) -> str:
-    """Assumptions about a job beside its steps, to follow its size.
+    """Assumptions of a priced job beside its steps, to follow its size."""
+    return _assumed(
+        overheads,
+        f"{overheads.expected_startup_minutes:g} min of start-up",
+        f"{overheads.expected_checkpoint_seconds:g} s per checkpoint",
+    )
 
-    Times that are None follow from the bytes of each model.
+
+def ranked_overheads_text(ranking: Ranking) -> str:
+    """The same for a ranking, with the times that its offers were priced with.
+
+    Without offers (those of earlier rankings lack the times), it states the formulas of the times
+    that were not given.
     """
-    if overheads == NO_OVERHEADS:
-        return ""
+    overheads = ranking.workload.overheads
+    charged = {
+        (row.startup_minutes, row.checkpoint_seconds)
+        for row in ranking.offers
+        if row.startup_minutes is not None and row.checkpoint_seconds is not None
+    }
+    if not charged:
+        return _formulas(overheads)
+    flat = overheads.expected_startup_minutes, overheads.expected_checkpoint_seconds
+    sized = charged - {flat}
+    if not sized:
+        return overheads_text(overheads)
+    texts = []
+    given = overheads.startup_minutes, overheads.checkpoint_seconds
+    for time, assumed, values, words in zip(
+        given, flat, zip(*sized, strict=True), _WORDS, strict=True
+    ):
+        unit, purpose, by_size = words
+        texts.append(f"{span(values, 'g')} {unit} {purpose}")
+        if time is None:
+            texts[-1] += f" {by_size}"
+            texts[-1] += f" ({assumed:g} {unit} where they are unknown)" if flat in charged else ""
+    return _assumed(overheads, *texts)
+
+
+def _formulas(overheads: Overheads) -> str:
+    """Assumptions of a job for models of any size."""
     download, disk = (
         f"{rate / 1e6:g} MB/s" for rate in (DOWNLOAD_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND)
     )
-    startup = f"{BOOT_MINUTES:g} min of start-up and the weights at {download} and {disk} of disk"
-    if overheads.startup_minutes is not None:
-        startup = f"{overheads.startup_minutes:g} min of start-up"
-    checkpoint = f"{CHECKPOINT_SECONDS:g} s per checkpoint and its bytes at {disk}"
-    if overheads.checkpoint_seconds is not None:
-        checkpoint = f"{overheads.checkpoint_seconds:g} s per checkpoint"
+    startup = f"{overheads.expected_startup_minutes:g} min of start-up"
+    if overheads.startup_minutes is None:
+        startup = (
+            f"{BOOT_MINUTES:g} min of start-up plus the weights, downloaded at {download} and read "
+            f"at {disk}"
+        )
+    checkpoint = f"{overheads.expected_checkpoint_seconds:g} s per checkpoint"
+    if overheads.checkpoint_seconds is None:
+        checkpoint = f"{CHECKPOINT_SECONDS:g} s per checkpoint plus its bytes, written at {disk}"
+    return _assumed(overheads, startup, checkpoint)
+
+
+def _assumed(overheads: Overheads, startup: str, checkpoint: str) -> str:
+    # The interval between checkpoints alone takes no time.
+    if overheads.model_copy(update={"checkpoint_minutes": None}) == NO_OVERHEADS:
+        return ""
     return (
         f". Assumed, not measured: {startup}, {checkpoint}, "
         f"{overheads.interruptions_per_day:g} interruptions a day of a spot instance"
@@ -43,8 +91,9 @@ def epochs_text(learned: Sequence[LearnedEpochs]) -> str:
     lines = []
     for row in learned:
         experts = "" if row.active_experts is None else f", {row.active_experts} experts"
+        epochs = f"{row.epochs} epoch{'s' * (row.epochs != 1)}"
         lines.append(
-            f"{row.model}{experts}, {row.recipe}: {row.epochs} epochs. More epochs did not improve "
+            f"{row.model}{experts}, {row.recipe}: {epochs}. More epochs did not improve "
             f"the {row.by} on {row.held_out_examples:,} held-out examples of {row.data} (trained "
             f"from {row.weights} weights at batch size {row.batch_size}; other batch sizes may "
             "need more or fewer epochs)."

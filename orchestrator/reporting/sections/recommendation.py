@@ -77,8 +77,8 @@ class Recommendation:
             return f"It is the cheapest {odds}"
         other = f"{likely.cell.gpus} {provider_text(likely)}"
         return (
-            f"It has the lowest expected cost, and is the cheapest {odds}; {other} is at least as "
-            f"likely to be ({odds_text(likely.probability_cheapest)})"
+            f"It has the lowest expected cost, and is the cheapest {odds}; {other} is likelier "
+            f"to be the cheapest ({odds_text(likely.probability_cheapest)})"
         )
 
     def _few_steps(self) -> str:
