@@ -143,6 +143,8 @@ class Job(JobTerms):
 
     def on_nodes(self, nodes: int) -> Self:
         """The job on several spot instances: an interruption of any of them stops all."""
+        if nodes == 1:
+            return self
         return self.model_copy(update={"overheads": self.overheads.on_nodes(nodes)})
 
     def with_long_examples(self, handling: LongExamples) -> Self:
