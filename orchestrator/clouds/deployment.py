@@ -24,8 +24,10 @@ from orchestrator.clouds.node_types import HEADS, ChosenNodes, Devices, choose, 
 from orchestrator.clouds.skypilot import old_driver, places
 from orchestrator.planning.measurement_cost import MeasurementCost, trial_seconds
 from orchestrator.pricing.offer_options import RentalOptions
+from orchestrator.pricing.transfer_times import PUBLISHED_BYTES
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
+from trials.recipes.fields import DTYPE_BYTES, Quantisation
 from trials.recipes.host_bytes import built_host_bytes
 from trials.recipes.layout_support import unmeasured
 from trials.records.cell import Cell
@@ -35,7 +37,7 @@ OWN_GPU = "excluded: join-check on a node does not know this GPU of yours: start
 NO_PLACE = "excluded: no offer of it is known that SkyPilot can rent"
 WIDTH = 114
 GIB = 2**30
-BYTES_OF = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "nf4": 0.5, "fp4": 0.5}  # of a weight
+QUANTISED_BYTES: dict[Quantisation, float] = {"int8": 1, "nf4": 0.5, "fp4": 0.5}  # of a weight
 UNTRIED = "Tested with simulated clouds and the launchers' own parsers, not on a real cloud yet."
 
 
@@ -85,8 +87,9 @@ class DeployedSweep:
         weights = self.spec.model(cell.model).published_parameters
         if cell.parallel is None or weights is None:
             return 0.0
-        weight_bytes = weights * BYTES_OF[cell.recipe.quantisation or cell.recipe.base_dtype]
-        return built_host_bytes(cell.parallel, int(weight_bytes)) / GIB
+        quantised, plain = cell.recipe.quantisation, cell.recipe.base_dtype
+        each_bytes = DTYPE_BYTES[plain] if quantised is None else QUANTISED_BYTES[quantised]
+        return built_host_bytes(cell.parallel, int(weights * each_bytes)) / GIB
 
     @property
     def trial_nodes(self) -> int:
@@ -128,7 +131,7 @@ class DeployedSweep:
         cells = self.spec.all_cells()
         names = {cell.model for cell in cells if cell.weights == "pretrained"}
         counts = (self.spec.model(name).published_parameters or 0 for name in names)
-        return Weights(bool(names), math.ceil(sum(counts) * BYTES_OF["bf16"] / GIB))
+        return Weights(bool(names), math.ceil(sum(counts) * PUBLISHED_BYTES / GIB))
 
 
 def deployment(request: DeploymentRequest, sweep: DeployedSweep) -> Deployment:

@@ -6,7 +6,7 @@ Providers publish no times of either, so the rates are assumptions, between figu
 from collections.abc import Iterable, Mapping
 
 from orchestrator.spec.job import SECONDS_PER_MINUTE, Job
-from trials.recipes.fields import Dtype, Optimizer
+from trials.recipes.fields import DTYPE_BYTES, Optimizer
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.built import ParameterCounts
@@ -27,7 +27,6 @@ CHECKPOINT_SECONDS = 5.0
 
 PUBLISHED_BYTES = 2
 """Bytes of a published weight: nearly all are in 16 bits, and a trainer quantises them itself."""
-BYTES: Mapping[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 STATE_BYTES: Mapping[Optimizer, float] = {
     "adamw_8bit": 2,
     "paged_adamw_8bit": 2,
@@ -51,7 +50,7 @@ def checkpoint_bytes(
     transformers' Trainer, and with it TRL, axolotl and LLaMA-Factory, saves both by default
     (``save_only_model: false``). DeepSpeed's has a copy of trained weights in fp32, too.
     """
-    trained = BYTES[recipe.adapter_dtype or recipe.trained_dtype]
+    trained = DTYPE_BYTES[recipe.adapter_dtype or recipe.trained_dtype]
     own_dtype = (1 if recipe.optimizer == "muon" else 2) * trained
     state = STATE_BYTES.get(recipe.optimizer, own_dtype)
     if recipe.offload_optimizer or (layout is not None and layout.zero_stage is not None):
@@ -60,7 +59,7 @@ def checkpoint_bytes(
         weights = parameters.trainable * trained
     else:
         frozen = parameters.total - parameters.trainable
-        weights = parameters.trainable * trained + frozen * BYTES[recipe.base_dtype]
+        weights = parameters.trainable * trained + frozen * DTYPE_BYTES[recipe.base_dtype]
     return weights + state * parameters.trainable
 
 

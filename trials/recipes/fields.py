@@ -43,6 +43,9 @@ TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
 FEWEST_PACKED = 2
 """Fewest examples in a packed row; one alone is not packed."""
 
+DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of a value of each dtype."""
+
 DTYPES: dict[Precision, tuple[Dtype, Dtype, Dtype | None]] = {
     "bf16": ("bf16", "bf16", None),
     "bf16-mixed": ("bf16", "fp32", "bf16"),
