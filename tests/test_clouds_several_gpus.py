@@ -17,11 +17,14 @@ from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 
 TOGETHER = "[{gpus: 4, strategy: fsdp2}]"
+LARGE = "llama-3.1-70b"
 
 
-def gangs_on(*gpus: str, parallel: str = TOGETHER, alone: bool = True) -> tuple[SweepSpec, str]:
+def gangs_on(
+    *gpus: str, parallel: str = TOGETHER, alone: bool = True, model: str = "llama-tiny"
+) -> tuple[SweepSpec, str]:
     """A specification with a layout of several GPUs, beside cells of one, and its text."""
-    cell = "  - {models: [llama-tiny], recipes: [{method: full, precision: bf16}], seq_lens: [32]"
+    cell = f"  - {{models: [{model}], recipes: [{{method: full, precision: bf16}}], seq_lens: [32]"
     text = (
         f"name: gangs\ngpus: [{', '.join(gpus)}]\ncells:\n{cell}, parallel: {parallel}}}\n"
         f"{f'{cell}}}' if alone else ''}\nworkload: {{examples: 100, epochs: 1}}\n"
@@ -163,31 +166,31 @@ def test_plan_prices_the_nodes_that_ranks_would_need(
     assert re.search(r"\| H100-SXM +\| 1 +\| 1 to be started \| 1 ", shown)
 
 
-def test_hosts_have_the_memory_in_which_every_rank_builds_the_model() -> None:
-    """Eight times 70.6 billion weights in bf16, beside what each process takes."""
+def test_hosts_have_the_memory_that_ranks_take() -> None:
+    """Eight times 70.6 billion weights in bf16, unless ranks draw them in slices, and offloads."""
 
-    def of_70b(gpu: str, strategy: str) -> tuple[SweepSpec, str]:
-        _, text = gangs_on(gpu, parallel=f"[{{gpus: 8, strategy: {strategy}}}]", alone=False)
-        text = text.replace("llama-tiny", "llama-3.1-70b")
+    def of_70b(gpu: str, strategy: str, more: str = "") -> tuple[SweepSpec, str]:
+        parallel = f"[{{gpus: 8, strategy: {strategy}}}]{more}"
+        _, text = gangs_on(gpu, parallel=parallel, alone=False, model=LARGE)
         return parse_spec(text, "gangs.yaml"), text
 
-    def pod_memory(strategy: str) -> str:
-        file = deployed(of_70b("A100-80GB-SXM", strategy), "kuberay").text
+    def more_gib(strategy: str, more: str = "") -> int:
+        file = deployed(of_70b("A100-80GB-SXM", strategy, more), "kuberay").text
         (group,) = yaml_documents(file)[-1]["spec"]["workerGroupSpecs"]
         (container,) = group["template"]["spec"]["containers"]
-        return str(container["resources"]["limits"]["memory"])
+        return int(container["resources"]["limits"]["memory"].removesuffix("Gi")) - 8 * 28
 
-    assert pod_memory("ddp") == f"{8 * 28}Gi"
-    assert pod_memory("fsdp2") == f"{8 * 28 + 1052}Gi"
-    with pytest.raises(
-        DeployError, match="8xL4: excluded: every rank builds the model on the host"
-    ):
-        deployed(of_70b("L4", "fsdp2"), "aws")
-    _, text = of_70b("H100-SXM", "fsdp2")
+    assert [more_gib("ddp"), more_gib("fsdp2"), more_gib("hsdp, replicas: 2")] == [0, 0, 0]
+    assert more_gib("deepspeed-zero3") == 1052
+    assert more_gib("fsdp2", ", weights: pretrained") == 1052
+    assert more_gib("fsdp2, offload: all") == 526  # 8 bytes of each
+    with pytest.raises(DeployError, match="8xL4: excluded: its ranks take 1051 GiB of host memory"):
+        deployed(of_70b("L4", "deepspeed-zero3"), "aws")
+    _, text = of_70b("H100-SXM", "fsdp2", ", weights: pretrained")
     text = text.replace("precision: bf16", "precision: fp32")
     in_fp32 = parse_spec(text, "gangs.yaml"), text
-    with pytest.raises(DeployError, match=r"in 2103 GiB together, .* that SkyPilot can rent"):
+    with pytest.raises(DeployError, match=r"take 2103 GiB .* that SkyPilot can rent"):
         deployed(in_fp32, "skypilot", providers=("lambda",))
     with pytest.raises(DeployError, match="that SkyPilot can rent, by cudo"):
-        deployed(of_70b("L4", "fsdp2"), "skypilot", providers=("cudo",))
-    assert "8xH100-SXM" in deployed(of_70b("H100-SXM", "fsdp2"), "aws").text
+        deployed(of_70b("L4", "deepspeed-zero3"), "skypilot", providers=("cudo",))
+    assert "8xH100-SXM" in deployed(of_70b("H100-SXM", "deepspeed-zero3"), "aws").text

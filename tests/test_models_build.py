@@ -9,7 +9,7 @@ from torch import nn
 
 from trials.devices.live_tensors import LiveTensorCounter
 from trials.models.build import FamilyError, KernelError, build_model
-from trials.models.weight_placement import decoder_layers
+from trials.models.weight_placement import Destination, decoder_layers
 from trials.recipes.fields import Method
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
@@ -36,7 +36,7 @@ def built(model: Model, tuning_recipe: Recipe, seed: int = 0) -> nn.Module:
         made,
         active_experts=model.active_experts,
         weights="random",
-        device=CPU,
+        destination=Destination(CPU),
         seed=seed,
     )
 

@@ -7,6 +7,7 @@ import torch
 from builders.observations import recipe
 
 from trials.models.build import build_model
+from trials.models.weight_placement import Destination
 from trials.records.model import Model
 
 pytestmark = pytest.mark.usefixtures("made_for_small_steps")
@@ -62,7 +63,12 @@ def test_adapters_are_on_every_expert_and_router_and_learn(family: str, method: 
         gradient_checkpointing=True,
     )
     model = build_model(
-        facts, tuning_recipe, active_experts=4, weights="random", device=torch.device("cpu"), seed=0
+        facts,
+        tuning_recipe,
+        active_experts=4,
+        weights="random",
+        destination=Destination(torch.device("cpu")),
+        seed=0,
     )
     adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
     experts = {name for name in adapted if ".experts.each." in name}

@@ -309,6 +309,22 @@ def test_split_layers_have_the_loss_and_gradients_of_whole_ones(
         assert rank["norms"] == pytest.approx(norms, rel=1e-3)
 
 
+@pytest.mark.parametrize("method", RECIPES)
+def test_ranks_that_draw_weights_in_slices_have_the_loss_of_one_process(
+    method: Method, counted: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank of two and one process have the same tokens, and are to have the same weights.
+
+    Norms are of gradients among ranks whose tokens differ.
+    """
+    monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
+    layout = Parallel(gpus=2, strategy="fsdp2")
+    (case,) = [c for c in counted if c[0].parallel == layout and c[0].recipe.method == method]
+    cell = case[0].model_copy(update={"parallel": None})
+    alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
+    assert counted[case][0]["loss"] == pytest.approx(alone.step(alone.tokens(BATCH)), rel=1e-6)
+
+
 def test_the_last_of_three_ranks_takes_less_than_the_traced_one() -> None:
     """It lacks moments of AdamW: of 128 rows it has 42, and of an adapter's four rows none."""
     three = Parallel(gpus=3, strategy="fsdp2")

@@ -27,8 +27,8 @@ from orchestrator.pricing.offer_options import RentalOptions
 from orchestrator.pricing.transfer_times import PUBLISHED_BYTES
 from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.sweep_spec import SweepSpec
-from trials.recipes.fields import DTYPE_BYTES, Quantisation
-from trials.recipes.host_bytes import built_host_bytes
+from trials.recipes.fields import DTYPE_BYTES
+from trials.recipes.host_bytes import built_host_bytes, least_host_bytes
 from trials.recipes.layout_support import unmeasured
 from trials.records.cell import Cell
 from trials.records.compatibility import incompatibility
@@ -37,7 +37,6 @@ OWN_GPU = "excluded: join-check on a node does not know this GPU of yours: start
 NO_PLACE = "excluded: no offer of it is known that SkyPilot can rent"
 WIDTH = 114
 GIB = 2**30
-QUANTISED_BYTES: dict[Quantisation, float] = {"int8": 1, "nf4": 0.5, "fp4": 0.5}  # of a weight
 UNTRIED = "Tested with simulated clouds and the launchers' own parsers, not on a real cloud yet."
 
 
@@ -80,16 +79,20 @@ class DeployedSweep:
         return [Devices(*key, gib) for key, gib in host_gib.items()]
 
     def _host_gib(self, cell: Cell) -> float:
-        """Memory that a cell's ranks take on the host of a node while they are built, at least.
+        """Memory that a cell's ranks take on the host of a node, at least.
 
         Of a model without a published number of weights it is not known, and 0.
         """
-        weights = self.spec.model(cell.model).published_parameters
+        weights, recipe = self.spec.model(cell.model).published_parameters, cell.recipe
         if cell.parallel is None or weights is None:
             return 0.0
-        quantised, plain = cell.recipe.quantisation, cell.recipe.base_dtype
-        each_bytes = DTYPE_BYTES[plain] if quantised is None else QUANTISED_BYTES[quantised]
-        return built_host_bytes(cell.parallel, int(weights * each_bytes)) / GIB
+        is_full = recipe.method == "full" and recipe.trained_layers is None
+        kept = least_host_bytes(cell.parallel, weights, weights if is_full else 0)
+        all_bytes = weights * DTYPE_BYTES[recipe.base_dtype]
+        is_loaded = cell.weights == "pretrained"
+        return (
+            max(kept, built_host_bytes(cell.parallel, recipe, all_bytes, is_loaded=is_loaded)) / GIB
+        )
 
     @property
     def trial_nodes(self) -> int:

@@ -56,8 +56,8 @@ class Devices:
     def needs_host_memory(self) -> str:
         """Reason why they are left out where every host is too small, to precede its provider."""
         return (
-            "excluded: every rank builds the model on the host, in "
-            f"{self.host_gib:.0f} GiB together, which is more than the memory of any instance"
+            f"excluded: its ranks take {self.host_gib:.0f} GiB of host memory together, which is "
+            "more than the memory of any instance"
         )
 
     def fit_host(self, memory_gib: float | None) -> bool:

@@ -35,6 +35,7 @@ from trials.models.experts import experts_implementation, linear_routers, loop_e
 from trials.models.mamba import choose_mamba_kernels
 from trials.models.weight_placement import (
     DTYPES,
+    Destination,
     decoder_layers,
     freeze_layers,
     freeze_vision,
@@ -188,10 +189,10 @@ def build_model(  # noqa: PLR0913 - inputs of a build
     *,
     active_experts: int | None,
     weights: Weights,
-    device: torch.device,
+    destination: Destination,
     seed: int,
 ) -> nn.Module:
-    """Build a causal language model, or a reward model, under a recipe on its device.
+    """Build a causal language model, or a reward model, under a recipe at its destination.
 
     It is in training mode.
 
@@ -201,7 +202,7 @@ def build_model(  # noqa: PLR0913 - inputs of a build
             (``trials.records.compatibility.with_defaults``).
         active_experts: experts each token is routed to; absent for a dense model.
         weights: random or pretrained. Pretrained ones pass through the host's memory whole.
-        device: device of the model.
+        destination: where its weights are placed.
         seed: seed of random weights, which are equal on all devices of one kind.
 
     Raises:
@@ -216,7 +217,7 @@ def build_model(  # noqa: PLR0913 - inputs of a build
         if weights == "pretrained"
         else stock_model(model, recipe, active_experts)
     )
-    return under_recipe(built, recipe, lambda model: place(model, recipe, device))
+    return under_recipe(built, recipe, lambda model: place(model, recipe, destination))
 
 
 def under_recipe(model: nn.Module, recipe: Recipe, place: Callable[[nn.Module], None]) -> nn.Module:

@@ -37,20 +37,38 @@ def autocast_to(dtype: Dtype | None, device_type: str) -> torch.autocast:
     return torch.autocast(device_type, DTYPES[dtype or "bf16"], enabled=dtype is not None)
 
 
-def place(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
-    """Place weights on the device, a decoder layer at a time, quantised for a QLoRA recipe."""
+class Destination:
+    """Where the weights of a model are placed: on one device, whole.
+
+    Args:
+        device: device on which they are drawn, or to which they are copied.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def keep(self, part: nn.Module) -> None:
+        """Take a part of the model whose weights have just been placed on the device."""
+
+    def restore(self, part: nn.Module) -> None:
+        """Give a part its whole weights, before it is divided among ranks."""
+
+
+def place(model: nn.Module, recipe: Recipe, destination: Destination) -> None:
+    """Place weights at their destination layer by layer, quantised for a QLoRA recipe."""
     tied = _tied_parameters(model)
     head = output_layer(model)
     with torch.no_grad():
         for part in _parts(model):
             if any(t.is_meta for t in (*part.parameters(), *part.buffers())):
-                _draw(model, part, device, tied)
+                _draw(model, part, destination.device, tied)
             else:
-                part.to(device)
+                part.to(destination.device)
             if recipe.method == "qlora":
                 _quantise_linears(part, recipe, keep=head, quantise=_quantise)
             if recipe.quantised_experts:
                 quantise_experts(part, recipe, _quantised_values)
+            destination.keep(part)
     if recipe.method == "qlora":
         _declare_quantised(model, recipe)
 

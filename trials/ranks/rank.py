@@ -19,15 +19,20 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trials.devices.storages import StorageWatch
+from trials.models.weight_placement import Destination
 from trials.ranks.sharding import (
     GROUP_NAMES,
     MESH_NAMES,
+    Meshes,
     divide,
     unseen_propagation,
     watched_resizes,
 )
+from trials.ranks.weight_slices import HostCopy, WeightSlices
+from trials.recipes.host_bytes import is_built_in_slices
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
+from trials.records.cell import Weights
 
 HOST = "127.0.0.1"
 # The parent of the ranks ends those that hang, and says which: nothing else may end them earlier.
@@ -98,11 +103,6 @@ class Rank:
         """Parts that the weights are divided into."""
         return self.parallel.shards
 
-    @property
-    def build_device(self) -> torch.device:
-        """Device of the whole weights: the host, where each rank takes its shard to its own."""
-        return torch.device("cpu") if self.shards > 1 else self.device
-
     def versions(self) -> dict[str, str]:
         """Version of that library, by its name; gloo is part of PyTorch and has none."""
         if self.backend == "gloo":
@@ -140,24 +140,26 @@ class Rank:
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def shard(self, model: nn.Module, recipe: Recipe) -> None:
+    def shard(self, model: nn.Module, recipe: Recipe, built_at: Destination) -> None:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
         if not self.is_sharded or self.parallel.zero_stage is not None:
             return  # DeepSpeed divides them in the first step
         is_pinned = self.device.type != "cpu"
-        divide(model, self.parallel, recipe, *self._meshes(), is_pinned=is_pinned)
+        meshes, restore = self._meshes(), built_at.restore
+        divide(model, self.parallel, recipe, meshes, is_pinned=is_pinned, restore=restore)
 
-    def _meshes(self) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-        """Ranks among which weights are in shards, and those of a group of ``tp``."""
+    def _meshes(self) -> Meshes:
         kind, layout = self.device.type, self.parallel
         if layout.replicas is None and layout.degree in {None, layout.gpus}:
             every = DeviceMesh.from_group(dist.distributed_c10d._get_default_group(), kind)  # noqa: SLF001 - no public name
-            return (every, None) if layout.degree is None else (None, every)
+            return Meshes(every, None) if layout.degree is None else Meshes(None, every)
         inner, names = (
             (self.shards, MESH_NAMES) if layout.degree is None else (layout.degree, GROUP_NAMES)
         )
         mesh = init_device_mesh(kind, (layout.gpus // inner, inner), mesh_dim_names=names)
-        return (mesh, None) if layout.degree is None else (mesh[names[0]], mesh[names[1]])
+        if layout.degree is None:
+            return Meshes(mesh, None)
+        return Meshes(mesh[names[0]], mesh[names[1]])
 
     @contextlib.contextmanager
     def observed(self, watch: StorageWatch) -> Iterator[None]:
@@ -169,3 +171,23 @@ class Rank:
 def slowest(rank: Rank | None) -> Callable[[float], float]:
     """Function of a value that returns the largest of all ranks; without ranks, the value."""
     return (lambda value: value) if rank is None else rank.largest
+
+
+def build_place(
+    rank: Rank | None, device: torch.device, recipe: Recipe, weights: Weights
+) -> Destination:
+    """Where a model is built, before ``Rank.shard`` divides it.
+
+    Args:
+        rank: this process among others; None where it is alone.
+        device: its device.
+        recipe: recipe of the model.
+        weights: whether its weights are drawn or loaded.
+    """
+    if rank is None or rank.shards == 1:
+        return Destination(device)
+    host = torch.device("cpu")
+    if not is_built_in_slices(rank.parallel, recipe):
+        # What the host loads whole would pass through the device for nothing.
+        return Destination(host) if weights == "pretrained" else HostCopy(device)
+    return WeightSlices(device, host if rank.parallel.shards_on_host else device)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,67 +31,91 @@ MESH_NAMES = ("replicate", "shard")
 """Dimensions of a mesh of several copies of a model, each in shards."""
 GROUP_NAMES = ("shard", "tp")
 """Dimensions of a mesh of several groups, among whose ranks linear layers are divided."""
+LAYERS = "layers.*."
+"""Beginning of the names of a decoder layer's modules in transformers' plans."""
 OF_EACH = ("aten::_foreach_", "aten::_fused_adam")
 """Names of operators on lists of tensors, each of which they treat by itself."""
+
+
+class Meshes(NamedTuple):
+    """Ranks among which a model is divided.
+
+    Attributes:
+        shards: ranks among which weights are in shards, in one dimension, or in the two of
+            ``MESH_NAMES``; None for none.
+        group: ranks among which linear layers are divided, by ``tp``; None for none.
+    """
+
+    shards: DeviceMesh | None
+    group: DeviceMesh | None
 
 
 def divide(  # noqa: PLR0913 - a model and its layout
     model: nn.Module,
     parallel: Parallel,
     recipe: Recipe,
-    shards: DeviceMesh | None,
-    group: DeviceMesh | None,
+    meshes: Meshes,
     *,
     is_pinned: bool,
+    restore: Callable[[nn.Module], None] = lambda _: None,
 ) -> None:
-    """Divide a model among ranks as its layout says, in place.
+    """Divide a model among ranks as its layout says, in place, a decoder layer at a time.
+
+    The units whose shards are gathered together are those of accelerate 1.15
+    (``fsdp2_prepare_model``): every decoder layer, the embedding, the last norm with the head, and
+    what is left.
 
     Args:
-        model: model under its recipe, with all weights on this rank.
-        parallel: layout of a strategy other than ``ddp``.
-        recipe: recipe of the model.
-        shards: ranks among which weights are in shards, as for ``shard``; None for none.
-        group: ranks among which linear layers are divided, by ``tp``; None for none.
-        is_pinned: as for ``shard``.
-    """
-    if group is not None:
-        split(model, group)
-    if shards is not None:
-        shard(model, parallel, recipe, shards, is_pinned=is_pinned)
-
-
-def shard(
-    model: nn.Module, parallel: Parallel, recipe: Recipe, mesh: DeviceMesh, *, is_pinned: bool
-) -> None:
-    """Divide the weights of a model among the ranks of a mesh, in place.
-
-    The units that are gathered together are those of accelerate 1.15 (``fsdp2_prepare_model``):
-    every decoder layer, the embedding, the last norm with the head, and what is left.
-
-    Args:
-        model: model under its recipe, with all weights on this rank.
+        model: model under its recipe.
         parallel: layout of a strategy other than ``ddp``.
         recipe: recipe of the model, whose autocast dtype is that of gathered weights and of reduced
             gradients.
-        mesh: ranks, in one dimension, or in the two of ``MESH_NAMES``.
+        meshes: ranks among which it is divided.
         is_pinned: whether shards on the host are in pinned memory, as beside a GPU.
+        restore: gives a part of the model all of its weights on this rank, before it is divided.
     """
+    shards, group = meshes
+    styles = {} if group is None else _styles(model)
+    settings = {} if shards is None else _settings(parallel, recipe, shards, is_pinned=is_pinned)
+
+    def sharded(unit: Any, *, reshards: bool | None) -> None:
+        if shards is not None:
+            fully_shard(unit, reshard_after_forward=reshards, **settings)
+
+    for layer in decoder_layers(model):
+        restore(layer)
+        if group is not None:
+            # Every rank has the same weights, and takes its part of its own.
+            parallelize_module(layer, group, styles, src_data_rank=None)
+        sharded(layer, reshards=parallel.reshards)
+    restore(model)
+    if group is not None:
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.device.type != group.device_type:  # what stays whole
+                tensor.data = tensor.data.to(group.device_type)
+    if shards is None:
+        return
+    given: Any = model
+    embedding, head = given.get_input_embeddings(), given.get_output_embeddings()
+    is_tied = embedding.weight is getattr(head, "weight", None)
+    if not is_tied:
+        sharded(embedding, reshards=parallel.reshards)
+    tail = [_last_norm(base_of(model)), *([embedding] if is_tied else []), head]
+    # The backward pass begins with these, so that freeing them would gather them twice in a row.
+    sharded([m for m in tail if m is not None], reshards=False)
+    sharded(model, reshards=None)
+
+
+def _settings(
+    parallel: Parallel, recipe: Recipe, mesh: DeviceMesh, *, is_pinned: bool
+) -> dict[str, Any]:
+    """Settings of every unit of shards."""
     dtype = None if recipe.autocast is None else DTYPES[recipe.autocast]
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     if parallel.shards_on_host:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=is_pinned)
-    for layer in decoder_layers(model):
-        fully_shard(layer, reshard_after_forward=parallel.reshards, **settings)
-    given: Any = model
-    embedding, head = given.get_input_embeddings(), given.get_output_embeddings()
-    is_tied = embedding.weight is getattr(head, "weight", None)
-    if not is_tied:
-        fully_shard(embedding, reshard_after_forward=parallel.reshards, **settings)
-    tail = [_last_norm(base_of(model)), *([embedding] if is_tied else []), head]
-    # The backward pass begins with these, so that freeing them would gather them twice in a row.
-    fully_shard([m for m in tail if m is not None], reshard_after_forward=False, **settings)
-    fully_shard(model, **settings)
+    return settings
 
 
 def _last_norm(model: Any) -> nn.Module | None:
@@ -100,8 +124,8 @@ def _last_norm(model: Any) -> nn.Module | None:
     return norms[-1] if norms else None
 
 
-def split(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Divide the linear layers of a model among the ranks of a group, in place.
+def _styles(model: nn.Module) -> dict[str, ParallelStyle]:
+    """How the linear layers of a decoder layer are divided among the ranks of a group, by name.
 
     The layers, and the dimension that each is divided along, are those of transformers' own plan of
     the model's family (``base_model_tp_plan``). Embedding, norms and head stay whole on each rank.
@@ -110,21 +134,19 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
     that their parts of its gradient are added before they are summed among the ranks: once for a
     block. With adapters each layer sums its own, as PEFT 0.21 does (``LoraModel``).
     """
-    base: Any = base_of(model).base_model
     styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-    layers = {
+    base: Any = base_of(model).base_model
+    first = decoder_layers(model)[0]
+    layers: dict[str, ParallelStyle] = {
         part: styles[style]()
-        for name, style in base.config.base_model_tp_plan.items()
+        for path, style in base.config.base_model_tp_plan.items()
         if style in styles  # others sum gradients of norms, which are frozen
-        for part in _divided(base.get_submodule(name.replace("*", "0")), name, style)
+        for name in [path.removeprefix(LAYERS)]
+        for part in _divided(first.get_submodule(name), name, style)
     }
     if all(parameter.requires_grad for parameter in model.parameters()):
         layers |= _inputs_of_blocks()
-    # Each rank has drawn the same weights, and takes its part of its own.
-    parallelize_module(base, mesh, layers, src_data_rank=None)
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type != mesh.device_type:  # what stays whole
-            tensor.data = tensor.data.to(mesh.device_type)
+    return layers
 
 
 def _divided(layer: nn.Module, name: str, style: str) -> list[str]:
@@ -143,11 +165,11 @@ def _inputs_of_blocks() -> dict[str, ParallelStyle]:
     """Styles by which the input of attention, and of the block after it, is one tensor."""
     whole = Replicate()
     return {
-        "layers.*.self_attn": PrepareModuleInput(
+        "self_attn": PrepareModuleInput(
             input_kwarg_layouts={"hidden_states": whole},
             desired_input_kwarg_layouts={"hidden_states": whole},
         ),
-        "layers.*.mlp": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
+        "mlp": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
     }
 
 

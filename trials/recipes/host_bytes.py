@@ -1,6 +1,7 @@
 """Memory that a training takes on the hosts of its nodes, at least."""
 
 from trials.recipes.parallel import Parallel
+from trials.recipes.recipe import Recipe
 
 STATE_BYTES = 18
 """Bytes on the host for each weight that it updates: 4 of the weight in fp32, 8 of AdamW's moments,
@@ -32,13 +33,36 @@ def least_host_bytes(layout: Parallel, weights: int, trained: int) -> int:
     return (state + kept) // layout.nodes
 
 
-def built_host_bytes(layout: Parallel, weight_bytes: int) -> int:
-    """Bytes on the host of a node while its ranks are built: each builds all weights there.
+def is_built_in_slices(layout: Parallel, recipe: Recipe) -> bool:
+    """Whether ranks that divide a model's weights never hold all of them, not even as it is built.
 
-    It is 0 where ranks are built on their GPUs, which hold all weights.
+    DeepSpeed divides whole weights in its first step, and what copies or casts weights of layers
+    before they are divided needs them whole.
 
     Args:
         layout: GPUs that train together.
-        weight_bytes: bytes of all weights of the model.
+        recipe: recipe of the training.
     """
-    return weight_bytes * (layout.gpus // layout.nodes) if layout.shards > 1 else 0
+    reads_weights = recipe.modules_to_save is not None or recipe.trained_layers is not None
+    return layout.shards > 1 and layout.zero_stage is None and not reads_weights
+
+
+def built_host_bytes(
+    layout: Parallel, recipe: Recipe, weight_bytes: int, *, is_loaded: bool
+) -> int:
+    """Bytes on the host of a node while its ranks are built.
+
+    Each holds all weights there where it loads them, or where they are not built in slices. They
+    are 0 where ranks draw weights on their GPUs.
+
+    Args:
+        layout: GPUs that train together.
+        recipe: recipe of the training.
+        weight_bytes: bytes of all weights of the model.
+        is_loaded: whether they are pretrained ones, not drawn.
+    """
+    if layout.shards == 1:
+        return 0
+    if is_loaded or not is_built_in_slices(layout, recipe):
+        return weight_bytes * layout.gpus_per_node
+    return weight_bytes // layout.nodes if layout.shards_on_host else 0

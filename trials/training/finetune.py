@@ -19,8 +19,13 @@ from trials.models.fused_head import REFERENCE_OUTPUTS, TRAINED_OUTPUTS, fuse_he
 from trials.models.liger_layers import apply_liger_layers
 from trials.models.parameter_count import implied_parameters
 from trials.models.reference import reference_recipe, set_evaluating, without_dropout
-from trials.models.weight_placement import DTYPES, autocast_to, quantisation_constants
-from trials.ranks.rank import Rank
+from trials.models.weight_placement import (
+    DTYPES,
+    Destination,
+    autocast_to,
+    quantisation_constants,
+)
+from trials.ranks.rank import Rank, build_place
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.built import Built, ParameterCounts
@@ -115,18 +120,20 @@ class FineTuning:
         self._build()
         self.reference: nn.Module | None = None
         if cell.recipe.reference == "separate":
-            self.reference = self._make(reference_recipe(cell.recipe), REFERENCE_OUTPUTS)
+            recipe = reference_recipe(cell.recipe)
+            self.reference = self._make(recipe, REFERENCE_OUTPUTS, Destination(device))
             set_evaluating(self.reference)
         self.on_loss: Callable[[], None] = lambda: None
 
     def _build(self) -> None:
         """Make the model that is trained, and its stepper."""
         recipe = self._cell.recipe
-        self.model = self._make(recipe, TRAINED_OUTPUTS[recipe.task])
+        place = build_place(self._rank, self._device, recipe, self._cell.weights)
+        self.model = self._make(recipe, TRAINED_OUTPUTS[recipe.task], place)
         if recipe.liger_kernels:
             apply_liger_layers(self.model)
         if self._rank is not None:
-            self._rank.shard(self.model, recipe)
+            self._rank.shard(self.model, recipe, place)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
@@ -137,14 +144,13 @@ class FineTuning:
         self._offloading = activation_offloading(self.model, recipe)
         self.stepper = self._new_stepper()
 
-    def _make(self, recipe: Recipe, outputs: tuple[str, ...]) -> nn.Module:
-        cell = self._cell
+    def _make(self, recipe: Recipe, outputs: tuple[str, ...], place: Destination) -> nn.Module:
         model = build_model(
             self._facts,
             recipe,
-            active_experts=cell.active_experts,
-            weights=cell.weights,
-            device=self._device if self._rank is None else self._rank.build_device,
+            active_experts=self._cell.active_experts,
+            weights=self._cell.weights,
+            destination=place,
             seed=self._seed,
         )
         without_dropout(model, recipe)

@@ -26,6 +26,7 @@ from trials.models.weight_placement import DTYPES, format_of
 from trials.ranks.sharding import (
     GROUP_NAMES,
     MESH_NAMES,
+    Meshes,
     divide,
     unseen_propagation,
     watched_resizes,
@@ -56,19 +57,15 @@ def fake_mesh(ranks: int, replicas: int | None) -> DeviceMesh:
 
 
 @cache
-def fake_groups(ranks: int, degree: int) -> tuple[DeviceMesh | None, DeviceMesh]:
-    """Meshes of the groups of a size, of which this process is first: among them, and of its own.
-
-    The first is absent for one group.
-    """
+def fake_groups(ranks: int, degree: int) -> Meshes:
+    """Meshes of groups of a size, in each of which this process is first; no shards for one."""
     if ranks == degree:
-        return None, fake_mesh(ranks, None)
+        return Meshes(None, fake_mesh(ranks, None))
     own = fake_mesh(degree, None).get_group()
     among = dist.new_group(list(range(0, ranks, degree)))
     every = torch.arange(ranks).view(-1, degree)
     mesh = DeviceMesh.from_group([among, own], "cpu", every, mesh_dim_names=GROUP_NAMES)
-    of_shards, of_group = (mesh[name] for name in GROUP_NAMES)
-    return of_shards, of_group
+    return Meshes(*(mesh[name] for name in GROUP_NAMES))
 
 
 class FakeRank:
@@ -89,15 +86,13 @@ class FakeRank:
     ) -> None:
         self._streams = RankStreams()
         self.has_host = place.device != CPU
-        shards: DeviceMesh | None
-        group: DeviceMesh | None
         if parallel.degree is None:
-            shards, group = fake_mesh(parallel.gpus, parallel.replicas), None
+            meshes = Meshes(fake_mesh(parallel.gpus, parallel.replicas), None)
         else:
-            shards, group = fake_groups(parallel.gpus, parallel.degree)
+            meshes = fake_groups(parallel.gpus, parallel.degree)
         with place.mode, self._streams.in_place(), _real_meshes(), _beside_host(place.device):
             states = dict(_in_floats(model, recipe))
-            divide(model, parallel, recipe, shards, group, is_pinned=self.has_host)
+            divide(model, parallel, recipe, meshes, is_pinned=self.has_host)
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     # Buffers of gathered weights are made once, and resized in every step.
