@@ -38,7 +38,7 @@ def autocast_to(dtype: Dtype | None, device_type: str) -> torch.autocast:
 
 
 class Destination:
-    """Where the weights of a model are placed: on one device, whole.
+    """Place of a model's weights while it is built: one device, whole.
 
     Args:
         device: device on which they are drawn, or to which they are copied.

@@ -176,7 +176,7 @@ def slowest(rank: Rank | None) -> Callable[[float], float]:
 def build_place(
     rank: Rank | None, device: torch.device, recipe: Recipe, weights: Weights
 ) -> Destination:
-    """Where a model is built, before ``Rank.shard`` divides it.
+    """Place in which a model is built, before ``Rank.shard`` divides it.
 
     Args:
         rank: this process among others; None where it is alone.

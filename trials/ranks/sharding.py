@@ -125,7 +125,7 @@ def _last_norm(model: Any) -> nn.Module | None:
 
 
 def _styles(model: nn.Module) -> dict[str, ParallelStyle]:
-    """How the linear layers of a decoder layer are divided among the ranks of a group, by name.
+    """Styles in which the linear layers of a decoder layer are divided in a group, by name.
 
     The layers, and the dimension that each is divided along, are those of transformers' own plan of
     the model's family (``base_model_tp_plan``). Embedding, norms and head stay whole on each rank.
