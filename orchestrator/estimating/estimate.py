@@ -48,7 +48,7 @@ from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.simulated_cell import GIB, SimulatedCell, host_gib, model_parameters
-from trials.simulation.simulated_prober import usable_bytes
+from trials.simulation.simulated_prober import paged_notes, usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
 from trials.simulation.trace_request import SMALLEST, Fidelity, approximations
 from trials.simulation.varying_lengths import RunsMemory
@@ -102,12 +102,13 @@ def by_objective(estimated: Estimated) -> tuple[int, bool, float, float]:
 
 
 def _approximations(
-    candidates: BatchCandidates, requested: Cell, constants: EfficiencyConstants
+    candidates: BatchCandidates, requested: Cell, constants: EfficiencyConstants, batch_size: int
 ) -> tuple[str, ...]:
     """Differences between what is simulated and what would run, those of its links first."""
     question, gpu = candidates.question, candidates.gpu
     is_padded = candidates.cells.varying is not None
     of_step = approximations(requested, question.model, gpu, is_padded=is_padded)
+    of_step += tuple(paged_notes(candidates.cells.own, gpu, batch_size))
     if requested.parallel is None:
         return of_step
     return (*layout_notes(gpu, requested.parallel, constants.links), *of_step)
@@ -130,7 +131,7 @@ def _estimated(
         with contextlib.suppress(NoSpeedError):
             step = batch.timed.step_time(batch.size, gpu, constants)
     requested = question.cell(gpu)
-    approximate = _approximations(candidates, requested, constants)
+    approximate = _approximations(candidates, requested, constants, batch.size)
     on_host = host_gib(cell, batch.size, limit)
     job = _with_times(question, requested.recipe, cell)
     timed: dict[str, Any] = {}
