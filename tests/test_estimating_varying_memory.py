@@ -9,8 +9,10 @@ import pytest
 import orchestrator
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.estimating.varying_memory import LengthRemedy, length_remedies
-from orchestrator.reporting.estimate_recommendation import varying_text
+from orchestrator.reporting.estimate_recommendation import varying_text, verdict
 from orchestrator.reporting.estimate_tables import as_table
+from trials.records.observation import Outcome
+from trials.simulation.simulated_cell import GIB
 from trials.simulation.simulated_prober import usable_bytes
 
 SPREAD = range(16, 1473, 8)
@@ -109,3 +111,23 @@ def test_padding_to_a_multiple_is_named_with_the_tokens_that_it_adds(folder: Pat
     assert padded.batch_size == 2
     assert 0 < padded.more_tokens < 0.5
     assert "more tokens)" in (varying_text([row], row.question) or "")
+
+
+def test_a_batch_that_just_survives_is_doubted(folder: Path) -> None:
+    """It fits at a constant length even by the error of the memory, but then does not survive."""
+    lora: dict[str, Any] = {"method": "lora", "memory_gib": 1.3}
+    survives = estimated(folder, SPREAD, **lora).estimate.surviving_batch_size
+    assert survives is not None
+    just, half = (
+        estimated(folder, SPREAD, **lora, batch_size=n) for n in (survives, survives // 2)
+    )
+    estimate = just.estimate
+    assert estimate.max_batch_size_interval.low >= survives
+    assert just.varying is not None
+    upper_end = round(estimate.usable_gib * GIB / estimate.memory_error.high)
+    assert not just.varying.survives(survives, just.gpu, upper_end)
+    doubt = "may not survive the data's lengths"
+    for row, is_sure in ((just, False), (half, True)):
+        assert row.estimate.outcome is Outcome.FITS
+        assert (row.estimate.survives_surely, row.estimate.surely_fits) == (is_sure, is_sure)
+        assert (doubt not in verdict([row], row.question.constraints)) == is_sure

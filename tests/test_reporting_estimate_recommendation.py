@@ -46,6 +46,21 @@ def test_a_recommended_batch_that_may_not_fit_is_doubted() -> None:
     assert text_of(rows[:1], 0).endswith("(0 to 16).")
 
 
+def test_a_recommendation_without_a_price_says_as_much_of_its_batch() -> None:
+    """The options that were chosen, what comes on top, and whether the batch may not fit."""
+    options: dict[str, Any] = {"model": "llama-tiny", "seq_len": 512, "gpu": "A40"}
+    (row,) = orchestrator.estimate(**options, memory_gib=40).estimated
+    estimate = row.estimate
+    assert estimate.options is not None
+    assert estimate.price is None
+    assert f"at batch size 16 with {estimate.options}." in text_of([row], 16)
+    assert DOUBT not in text_of([row], 16)
+    assert f"{DOUBT} (1 to 16)." in text_of([row], 1)
+    generates = estimate.model_copy(update={"left_out": "generating completions"})
+    text = verdict([replace(row, estimate=generates)], row.question.constraints)
+    assert f"with {estimate.options}; generation comes on top." in text
+
+
 def test_each_end_of_the_padding_has_its_batch_size(tmp_path: Path) -> None:
     """A range over GPUs of different sizes says nothing about any of them."""
     path = tmp_path / "lengths.csv"

@@ -5,15 +5,23 @@ from builders.observations import tiny_cell
 
 import orchestrator
 from gpu_catalog.catalog import load_catalog
-from trials.recipes.fields import MOST_COUNTED
+from trials.recipes.fields import MOST_COUNTED, Optimizer
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 from trials.records.compatibility import with_defaults
 from trials.records.model import find_model
 from trials.records.observation import Outcome
+from trials.simulation import simulated_prober
 from trials.simulation.memory.blocks import MOST_BYTES
 from trials.simulation.memory.streams import Moves
-from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB, SimulatedCell
+from trials.simulation.simulated_cell import (
+    CONTEXT_BYTES,
+    GIB,
+    SimulatedCell,
+    model_parameters,
+)
+from trials.simulation.simulated_prober import paged_notes
+from trials.simulation.timing_model import host_link_bytes_per_second
 from trials.simulation.trace_cache import TraceError, Traces
 from trials.simulation.whole_step import Steps
 
@@ -97,3 +105,34 @@ def test_batches_beyond_any_memory_neither_overflow_nor_hang() -> None:
     assert largest == simulated.largest_batch(gpu, limit, 10**6)
     with pytest.raises(TraceError, match="smaller model, batch size or length"):
         simulated.without_limit(MOST_COUNTED, gpu)
+
+
+def test_paged_state_without_room_on_the_gpu_is_said_to_be_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both moments in fp32 take 8 bytes of each weight; what the link copies in 2 s is missing."""
+    gpu, model = load_catalog().gpu("A40"), find_model("llama-tiny")
+
+    def notes(optimizer: Optimizer, room: float) -> list[str]:
+        recipe = with_defaults(Recipe(method="full", optimizer=optimizer), model, gpu)
+        simulated = SimulatedCell(tiny_cell(recipe=recipe), model, Traces())
+        counts = model_parameters(simulated)
+        assert counts is not None
+        state = 8 * counts.trainable
+        for name, value in (
+            ("LEAST_PAGED_BYTES", 1),
+            ("GIB", state / 4),
+            ("host_link_bytes_per_second", lambda _: state / 4),
+        ):
+            monkeypatch.setattr(simulated_prober, name, value)
+        reserved = simulated.without_limit(8, gpu).peak_reserved_bytes + CONTEXT_BYTES
+        usable = reserved + round(room * state)
+        return paged_notes(simulated, gpu.model_copy(update={"usable_memory_bytes": usable}), 8)
+
+    (note,) = notes("paged_adamw_32bit", 0.5)
+    assert "2.0 of the 4.0 GiB of its state have no room" in note
+    assert "at least 2.0 s a step" in note
+    assert notes("paged_adamw_32bit", 1.0) == []
+    assert notes("paged_adamw_32bit", -0.1) == []  # the batch itself has no room
+    assert notes("adamw_8bit", 0.5) == []
+    assert host_link_bytes_per_second(gpu) == pytest.approx(0.8 * 31.5e9)

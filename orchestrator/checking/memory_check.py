@@ -109,9 +109,9 @@ def memory_check(request: EstimateRequest, today: dt.date) -> MemoryCheck:
 
 
 def _is_certain(estimate: Estimate, *, is_fit: bool) -> bool:
-    within = estimate.max_batch_size_interval
-    size = estimate.batch_size
-    return within.low >= size if is_fit else within.high < size
+    if is_fit:
+        return estimate.surely_fits
+    return estimate.max_batch_size_interval.high < estimate.batch_size
 
 
 def check_text(check: MemoryCheck) -> str:
@@ -120,7 +120,7 @@ def check_text(check: MemoryCheck) -> str:
     layout = "" if check.strategy is None else f" on each GPU ({check.strategy})"
     batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens{layout}"
     peak = check.peak_gib_interval
-    doubt = "" if check.certain else ". Reserved memory is too near the limit to be sure"
+    doubt = "" if check.certain else ". Memory is too near the limit to be sure"
     first = (
         f"**{check.model} {verdict} {check.gpu}**: batch {batch} reserves "
         f"{check.reserved_gib:.1f} of {check.usable_gib:.1f} GiB. Peak in use "

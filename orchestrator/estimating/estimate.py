@@ -27,7 +27,7 @@ from orchestrator.estimating.batch_choice import (
 )
 from orchestrator.estimating.estimate_records import BatchChoice, Estimate, Estimated, Price
 from orchestrator.estimating.longest_sequence import most_tokens
-from orchestrator.estimating.memory_error import not_compared, published_errors
+from orchestrator.estimating.memory_error import LengthKind, not_compared, published_errors
 from orchestrator.estimating.question import EstimatedJob, Question
 from orchestrator.pricing.host_memory import (
     OffersByHost,
@@ -48,13 +48,9 @@ from trials.records.observation import Outcome
 from trials.simulation.length_traces import TraceSource
 from trials.simulation.ranks.rank_links import layout_notes
 from trials.simulation.simulated_cell import GIB, SimulatedCell, host_gib, model_parameters
-from trials.simulation.simulated_prober import usable_bytes
+from trials.simulation.simulated_prober import paged_notes, usable_bytes
 from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
-from trials.simulation.trace_request import (
-    SMALLEST,
-    Fidelity,
-    approximations,
-)
+from trials.simulation.trace_request import SMALLEST, Fidelity, approximations
 from trials.simulation.varying_lengths import RunsMemory
 from trials.thread_pool import thread_pool
 
@@ -106,12 +102,13 @@ def by_objective(estimated: Estimated) -> tuple[int, bool, float, float]:
 
 
 def _approximations(
-    candidates: BatchCandidates, requested: Cell, constants: EfficiencyConstants
+    candidates: BatchCandidates, requested: Cell, constants: EfficiencyConstants, batch_size: int
 ) -> tuple[str, ...]:
     """Differences between what is simulated and what would run, those of its links first."""
     question, gpu = candidates.question, candidates.gpu
     is_padded = candidates.cells.varying is not None
     of_step = approximations(requested, question.model, gpu, is_padded=is_padded)
+    of_step += tuple(paged_notes(candidates.cells.own, gpu, batch_size))
     if requested.parallel is None:
         return of_step
     return (*layout_notes(gpu, requested.parallel, constants.links), *of_step)
@@ -134,7 +131,7 @@ def _estimated(
         with contextlib.suppress(NoSpeedError):
             step = batch.timed.step_time(batch.size, gpu, constants)
     requested = question.cell(gpu)
-    approximate = _approximations(candidates, requested, constants)
+    approximate = _approximations(candidates, requested, constants, batch.size)
     on_host = host_gib(cell, batch.size, limit)
     job = _with_times(question, requested.recipe, cell)
     timed: dict[str, Any] = {}
@@ -146,9 +143,8 @@ def _estimated(
         timed, missed, prices = _job(question, job, offers, _hours(question, batch, step, seconds))
         timed |= _speed(question, batch, step.seconds, seconds)
     peak_gib = needed.peak_allocated_bytes / GIB
-    memory_error = published_errors().interval(
-        requested.recipe.method, "constant" if varying is None else "varying"
-    )
+    kind: LengthKind = "constant" if varying is None else "varying"
+    memory_error = published_errors().interval(requested.recipe.method, kind)
     length_error = _memory_length_error(question, cell, needed.peak_allocated_bytes)
     limits = _wider(limit, memory_error.limits(limit), length_error)
     estimate = Estimate(
@@ -169,6 +165,7 @@ def _estimated(
         peak_gib_interval=_wider(peak_gib, memory_error.around(peak_gib), length_error),
         reserved_gib=needed.peak_reserved_bytes / GIB,
         surviving_batch_size=candidates.surviving,
+        survives_surely=_survives(candidates, batch.size, limits.low, outcome),
         varying_reserved_gib=None if varying is None else _of_runs(varying.memory(batch.size, gpu)),
         usable_gib=limit / GIB,
         host_gib=on_host,
@@ -239,6 +236,14 @@ def _outcome(candidates: BatchCandidates, batch_size: int, limit: int) -> Outcom
         return outcome
     survives = cells.varying.survives(batch_size, gpu, limit)
     return Outcome.FITS if survives else Outcome.OUT_OF_MEMORY
+
+
+def _survives(row: BatchCandidates, size: int, limit: float, outcome: Outcome) -> bool | None:
+    """Whether a batch that fits also survives below another limit; None where lengths are one."""
+    varying = row.cells.varying
+    if varying is None:
+        return None
+    return outcome is Outcome.FITS and varying.survives(size, row.gpu, round(limit))
 
 
 def _speed(

@@ -147,6 +147,8 @@ class Estimate(Record):
             ``batch_limit``.
         surviving_batch_size: largest batch that survives an epoch of examples of varying length, in
             95 % of simulated runs; None where all batches are of one length.
+        survives_surely: whether ``batch_size`` survives even at the upper end of the memory's
+            interval; None as above.
         varying_reserved_gib: 5th and 95th percentile, over these runs, of the most memory that the
             allocator reserves at ``batch_size`` where it is not limited; None as above.
         assumed_lengths: runs on assumed lengths, where the job has none; None for all but the best
@@ -211,6 +213,7 @@ class Estimate(Record):
     batch_limit: int
     max_batch_size_interval: Interval
     surviving_batch_size: int | None = None
+    survives_surely: bool | None = None
     varying_reserved_gib: Interval | None = None
     assumed_lengths: AssumedLengths | None = None
     peak_gib: float
@@ -256,6 +259,12 @@ class Estimate(Record):
         """Largest batch that fits in every step, also where lengths vary."""
         survives = self.surviving_batch_size
         return self.max_batch_size if survives is None else survives
+
+    @property
+    def surely_fits(self) -> bool:
+        """Whether ``batch_size`` fits in every step, even by the error of the memory."""
+        within = self.max_batch_size_interval
+        return within.low >= self.batch_size and self.survives_surely is not False
 
     @property
     def holds_limit(self) -> bool:

@@ -53,9 +53,7 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
             f"{lead}{rent_text(best.gpu, price, is_electricity=estimates[0].question.is_own)}: "
             f"the job costs **${dollars(price.usd)}** ({ends_text(price.usd_interval, dollars)}) "
             f"and takes **{short(price.hours)} h** ({ends_text(price.hours_interval)}), simulated, "
-            f"at batch size {best.batch_size}{f' with {best.options}' if best.options else ''}"
-            f"{'; generation comes on top' * bool(best.left_out)}."
-            f"{passed_over_text(estimates[0])}"
+            f"{_batch(best)}{passed_over_text(estimates[0])}"
             f"{_doubt_text(estimates, superlative)}{_limits_text(price, wanted)}{safer}{last}"
         )
     misses = [(e.estimate.gpu, e.missed) for e in estimates if e.missed is not None]
@@ -72,18 +70,34 @@ def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
 def _doubt_text(estimates: Sequence[Estimated], superlative: str) -> str:
     """Whether the best batch may not fit, and the best that does if not even one example may."""
     rows = [e.estimate for e in estimates]
-    best, within = rows[0], rows[0].max_batch_size_interval
-    if within.low >= best.batch_size:
-        return ""
-    doubt = f" A batch of {best.batch_size} may not fit ({ends_text(within)})."
-    sure = (row for row in rows if row.max_batch_size_interval.low >= row.batch_size)
-    row = next(sure, best)
-    if within.low >= 1 or row.price is None or row is best:
-        return doubt
+    best = rows[0]
+    row = next((row for row in rows if row.surely_fits), best)
+    if best.max_batch_size_interval.low >= 1 or row.price is None or row is best:
+        return _row_doubt(best)
     return (
-        f"{doubt} The {superlative} choice that surely fits: {row.gpu} "
+        f"{_row_doubt(best)} The {superlative} choice that surely fits: {row.gpu} "
         f"{provider_text(row.price)}, ${dollars(row.price.usd)} in {short(row.price.hours)} h."
     )
+
+
+def _row_doubt(row: Estimate) -> str:
+    """Whether the batch of a row may not fit; empty where it surely does."""
+    within = row.max_batch_size_interval
+    if row.surely_fits:
+        return ""
+    if within.low < row.batch_size:
+        return f" A batch of {row.batch_size} may not fit ({ends_text(within)})."
+    return (
+        f" A batch of {row.batch_size} may not survive the data's lengths: it does not at the "
+        "upper end of the memory's interval."
+    )
+
+
+def _batch(row: Estimate) -> str:
+    """Batch size of a row, the options that were chosen for it, and what is left out."""
+    options = f" with {row.options}" if row.options else ""
+    generation = "; generation comes on top" if row.left_out else ""
+    return f"at batch size {row.batch_size}{options}{generation}."
 
 
 def _unpriced(rows: Sequence[Estimate]) -> str:
@@ -92,7 +106,7 @@ def _unpriced(rows: Sequence[Estimate]) -> str:
     hours = ""
     if row.hours is not None and row.hours_interval is not None:
         hours = f" takes **{short(row.hours)} h** ({ends_text(row.hours_interval)}), simulated,"
-    return f"{row.gpu}{hours} at batch size {row.batch_size}. No price is known: {row.no_price}."
+    return f"{row.gpu}{hours} {_batch(row)}{_row_doubt(row)} No price is known: {row.no_price}."
 
 
 def fastest(estimates: Sequence[Estimated]) -> Estimated | None:

@@ -25,11 +25,17 @@ from trials.simulation.simulated_cell import (
     host_bytes,
     model_parameters,
 )
-from trials.simulation.timing_model import EfficiencyConstants, NoSpeedError, SimulatedStepTime
+from trials.simulation.timing_model import (
+    EfficiencyConstants,
+    NoSpeedError,
+    SimulatedStepTime,
+    host_link_bytes_per_second,
+)
 from trials.simulation.trace_cache import TraceError
 from trials.simulation.trace_request import simulation_code, versions
 from trials.simulation.varying_lengths import VaryingLengths
 
+LEAST_PAGED_BYTES = 2**30  # less is copied in tens of milliseconds
 STEPS = 2  # replayed steps: the first, which makes the optimizer's state, and a later one
 
 
@@ -42,6 +48,30 @@ def usable_bytes(gpu: Gpu, recipe: Recipe) -> int:
     if total is None:
         total = round((gpu.marketed_memory_gb or 0) * 1e9)
     return total - CONTEXT_BYTES - round((recipe.generation_share or 0.0) * total)
+
+
+def paged_notes(cell: SimulatedCell, gpu: Gpu, batch_size: int) -> list[str]:
+    """Copies of a paged optimizer's state, which steps leave out; empty where it has room.
+
+    bitsandbytes keeps that state in managed memory. What has no room beside the memory that
+    PyTorch's allocator reserves is on the host: an update copies it to the GPU and back.
+    """
+    counts, layout = model_parameters(cell), cell.request.cell.parallel
+    if counts is None or not cell.recipe.optimizer.startswith("paged"):
+        return []
+    moment_bytes = 1 if "8bit" in cell.recipe.optimizer else 4
+    state = 2 * moment_bytes * counts.trainable / (1 if layout is None else layout.shards)
+    reserved = cell.without_limit(batch_size, gpu).peak_reserved_bytes
+    missing = state + reserved - usable_bytes(gpu, cell.recipe)
+    if missing < LEAST_PAGED_BYTES or missing > state:  # a batch that does not fit has no step
+        return []
+    seconds = missing / host_link_bytes_per_second(gpu)
+    text = (
+        f"{cell.recipe.optimizer}: {missing / GIB:.1f} of the {state / GIB:.1f} GiB of its state "
+        f"have no room on the GPU; the time to copy them from the host and back, at least "
+        f"{seconds:.1f} s a step, is left out"
+    )
+    return [text]
 
 
 class SimulatedProber:

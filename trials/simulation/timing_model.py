@@ -318,7 +318,7 @@ def _device_seconds(
     transfer /= constants.memory_speed
     copied = work == OperatorClass.HOST_COPY
     transfer[work == OperatorClass.COLLECTIVE] = 0.0  # timeline_of knows their links
-    transfer[copied] = numbers[copied, Column.BYTES] / _host_link_bytes_per_second(gpu)
+    transfer[copied] = numbers[copied, Column.BYTES] / host_link_bytes_per_second(gpu)
     seconds = np.maximum(np.maximum(computing, transfer), floor_seconds(numbers, constants))
     products = (work == OperatorClass.MATRIX_PRODUCT) | (work == OperatorClass.GROUPED_PRODUCT)
     seconds[products] = matrix_product_seconds(rate[products], numbers[products], gpu, peaks)
@@ -333,7 +333,8 @@ def floor_seconds(numbers: FloatArray, constants: EfficiencyConstants) -> FloatA
     return seconds * 1e-6
 
 
-def _host_link_bytes_per_second(gpu: Gpu) -> float:
+def host_link_bytes_per_second(gpu: Gpu) -> float:
+    """Bytes per second of copies between GPU and host, in one direction."""
     major = (gpu.compute_capability or "").partition(".")[0]
     return PCIE_GB_PER_SECOND.get(major, PCIE_SINCE) * 1e9 * PCIE_REACHED
 
