@@ -244,6 +244,7 @@ def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
     if len(steps) == 1:
         (size,) = sizes
         assumed = _assumed_batch_text(size, question) if question.assumes_batch else ""
+        unit = unit if size > 1 else unit.removesuffix("s")
         return f"An epoch has {steps[0]:,} optimizer steps of {size} {unit}{assumed}."
     return (
         f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(sizes)} to "
