@@ -140,12 +140,12 @@ class Rank:
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def shard(self, model: nn.Module, recipe: Recipe, built_at: Destination) -> None:
+    def shard(self, model: nn.Module, recipe: Recipe, destination: Destination) -> None:
         """Divide the weights of a model among the ranks, in place, where the strategy does."""
         if not self.is_sharded or self.parallel.zero_stage is not None:
             return  # DeepSpeed divides them in the first step
         is_pinned = self.device.type != "cpu"
-        meshes, restore = self._meshes(), built_at.restore
+        meshes, restore = self._meshes(), destination.restore
         divide(model, self.parallel, recipe, meshes, is_pinned=is_pinned, restore=restore)
 
     def _meshes(self) -> Meshes:
@@ -173,10 +173,10 @@ def slowest(rank: Rank | None) -> Callable[[float], float]:
     return (lambda value: value) if rank is None else rank.largest
 
 
-def build_place(
+def build_destination(
     rank: Rank | None, device: torch.device, recipe: Recipe, weights: Weights
 ) -> Destination:
-    """Place in which a model is built, before ``Rank.shard`` divides it.
+    """Destination of a model's weights until ``Rank.shard`` divides it.
 
     Args:
         rank: this process among others; None where it is alone.

@@ -25,7 +25,7 @@ from trials.models.weight_placement import (
     autocast_to,
     quantisation_constants,
 )
-from trials.ranks.rank import Rank, build_place
+from trials.ranks.rank import Rank, build_destination
 from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.built import Built, ParameterCounts
@@ -128,12 +128,12 @@ class FineTuning:
     def _build(self) -> None:
         """Make the model that is trained, and its stepper."""
         recipe = self._cell.recipe
-        place = build_place(self._rank, self._device, recipe, self._cell.weights)
-        self.model = self._make(recipe, TRAINED_OUTPUTS[recipe.task], place)
+        to = build_destination(self._rank, self._device, recipe, self._cell.weights)
+        self.model = self._make(recipe, TRAINED_OUTPUTS[recipe.task], to)
         if recipe.liger_kernels:
             apply_liger_layers(self.model)
         if self._rank is not None:
-            self._rank.shard(self.model, recipe, place)
+            self._rank.shard(self.model, recipe, to)
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         # Every probe starts from the same weights, since routing depends on weights and memory on
         # routing. The copy is on the host, outside the measured memory.
@@ -144,13 +144,13 @@ class FineTuning:
         self._offloading = activation_offloading(self.model, recipe)
         self.stepper = self._new_stepper()
 
-    def _make(self, recipe: Recipe, outputs: tuple[str, ...], place: Destination) -> nn.Module:
+    def _make(self, recipe: Recipe, outputs: tuple[str, ...], to: Destination) -> nn.Module:
         model = build_model(
             self._facts,
             recipe,
             active_experts=self._cell.active_experts,
             weights=self._cell.weights,
-            destination=place,
+            destination=to,
             seed=self._seed,
         )
         without_dropout(model, recipe)
