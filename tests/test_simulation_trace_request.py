@@ -11,7 +11,8 @@ PACKAGE = Path(trials.__file__).parent
 WORKER = PACKAGE / "simulation/tracing/tracing_worker.py"
 REPLAYING = PACKAGE / "simulation/varying_lengths.py"
 # Their effect on a trace is in its key (cell, recipe, model), or they have none: types of records,
-# the start of processes, the comparison of a built model with its recipe.
+# the start of processes, the host on which real ranks are built, the comparison of a built model
+# with its recipe.
 NOT_IN_TRACES = {
     *("__init__.py", "child_process/bootstrap.py", "child_process/environment.py"),
     *("child_process/parent_death.py", "thread_pool.py"),
@@ -20,7 +21,7 @@ NOT_IN_TRACES = {
     *("recipes/fields.py", "recipes/mistakes.py", "recipes/named_recipes.py", "recipes/recipe.py"),
     *("recipes/parallel.py", "simulation/ranks/rank_links.py"),
     "simulation/ranks/layout_approximations.py",  # notes of an answer
-    "recipes/optional_packages.py",
+    *("recipes/optional_packages.py", "recipes/host_bytes.py"),
     *("simulation/tracing_child.py", "training/recipe_check.py"),
 }
 
