@@ -17,7 +17,6 @@ from orchestrator.spec.spec_file import parse_spec
 from orchestrator.spec.sweep_spec import SweepSpec
 
 TOGETHER = "[{gpus: 4, strategy: fsdp2}]"
-LARGE = "llama-3.1-70b"
 
 
 def gangs_on(
@@ -171,7 +170,7 @@ def test_hosts_have_the_memory_that_ranks_take() -> None:
 
     def of_70b(gpu: str, strategy: str, more: str = "") -> tuple[SweepSpec, str]:
         parallel = f"[{{gpus: 8, strategy: {strategy}}}]{more}"
-        _, text = gangs_on(gpu, parallel=parallel, alone=False, model=LARGE)
+        _, text = gangs_on(gpu, parallel=parallel, alone=False, model="llama-3.1-70b")
         return parse_spec(text, "gangs.yaml"), text
 
     def more_gib(strategy: str, more: str = "") -> int:

@@ -23,9 +23,11 @@ from builders.ranks import (
     traced,
 )
 from fakes.in_process_traces import InProcess
+from transformers import AutoModelForCausalLM
 
 from gpu_catalog.catalog import load_catalog
 from trials.child_process.child_prober import ChildProber
+from trials.models.build import auto_config
 from trials.recipes.fields import Method
 from trials.recipes.parallel import Parallel
 from trials.records.cell import Cell
@@ -44,6 +46,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 FEW_STEPS = TimingRule(warmup_steps=0, warmup_seconds=0.0, max_steps=6)
+SHARDED = Parallel(gpus=2, strategy="fsdp2")
 RECIPES = {"full": recipe("full", max_grad_norm=1.0), "lora": recipe("lora")}
 
 
@@ -115,9 +118,21 @@ def with_norms(tmp_path_factory: pytest.TempPathFactory) -> RankCase:
 
 
 @pytest.fixture(scope="module")
-def counted(with_norms: RankCase, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> RankCase:
+    """Weights that ranks load from a file, and divide."""
+    folder = str(tmp_path_factory.mktemp("model"))
+    stock = auto_config(find_model("llama-tiny"), None)
+    AutoModelForCausalLM.from_config(stock).save_pretrained(folder)
+    cell = tiny_cell(folder, RECIPES["lora"], seq_len=LENGTH)
+    return on_layout(cell.model_copy(update={"weights": "pretrained"}), SHARDED), 1
+
+
+@pytest.fixture(scope="module")
+def counted(
+    with_norms: RankCase, loaded: RankCase, tmp_path_factory: pytest.TempPathFactory
+) -> Answers:
     """What two to four ranks, started once, count in the cases of every run of the tests."""
-    cases = [*quick_cases(2), *SPLIT, with_norms, *quick_cases(3), *quick_cases(4)]
+    cases = [*quick_cases(2), *SPLIT, with_norms, loaded, *quick_cases(3), *quick_cases(4)]
     return real(cases, tmp_path_factory.mktemp("ranks"))
 
 
@@ -309,20 +324,24 @@ def test_split_layers_have_the_loss_and_gradients_of_whole_ones(
         assert rank["norms"] == pytest.approx(norms, rel=1e-3)
 
 
-@pytest.mark.parametrize("method", RECIPES)
-def test_ranks_that_draw_weights_in_slices_have_the_loss_of_one_process(
-    method: Method, counted: Answers, monkeypatch: pytest.MonkeyPatch
+def test_ranks_that_build_in_slices_have_the_loss_of_one_process(
+    counted: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first rank of two and one process have the same tokens, and are to have the same weights.
+    """The first rank and one process have the same tokens: so they have the same weights.
 
-    Norms are of gradients among ranks whose tokens differ.
+    Weights are drawn, of a full training and below adapters, and loaded from a file.
     """
     monkeypatch.setattr(construction, "LEARNING_RATE", 1e-12)
-    layout = Parallel(gpus=2, strategy="fsdp2")
-    (case,) = [c for c in counted if c[0].parallel == layout and c[0].recipe.method == method]
-    cell = case[0].model_copy(update={"parallel": None})
-    alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
-    assert counted[case][0]["loss"] == pytest.approx(alone.step(alone.tokens(BATCH)), rel=1e-6)
+    cases = [case for case in counted if case[0].parallel == SHARDED]
+    assert sorted((c.weights, c.recipe.method) for c, _ in cases) == [
+        ("pretrained", "lora"),
+        ("random", "full"),
+        ("random", "lora"),
+    ]
+    for case in cases:
+        cell = case[0].model_copy(update={"parallel": None})
+        alone = FineTuning(cell, find_model(cell.model), device=torch.device("cpu"), seed=0)
+        assert counted[case][0]["loss"] == pytest.approx(alone.step(alone.tokens(BATCH)), rel=1e-6)
 
 
 def test_the_last_of_three_ranks_takes_less_than_the_traced_one() -> None:

@@ -13,7 +13,7 @@ from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 
 RANKS = 3
-PLACES = """
+PROGRAM = """
 import json, sys
 import torch
 import torch.distributed as dist
@@ -49,7 +49,7 @@ print(json.dumps([first, own, second, held(model), same, len(slices._slices)]))
 
 def test_ranks_hold_slices_until_they_gather_a_part(tmp_path: Path) -> None:
     """Bytes that each rank holds, of a layer in fp32 and a matrix in bf16 that two layers share."""
-    arguments = [sys.executable, "-c", PLACES]
+    arguments = [sys.executable, "-c", PROGRAM]
     ranks = [
         subprocess.Popen(
             [*arguments, str(number), str(RANKS), str(tmp_path / "store")],

@@ -35,8 +35,8 @@ class WeightSlices(Destination):
 
     Each rank draws a layer whole on its own device, as a process alone does, and so has the same
     values. Of each weight it keeps a slice of the bytes, until all ranks gather the layer to divide
-    it. No device and no host ever holds the whole model: eight ranks that built a model of 70
-    billion parameters on their host would take 1.1 TB of it.
+    it. No device ever holds the whole model, and no host where weights are drawn: eight ranks that
+    built a model of 70 billion parameters on their host would take 1.1 TB of it.
 
     Args:
         device: device on which this rank draws.
@@ -54,6 +54,8 @@ class WeightSlices(Destination):
         for weight in part.parameters():
             if weight in self._slices:
                 continue
+            if not weight.untyped_storage().resizable():  # of a file, from which it was loaded
+                weight.data = weight.data.clone()
             whole = _bytes_of(weight)
             length = -(-len(whole) // self._ranks)
             own = torch.zeros(length, dtype=torch.uint8, device=self._holder)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpu_catalog.gpu import Gpu
 from trials.child_process.forked_child import ProbeEnd
+from trials.recipes.fields import Optimizer
 from trials.recipes.recipe import Recipe
 from trials.records.built import ParameterCounts
 from trials.records.messages import ProbeRequest
@@ -35,6 +36,8 @@ from trials.simulation.trace_cache import TraceError
 from trials.simulation.trace_request import simulation_code, versions
 from trials.simulation.varying_lengths import VaryingLengths
 
+PAGED_BYTES: Mapping[Optimizer, int] = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8}
+"""Bytes of both moments of a weight. No layout of several GPUs divides them."""
 LEAST_PAGED_BYTES = 2**30  # less is copied in tens of milliseconds
 STEPS = 2  # replayed steps: the first, which makes the optimizer's state, and a later one
 
@@ -56,11 +59,11 @@ def paged_notes(cell: SimulatedCell, gpu: Gpu, batch_size: int) -> list[str]:
     bitsandbytes keeps that state in managed memory. What has no room beside the memory that
     PyTorch's allocator reserves is on the host: an update copies it to the GPU and back.
     """
-    counts, layout = model_parameters(cell), cell.request.cell.parallel
-    if counts is None or not cell.recipe.optimizer.startswith("paged"):
+    each_bytes = PAGED_BYTES.get(cell.recipe.optimizer)
+    counts = None if each_bytes is None else model_parameters(cell)
+    if each_bytes is None or counts is None:
         return []
-    moment_bytes = 1 if "8bit" in cell.recipe.optimizer else 4
-    state = 2 * moment_bytes * counts.trainable / (1 if layout is None else layout.shards)
+    state = each_bytes * counts.trainable
     reserved = cell.without_limit(batch_size, gpu).peak_reserved_bytes
     missing = state + reserved - usable_bytes(gpu, cell.recipe)
     if missing < LEAST_PAGED_BYTES or missing > state:  # a batch that does not fit has no step
