@@ -191,6 +191,7 @@ def test_a_child_that_hangs_is_timed_out_and_replaced(
     fitting_probe(prober)
 
 
+@pytest.mark.long
 def test_a_fork_server_that_is_killed_or_too_slow_is_replaced(
     prober: ChildProber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ prober.probe(ProbeRequest.model_validate_json(sys.argv[2]))
 """
 
 
+@pytest.mark.long
 def test_child_and_fork_server_die_with_the_process_of_their_trial() -> None:
     """When the trial's process is killed, as on a lost spot node, its child and fork server end."""
     packages = Path(__file__).parent.parent

@@ -3,6 +3,7 @@
 from threading import Thread
 
 import psutil
+import pytest
 from builders.observations import recipe, tiny_cell
 from builders.small_probes import SMALL, TOO_LARGE, small_setup
 
@@ -32,6 +33,7 @@ def parent_of_trial(servers: ForkServers, setup: Setup = SETUP) -> psutil.Proces
     return parent
 
 
+@pytest.mark.long
 def test_a_trial_takes_the_fork_server_that_the_last_one_left() -> None:
     """Also for another recipe, and after a trial in its own thread, out of memory or not built.
 

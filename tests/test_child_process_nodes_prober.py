@@ -112,6 +112,7 @@ def test_links_are_timed_by_ranks_without_a_model_on_all_nodes(nodes: Nodes) -> 
     assert [prober.child_pid for prober in nodes.probers] == [None, None]
 
 
+@pytest.mark.long
 def test_an_interrupt_that_comes_too_late_harms_no_further_probe(nodes: Nodes) -> None:
     """The children have ended by themselves, and their fork servers wait."""
     assert nodes.prober.probe(TOO_LARGE).outcome is Outcome.OUT_OF_MEMORY
@@ -138,6 +139,7 @@ def test_a_killed_rank_ends_those_of_the_other_node_and_costs_the_probe_alone(
     assert nodes.prober.probe(SMALL).outcome is Outcome.FITS
 
 
+@pytest.mark.long
 def test_the_parent_of_a_nodes_ranks_may_be_killed_as_well(nodes: Nodes) -> None:
     """The end names the node, and no rank of either is left."""
     before = nodes.every
@@ -154,6 +156,7 @@ def test_the_parent_of_a_nodes_ranks_may_be_killed_as_well(nodes: Nodes) -> None
     assert nodes.prober.probe(SMALL).outcome is Outcome.FITS
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named_on_whichever_node(nodes: Nodes) -> None:
     """Its own node knows that it reports no more, the other one that its ranks waited."""
     before, victim = nodes.every, nodes.ranks(1)[0]
@@ -167,6 +170,7 @@ def test_a_rank_that_hangs_is_named_on_whichever_node(nodes: Nodes) -> None:
     assert stopping.result() < HANG_SECONDS + SOON_SECONDS
 
 
+@pytest.mark.long
 def test_all_processes_end_with_the_prober_in_the_middle_of_a_probe(nodes: Nodes) -> None:
     """As when another node is lost: the wait for its ranks is over, and so are these."""
     before = nodes.every

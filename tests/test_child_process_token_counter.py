@@ -59,6 +59,7 @@ def test_the_chat_template_renders_the_tools_of_a_conversation(tmp_path: Path) -
     assert tokenizer.written([{"tools": [{"name": "look_up"}]}, message]) == "look_up: Why?"
 
 
+@pytest.mark.long
 def test_a_chat_template_that_never_ends_ends_with_the_command(tmp_path: Path) -> None:
     """A killed command leaves no process behind that computes for ever."""
     train_tokenizer(tmp_path / "tok", ["one two three"] * 20)

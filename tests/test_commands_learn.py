@@ -55,6 +55,7 @@ def learned(folder: Path) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_sparse_and_dense_learn_the_made_language(
     folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_sweep_can_start_in_a_folder_with_learning_curves(folder: Path, learne
     assert (first / LEARNED).exists()
 
 
+@pytest.mark.long
 def test_a_child_that_is_killed_is_one_line(folder: Path) -> None:
     """The error names the cell, the epoch and the signal."""
     cell = tiny_cell("llama-tiny", FULL, seq_len=64)

@@ -347,6 +347,7 @@ def test_the_option_has_all_strategies() -> None:
     assert OPTION == STRATEGIES
 
 
+@pytest.mark.long
 def test_an_estimate_says_that_varying_lengths_are_simulated_at_their_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.long
 def test_a_fork_server_imports_nothing_that_touches_the_gpu() -> None:
     """CUDA cannot be used after a fork: children import peft and bitsandbytes.
 

@@ -201,6 +201,7 @@ def test_the_same_steps_have_the_same_peak_every_time() -> None:
     assert [training_peak_bytes(), training_peak_bytes()] == [first, first]
 
 
+@pytest.mark.long
 def test_a_fresh_process_counts_the_same_peak_as_a_used_one() -> None:
     """Nothing that ran earlier in the process is in the peak."""
     tests = Path(__file__).parent

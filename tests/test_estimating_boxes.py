@@ -51,6 +51,7 @@ def test_weights_are_divided_among_as_many_as_an_instance_has_where_one_gpu_is_t
     assert row.estimate.batch_size * row.estimate.micro_batches * row.estimate.gpus == 16
 
 
+@pytest.mark.long
 def test_an_open_number_of_gpus_leaves_to_the_host_what_is_asked() -> None:
     """A GPU of 3 GiB is too small for it all; several leave it to the host."""
     small = CATALOG.gpu("H100-SXM").model_copy(update={"usable_memory_bytes": 3 * 2**30})
@@ -61,6 +62,7 @@ def test_an_open_number_of_gpus_leaves_to_the_host_what_is_asked() -> None:
     assert row.question.parallel.shards_on_host
 
 
+@pytest.mark.long
 def test_one_gpu_of_an_open_number_offloads_as_is_asked() -> None:
     """By DeepSpeed, beside several that do."""
     fields: dict[str, Any] = {"strategy": "deepspeed-zero2", "offload": "optimizer", "seq_len": 128}
@@ -120,6 +122,7 @@ class Unsharded(Traces):
         super().prepare(requests)
 
 
+@pytest.mark.long
 def test_an_estimate_of_one_gpu_stays_where_shards_cannot_be_traced() -> None:
     """The reason against several is kept beside it."""
     small = CATALOG.gpu("H100-SXM").model_copy(update={"usable_memory_bytes": 6 * 2**30})
@@ -141,6 +144,7 @@ def test_what_is_given_is_not_chosen(given: dict[str, object]) -> None:
     assert request.counts == (1,)
 
 
+@pytest.mark.long
 def test_an_assumed_batch_that_three_gpus_cannot_share_is_rounded_up_and_says_so() -> None:
     """16 examples become 18 of three GPUs; two share the 16 themselves, or train on one batch."""
     request, question, simulation = asked()
@@ -158,6 +162,7 @@ def test_an_assumed_batch_that_three_gpus_cannot_share_is_rounded_up_and_says_so
         assert sentence in as_table([row], row.question)
 
 
+@pytest.mark.long
 def test_where_no_number_fits_the_largest_is_shown_with_what_helps() -> None:
     """Eight GPUs are too small for a shard each, and leave theirs to the host."""
     small = CATALOG.gpu("H100-SXM").model_copy(update={"usable_memory_bytes": 3 * 2**30})

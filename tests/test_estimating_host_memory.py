@@ -59,6 +59,7 @@ def test_without_enough_host_memory_anywhere_there_is_no_price(tmp_path: Path) -
     assert row.estimate.too_little_host_memory[0].text in (row.estimate.no_price or "")
 
 
+@pytest.mark.long
 def test_a_training_that_keeps_nothing_on_the_host_takes_any_instance(tmp_path: Path) -> None:
     """As before there were memories of hosts."""
     row = estimated(tmp_path)
@@ -67,6 +68,7 @@ def test_a_training_that_keeps_nothing_on_the_host_takes_any_instance(tmp_path: 
     assert list(host_notes([row.estimate])) == []
 
 
+@pytest.mark.long
 def test_weights_that_a_gpu_cannot_hold_twice_are_copied_on_the_host() -> None:
     """Each of eight processes has them twice there, which is more than its share of the state."""
     (row,) = orchestrator.estimate("llama-tiny", **JOB | {"gpu": "8xA40"}, offload="optimizer")

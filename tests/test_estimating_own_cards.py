@@ -76,6 +76,7 @@ def test_a_card_that_is_owned_and_rented_has_two_rows_that_can_be_told_apart() -
     assert "own A40: electricity" not in shown
 
 
+@pytest.mark.long
 def test_a_card_that_the_job_does_not_fit_has_one_row() -> None:
     """Rented ones are as small."""
     estimates = orchestrator.estimate(

@@ -41,6 +41,7 @@ def estimates(**options: Any) -> list[Estimate]:
     return [row.estimate for row in orchestrator.estimate(**options)]
 
 
+@pytest.mark.long
 def test_a_recipe_that_trl_lacks_is_named_where_it_saves_much() -> None:
     """Its loss leaves room for a step without checkpointing, which TRL's may not."""
     options: dict[str, Any] = {"model": "qwen2.5-0.5b", "seq_len": 1024, "method": "lora"}

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import orchestrator
 from gpu_catalog.catalog import load_catalog
 from orchestrator.estimating.choosing.memory_bound import cannot_fit
@@ -99,6 +101,7 @@ def test_a_number_of_gpus_that_only_fragments_exclude_fits_by_a_setting() -> Non
         assert "No change" not in as_table(found.estimated, found.question)
 
 
+@pytest.mark.long
 def test_where_nothing_helps_on_one_gpu_the_host_may_hold_the_weights() -> None:
     """By DeepSpeed, which traces all layers."""
     found = orchestrator.estimate(**ONE_OR_TWO | {"gpus": (1,), "memory_gib": 0.9})

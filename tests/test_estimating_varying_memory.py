@@ -45,6 +45,7 @@ def remedies(row: Estimated) -> dict[str, LengthRemedy]:
     return {remedy.change: remedy for remedy in found}
 
 
+@pytest.mark.long
 def test_what_lets_a_larger_micro_batch_survive_is_named(folder: Path) -> None:
     """Followed, a change gives the micro-batch that was named."""
     row = estimated(folder, SPREAD)
@@ -64,6 +65,7 @@ def test_what_lets_a_larger_micro_batch_survive_is_named(folder: Path) -> None:
     assert f"{found['the longest batch first'].batch_size} with the longest batch first" in text
 
 
+@pytest.mark.long
 def test_the_memory_that_is_missing_is_that_of_varying_lengths(folder: Path) -> None:
     """A batch that fits at a constant length lacks what the lengths of an epoch fragment."""
     fitting = estimated(folder, SPREAD).estimate

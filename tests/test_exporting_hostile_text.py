@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from builders.hostile_texts import INJECTIONS, MADE, keys, texts
+from builders.long_cases import long_cases
 from builders.task_scripts import scripts
 from builders.trainings import OF_HUGGING_FACE, SECURE, SPOT, training_of
 from hypothesis import given, settings
@@ -24,7 +26,7 @@ CONFIGURATION = PatchedConfiguration(
 )
 # What scripts start; each call is a line with its words as JSON.
 STUBS = ("aws", "axolotl", "hf", "pip", "python3", "ray", "scontrol", "srun", "trl")
-STUB = f"""#!{sys.executable}
+STUB = f"""#!{sys.executable} -IS
 import json, sys
 from pathlib import Path
 here = Path({{folder!r}})
@@ -112,8 +114,16 @@ def value_of(words: list[str], option: str) -> Any:
     return words[words.index(option) + 1]
 
 
-@pytest.mark.parametrize("text", [text for text in INJECTIONS if text and "\0" not in text])
-@pytest.mark.parametrize("target", ["skypilot", "hf-jobs", "slurm"])
+RUN = [text for text in INJECTIONS if text and "\0" not in text]
+RUN_BY = ("skypilot", "hf-jobs", "slurm")
+QUICK = [*zip(cycle(RUN_BY), RUN, strict=False)]
+"""Each text once, in the files of one format or another."""
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [*QUICK, *long_cases(case for case in product(RUN_BY, RUN) if case not in QUICK)],
+)
 def test_a_text_is_run_by_no_script(target: Target, text: str, tmp_path: Path) -> None:
     """Each is a word of the command that gets it."""
     started = calls(target, text, tmp_path)

@@ -53,6 +53,7 @@ def points() -> list[Point]:
     return made
 
 
+@pytest.mark.long
 def test_calibration_recovers_the_constants_that_made_the_steps(points: list[Point]) -> None:
     """Constants and host factors return within a few percent; unused constants stay unfitted."""
     calibration = calibrate(points, EfficiencyConstants())

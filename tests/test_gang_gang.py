@@ -171,6 +171,7 @@ def test_a_rank_that_ends_after_its_answer_ends_those_that_have_not_answered(
     assert gone.value.end.line == "rank 0: the child was killed by SIGKILL"
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named(prober: ChildProber) -> None:
     """The probe times out; the rank that the others wait for is said, and all end."""
     before = ranks(prober)
@@ -202,6 +203,7 @@ def seconds_after_trial() -> float:
             trial.kill()
 
 
+@pytest.mark.long
 def test_no_rank_outlives_its_trial() -> None:
     """Kill -9 of the trial ends its fork server and all ranks."""
     assert seconds_after_trial() < SOON_SECONDS
@@ -223,6 +225,7 @@ def test_ranks_end_within_a_second_of_a_killed_one_or_of_their_trial(prober: Chi
     assert statistics.median(after_trial) < SECOND
 
 
+@pytest.mark.long
 def test_no_rank_outlives_its_parent(prober: ChildProber) -> None:
     """Kill -9 of the parent of the ranks, or of the fork server, ends them; the next probe fits."""
     for generations in (0, 1):

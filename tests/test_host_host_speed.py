@@ -36,6 +36,7 @@ def test_a_speed_of_no_host_is_refused(speed: float) -> None:
         orchestrator.estimate("llama-tiny", seq_len=32, gpu="A40", host_speed=speed)
 
 
+@pytest.mark.long
 def test_the_command_prints_the_value_that_estimate_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -166,9 +166,8 @@ def test_where_no_law_can_be_made_held_out_points_have_no_residual() -> None:
     assert len(larger_batch_residuals(single, fit_chosen)) == 0
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param("mixtral-8x7b", marks=pytest.mark.long), "blackmamba-2.8b"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "blackmamba-2.8b"])
 def test_errors_without_refitting_are_those_of_fits_without_each_point(model: str) -> None:
     """On the paper's points the shortcut agrees with refitting within a fifth, form by form."""
     points = throughput_points()

@@ -1,5 +1,6 @@
 """Every family of transformers is traced as its recipe says, or refused by name in one line."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from builders.families import (
     refusal_of,
     tiny_model,
 )
+from builders.long_cases import long_cases
 from builders.observations import cpu, recipe
 from transformers import BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -38,12 +40,17 @@ pytestmark = [
 ]
 
 
+QUICK = ("llama", "gemma2")
+
+
 def not_called(*_: object) -> Any:
     """Values of quantised experts, which these recipes do not have."""
     raise AssertionError
 
 
-@pytest.mark.parametrize("family", MOST_USED)
+@pytest.mark.parametrize(
+    "family", [*QUICK, *long_cases(name for name in MOST_USED if name not in QUICK)]
+)
 def test_the_most_used_families_are_traced_as_the_recipe_says(family: str) -> None:
     """All three methods take hold, but for 4 bits with the layers of Falcon."""
     model = tiny_model(family)
@@ -125,14 +132,14 @@ MIXED = [
 
 
 MOE = ("mixtral-tiny", "qwen3-moe-tiny")
+QUICK_MIXED = (("mixtral-tiny", MIXED[0]), ("qwen3-moe-tiny", MIXED[5]))
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        pytest.param(name, settings, marks=[] if (number + other) % 2 == 0 else pytest.mark.long)
-        for number, settings in enumerate(MIXED)
-        for other, name in enumerate(MOE)
+        *QUICK_MIXED,
+        *long_cases(case for case in product(MOE, MIXED) if case not in QUICK_MIXED),
     ],
     ids=lambda part: getattr(part, "key", part),
 )

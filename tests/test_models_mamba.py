@@ -131,6 +131,7 @@ def built_with_packages(folder: Path) -> list[tuple[str, float]]:
     return [(kernels, float(loss)) for kernels, loss in answers]
 
 
+@pytest.mark.long
 def test_transformers_uses_the_chosen_kernels(tmp_path: Path) -> None:
     """With both packages installed, their functions run only when requested."""
     (kernels, their_loss), (reference, loss) = built_with_packages(tmp_path)

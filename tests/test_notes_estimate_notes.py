@@ -161,6 +161,7 @@ def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> 
         assert all(f"{error.steps} measured steps" in line for line in shown)
 
 
+@pytest.mark.long
 def test_the_share_of_an_effective_batch_is_no_limit_of_the_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import cpu, recipe, tiny_cell
 from builders.ranks import (
     BATCH,
@@ -114,9 +115,8 @@ ALONE = [(by_zero("deepspeed-zero1"), 2), (by_zero("deepspeed-zero3"), 2)]
 QUICK = [
     *ALONE,
     (by_zero("deepspeed-zero2", "lora"), 1),
-    (by_zero("deepspeed-zero3", "lora", zero=RELEASING), 2),
 ]
-"""Cases of every run of the tests, beside one of experts and two that offload."""
+"""Cases of every run of the tests, beside one of experts."""
 ON_ONE_GPU = [
     (by_zero(strategy, method, 1, offload=offload), count)
     for strategy, method, offload, count in (
@@ -129,8 +129,7 @@ ON_ONE_GPU = [
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """What ranks, started once, count in the cases of every run of the tests."""
-    cases = [*QUICK, *EXPERTS[:1], *OFFLOADED[:1], *ON_ONE_GPU[:1]]
-    return real(cases, tmp_path_factory.mktemp("ranks"))
+    return real([*QUICK, *EXPERTS[:1]], tmp_path_factory.mktemp("ranks"))
 
 
 def more_bytes(count: int) -> int:
@@ -147,20 +146,6 @@ def test_a_traced_rank_is_the_real_one(counted: Answers) -> None:
     """DeepSpeed itself runs on both; frequencies and losses aside, to the byte."""
     apart = among(QUICK, counted)
     assert apart == {key: [0] * 2 for key in apart}
-
-
-def test_a_rank_that_offloads_is_the_real_one(counted: Answers) -> None:
-    """On a CPU both have what a GPU's rank has on the GPU and on the host, to the byte."""
-    apart = among(OFFLOADED[:1], counted)
-    assert apart == {key: [0] * 2 for key in apart}
-
-
-def test_the_only_rank_of_one_gpu_that_offloads_is_the_real_one(counted: Answers) -> None:
-    """It shares nothing, and runs the same engine, to the byte; nothing waits for a link."""
-    apart = among(ON_ONE_GPU[:1], counted)
-    assert apart == {key: [0] for key in apart}
-    cell, count = ON_ONE_GPU[0]
-    assert not any(moved(traced(cell, count)).values())
 
 
 def test_the_host_holds_the_optimizer_in_place_of_the_gpu() -> None:
@@ -219,7 +204,11 @@ def test_a_rank_that_offloads_nothing_keeps_nothing_on_the_host() -> None:
 
 @pytest.mark.long
 def test_a_traced_rank_is_the_real_one_in_all_cases(tmp_path: Path) -> None:
-    """One, two and three micro-batches have passes of their own."""
+    """One, two and three micro-batches have passes of their own.
+
+    Ranks on a CPU that offload have what a GPU's have on the GPU and on the host. The only rank of
+    one GPU runs the same engine, and nothing waits for a link.
+    """
     cases = [*all_cases(2, (1, 2, 3)), *RELEASED, *OFFLOADED]
     all_counted = real([*cases, *EXPERTS, *ON_ONE_GPU], tmp_path)
     assert_loss_of_one_process((by_zero("deepspeed-zero2"), 1), all_counted)
@@ -229,6 +218,8 @@ def test_a_traced_rank_is_the_real_one_in_all_cases(tmp_path: Path) -> None:
     assert rest == {key: [0] * 2 for key in rest}
     alone = among(ON_ONE_GPU, all_counted)
     assert alone == {key: [0] for key in alone}
+    cell, count = ON_ONE_GPU[0]
+    assert not any(moved(traced(cell, count)).values())
 
 
 def test_experts_are_divided_as_other_weights(counted: Answers) -> None:
@@ -346,12 +337,11 @@ def test_a_trace_leaves_the_linear_of_other_models() -> None:
     "cell",
     [
         by_zero("deepspeed-zero2"),
-        by_zero("deepspeed-zero3", offload="all"),
-        *(
-            pytest.param(cell, marks=pytest.mark.long)
-            for cell in (
+        *long_cases(
+            (
                 by_zero("deepspeed-zero1"),
                 by_zero("deepspeed-zero3"),
+                by_zero("deepspeed-zero3", offload="all"),
                 by_zero("deepspeed-zero3", "lora", zero=RELEASING),
                 by_zero("deepspeed-zero2", offload="optimizer"),
             )

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import recipe
 from builders.whole_steps import deep, simulated_cell
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -74,26 +75,30 @@ def check(model: Model, settings: Recipe, layout: Parallel, seq_len: int = 24) -
     ("name", "settings", "layout"),
     [
         ("llama-tiny", FULL, SHARDED),
-        ("llama-tiny", FULL, COPIED),
-        ("llama-tiny", FULL, ON_HOST),
-        pytest.param("llama-tiny", LORA, ON_HOST, marks=pytest.mark.long),
-        pytest.param("llama-tiny", FULL, COPIED_ON_HOST, marks=pytest.mark.long),
-        ("llama-tiny", FULL, SPLIT),
         ("llama-tiny", LORA, SPLIT),
-        pytest.param("llama-tiny", FULL, SPLIT_AND_SHARDED, marks=pytest.mark.long),
-        pytest.param("llama-tiny", LORA, SPLIT_AND_SHARDED, marks=pytest.mark.long),
-        pytest.param("llama-tiny", LORA, COPIED, marks=pytest.mark.long),
-        pytest.param("llama-tiny", LORA, UNRESHARDED, marks=pytest.mark.long),
-        pytest.param("mixtral-tiny", LORA, UNRESHARDED, marks=pytest.mark.long),
+        *long_cases(
+            (
+                ("llama-tiny", FULL, COPIED),
+                ("llama-tiny", FULL, ON_HOST),
+                ("llama-tiny", LORA, ON_HOST),
+                ("llama-tiny", FULL, COPIED_ON_HOST),
+                ("llama-tiny", FULL, SPLIT),
+                ("llama-tiny", FULL, SPLIT_AND_SHARDED),
+                ("llama-tiny", LORA, SPLIT_AND_SHARDED),
+                ("llama-tiny", LORA, COPIED),
+                ("llama-tiny", LORA, UNRESHARDED),
+                ("mixtral-tiny", LORA, UNRESHARDED),
+            )
+        ),
     ],
     ids=[
         "llama",
+        "llama split, lora",
         "llama copies",
         "llama on the host",
         "llama on the host, lora",
         "llama copies on the host",
         "llama split",
-        "llama split, lora",
         "llama split and sharded",
         "llama split and sharded, lora",
         "llama copies, lora",

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import recipe, tiny_cell
 from builders.ranks import (
     BATCH,
@@ -75,7 +76,9 @@ def freed(settings: Recipe, strategy: Strategy) -> tuple[float, float]:
     return on_gpus.peak_bytes(BATCH) - on_host.peak_bytes(BATCH), shards
 
 
-@pytest.mark.parametrize("settings", [FULL, LORA, QLORA], ids=["full", "lora", "qlora"])
+@pytest.mark.parametrize(
+    "settings", [LORA, *long_cases((FULL, QLORA))], ids=["lora", "full", "qlora"]
+)
 def test_a_gpu_has_what_it_has_without_but_no_shards(settings: Recipe) -> None:
     """Its peak lacks just the shards of weights, gradients and optimizer state that were in it."""
     less, shards = freed(settings, "fsdp2")

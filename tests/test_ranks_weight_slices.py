@@ -47,6 +47,7 @@ print(json.dumps([first, own, second, held(model), same, len(slices._slices)]))
 """
 
 
+@pytest.mark.long
 def test_ranks_hold_slices_until_they_gather_a_part(tmp_path: Path) -> None:
     """Bytes that each rank holds, of a layer in fp32 and a matrix in bf16 that two layers share."""
     arguments = [sys.executable, "-c", PROGRAM]

@@ -118,6 +118,7 @@ def test_an_own_ray_without_its_raylet_or_gcs_has_ended(
             check_own_ray()
 
 
+@pytest.mark.long
 def test_a_driver_that_waits_for_a_dead_gcs_ends_in_a_line(place: Path) -> None:
     """Ray itself would abort it after a minute; its processes end with it, and its logs stay.
 

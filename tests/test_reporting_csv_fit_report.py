@@ -79,6 +79,7 @@ def test_steps_are_predicted_with_intervals(capsys: pytest.CaptureFixture[str]) 
         assert low <= value <= high
 
 
+@pytest.mark.long
 def test_the_papers_points_are_fitted_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """With the lengths of its data sets; without them, one line names the option to give."""
     for name in ("throughput.csv", "lengths.csv"):
@@ -126,6 +127,7 @@ def test_a_family_of_too_few_points_names_what_to_measure(
     assert "0 of 1 steps predicted" in out
 
 
+@pytest.mark.long
 def test_many_families_share_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     """Each family has one row; the files have the rest."""
     rows = "".join(rows_of("A40", model=f"m{number}") for number in range(13))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from builders.catalog_offers import offer
+from builders.long_cases import long_cases
 from builders.report_pages import MADE, report_page
 from builders.runs import ONE_CELL, ROUTED, SIMULATED, results
 from fakes.browser import OPEN_ALL, Opened
@@ -28,11 +29,8 @@ SCREENSHOTS = ROOT.parent / "build" / "screenshots"
 LOOKS = pytest.mark.parametrize(
     ("scheme", "width"),
     [
-        *(("light", 1440), ("dark", 1024), ("dark", 390)),
-        *(
-            pytest.param(*pair, marks=pytest.mark.long)
-            for pair in (("dark", 1440), ("light", 1024), ("light", 390))
-        ),
+        *(("light", 1440), ("dark", 390)),
+        *long_cases((("dark", 1024), ("dark", 1440), ("light", 1024), ("light", 390))),
     ],
 )
 OFFERS = "catalog:\n  offers:\n" + "".join(

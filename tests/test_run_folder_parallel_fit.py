@@ -91,6 +91,7 @@ def workers(parent: int) -> list[psutil.Process]:
     return []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("several")
 def test_several_processes_give_the_same_bytes_as_one(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch

@@ -135,6 +135,7 @@ class Diary:
         self.heard.append(("ended", cell.key))
 
 
+@pytest.mark.long
 def test_trials_run_here_one_after_another_until_time_is_up() -> None:
     """Trials are real but without Ray, and what they observed is complete."""
     spec = spec_of(ONE_CELL.replace("[16]", "[8, 16]").replace("64", "2"))

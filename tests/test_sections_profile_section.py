@@ -79,6 +79,7 @@ def test_a_failed_profile_is_listed_and_tried_three_times() -> None:
     assert sizes_to_profile(0, []) == []
 
 
+@pytest.mark.long
 def test_the_command_profiles_a_cell_in_a_child(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON has raw profiles and tables at the requested batch size."""
     options = ["--model", "llama-tiny", "--seq-len", "8", "--device", "cpu", "--precision", "fp32"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.long_cases import long_cases
 from builders.observations import recipe
 from builders.whole_steps import deep, differences, traced
 
@@ -29,12 +30,6 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
     [
         (LLAMA, recipe("full", precision="bf16")),
         (LLAMA, recipe("lora", precision="bf16", gradient_checkpointing=True)),
-        (LLAMA, recipe("full", precision="bf16", optimizer="adafactor")),
-        (LLAMA, recipe("full", precision="bf16", optimizer="sgd")),
-        (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit")),
-        (LLAMA, recipe("lora", precision="bf16", lora_dropout=0.1, attention="eager")),
-        (LLAMA, recipe("qlora", precision="bf16-mixed", quantisation="int8")),
-        (MIXTRAL, recipe("full", precision="bf16-mixed", router_loss=True)),
         (
             QWEN,
             recipe(
@@ -45,11 +40,16 @@ LLAMA, MIXTRAL, QWEN = "llama-tiny", "mixtral-tiny", "qwen3-moe-tiny"
                 router_loss=True,
             ),
         ),
-        (LLAMA, recipe("full", precision="bf16-mixed", task="orpo")),
-        (LLAMA, recipe("full", precision="bf16-mixed", task="reward")),
-        *(
-            pytest.param(model, settings, marks=pytest.mark.long)
-            for model, settings in (
+        *long_cases(
+            (
+                (LLAMA, recipe("full", precision="bf16", optimizer="adafactor")),
+                (LLAMA, recipe("full", precision="bf16", optimizer="sgd")),
+                (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit")),
+                (LLAMA, recipe("lora", precision="bf16", lora_dropout=0.1, attention="eager")),
+                (LLAMA, recipe("qlora", precision="bf16-mixed", quantisation="int8")),
+                (MIXTRAL, recipe("full", precision="bf16-mixed", router_loss=True)),
+                (LLAMA, recipe("full", precision="bf16-mixed", task="orpo")),
+                (LLAMA, recipe("full", precision="bf16-mixed", task="reward")),
                 (MIXTRAL, recipe("qlora", precision="bf16", gradient_checkpointing=True)),
                 (MIXTRAL, recipe("lora", precision="bf16")),
                 (LLAMA, recipe("lora", precision="bf16", task="orpo", gradient_checkpointing=True)),
@@ -67,25 +67,28 @@ def test_an_expanded_trace_equals_a_full_trace(model: str, settings: Recipe) -> 
     assert differences(model, 6, settings) == []
 
 
-REFERRING: tuple[tuple[Task, Method, Reference, Precision, Precision], ...] = (
-    ("dpo", "lora", "adapter-off", "bf16-mixed", "bf16"),
-    ("dpo", "qlora", "separate", "bf16", "bf16-mixed"),
-    ("dpo", "full", "separate", "bf16-mixed", "bf16"),
-    ("dpo", "lora", "precomputed", "bf16", "bf16-mixed"),
-    ("kto", "lora", "adapter-off", "bf16-mixed", "bf16"),
-    ("kto", "full", "separate", "bf16", "bf16-mixed"),
-    ("grpo", "lora", "adapter-off", "bf16-mixed", "bf16"),
+QUICK_REFERRING = (
+    ("dpo", "lora", "adapter-off", "bf16-mixed"),
+    ("kto", "full", "separate", "bf16"),
 )
-"""Tasks with a reference, with the precision of each run of the tests and that of the long ones."""
+REFERRING = (
+    *(("dpo", "lora", kind) for kind in ("adapter-off", "precomputed")),
+    *(("dpo", method, "separate") for method in ("full", "qlora")),
+    *(("kto", "lora", "adapter-off"), ("kto", "full", "separate")),
+    ("grpo", "lora", "adapter-off"),
+)
+"""Tasks with a reference."""
 
 
 @pytest.mark.parametrize(
     ("task", "method", "reference", "precision"),
     [
-        *((task, method, reference, quick) for task, method, reference, quick, _ in REFERRING),
-        *(
-            pytest.param(task, method, reference, rest, marks=pytest.mark.long)
-            for task, method, reference, _, rest in REFERRING
+        *QUICK_REFERRING,
+        *long_cases(
+            (*referring, precision)
+            for referring in REFERRING
+            for precision in ("bf16", "bf16-mixed")
+            if (*referring, precision) not in QUICK_REFERRING
         ),
     ],
 )
@@ -107,8 +110,12 @@ def test_passes_without_gradients_expand_alike(
     ("model", "settings"),
     [
         (LLAMA, recipe("full", precision="bf16-mixed", max_grad_norm=1.0)),
-        (LLAMA, recipe("full", precision="bf16", optimizer="adamw_foreach")),
-        (MIXTRAL, recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+        *long_cases(
+            (
+                (LLAMA, recipe("full", precision="bf16", optimizer="adamw_foreach")),
+                (MIXTRAL, recipe("qlora", precision="bf16", gradient_checkpointing=True)),
+            )
+        ),
     ],
     ids=lambda value: getattr(value, "key", value),
 )
@@ -177,6 +184,7 @@ def test_alternating_layers_are_repeated_in_turn() -> None:
     assert done.stdout.splitlines() == ["[]"] * len(recipes), done.stderr
 
 
+@pytest.mark.long
 def test_two_traced_batch_sizes_give_every_other() -> None:
     """Traces at 4 and 8 give the storages and work that direct traces of other sizes have."""
     model, settings = (

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import recipe, tiny_cell
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,7 +144,7 @@ COMPILED = [
 
 @pytest.mark.parametrize(
     ("model", "settings"),
-    [*CELLS, *(pytest.param(*cell, marks=pytest.mark.long) for cell in REST), *COMPILED],
+    [*CELLS, *long_cases(REST), *COMPILED],
     ids=lambda each: getattr(each, "key", each),
 )
 def test_a_simulated_peak_is_the_counted_one_to_the_byte(model: str, settings: Recipe) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import recipe, tiny_cell
 
 from trials.devices.live_tensors import LiveTensorCounter
@@ -32,10 +33,14 @@ STEPS = 12
 
 CELLS = [
     (recipe("full", precision="bf16"), (64, 32, 16)),
-    (recipe("full", precision="bf16", attention="eager"), (64, 32, 16)),
-    (recipe("full", precision="fp32"), (64, 32, 16)),
-    (recipe("lora", precision="bf16-mixed", gradient_checkpointing=True), (64, 32, 16)),
-    (recipe("qlora", precision="bf16", loss="chunked"), (64, 32, 16)),
+    *long_cases(
+        (
+            (recipe("full", precision="bf16", attention="eager"), (64, 32, 16)),
+            (recipe("full", precision="fp32"), (64, 32, 16)),
+            (recipe("lora", precision="bf16-mixed", gradient_checkpointing=True), (64, 32, 16)),
+            (recipe("qlora", precision="bf16", loss="chunked"), (64, 32, 16)),
+        )
+    ),
 ]
 
 

@@ -88,6 +88,7 @@ def test_a_simulated_sweep_is_ranked_and_marked_as_simulated(
     assert (len(plan.complete), plan.pending, len(plan.skipped)) == (2, (), 1)
 
 
+@pytest.mark.long
 def test_simulated_examples_have_the_lengths_of_the_data(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def lose_a_rank_then_a_node(sweep: GangSweep, nodes: Sequence[StartedNode]) -> N
         assert gone_within([rank for of_node in ranks for rank in of_node], SOON_SECONDS)
 
 
+@pytest.mark.long
 def test_a_killed_rank_of_a_second_node_costs_one_probe(run: RunFolder) -> None:
     """It failed by that rank, and the trial went on."""
     failed = [o.detail for o in run.observations() if o.outcome is Outcome.FAILED]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from builders.long_cases import long_cases
 from fakes.ray_sweeps import LAW_PATH, SPEC, environment, observations, start_sweep
 from fakes.terminal import shown, without_style
 from tensorboardX.proto import event_pb2
@@ -142,6 +143,7 @@ def _is_worker(process: psutil.Process | None) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) -> None:
     """Each line is the program's own: its progress, a remark, or the result."""
     log = undisturbed.with_suffix(".log").read_text(encoding="utf-8")
@@ -149,9 +151,7 @@ def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) 
     assert foreign_lines(log) == []
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(24, 80), pytest.param(50, 200, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), *long_cases([(50, 200)])])
 def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
     home: Path, rows: int, columns: int
 ) -> None:

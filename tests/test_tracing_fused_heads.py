@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import recipe, tiny_cell
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -32,11 +33,8 @@ def no_experts(_: Tensor) -> int:
 @pytest.mark.parametrize(
     ("loss", "method"),
     [
-        *(("chunked", "lora"), ("liger", "full"), ("cce", "lora")),
-        *(
-            pytest.param(loss, method, marks=pytest.mark.long)
-            for loss, method in (("chunked", "full"), ("liger", "lora"), ("cce", "full"))
-        ),
+        *(("chunked", "lora"), ("liger", "full")),
+        *long_cases((("cce", "lora"), ("chunked", "full"), ("liger", "lora"), ("cce", "full"))),
     ],
 )
 def test_two_batch_sizes_determine_all_others(loss: str, method: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.long_cases import long_cases
 from builders.observations import recipe
 from builders.whole_steps import deep, numbered_in_order, simulated_cell
 
@@ -57,11 +58,11 @@ def assert_alike(ours: StepTrace, theirs: StepTrace, layout: Parallel | None) ->
 
 FULL = recipe("full", precision="bf16-mixed", max_grad_norm=1.0)
 LORA = recipe("lora", precision="bf16-mixed", max_grad_norm=1.0)
+QUICK = [(LLAMA, FULL, None), (LLAMA, LORA, None)]
 STEPS = [
-    (LLAMA, FULL, None),
+    *QUICK,
     (LLAMA, recipe("full", precision="fp16", optimizer="adamw_8bit"), None),
     (LLAMA, recipe("full", precision="bf16", optimizer="adafactor"), None),
-    (LLAMA, LORA, None),
     (MIXTRAL, recipe("qlora", precision="bf16", max_grad_norm=1.0), None),
     (LLAMA, FULL, SHARDS),
     (LLAMA, LORA, SHARDS),
@@ -77,11 +78,8 @@ OTHER_PASSES: list[tuple[dict[str, Any], int]] = [
 @pytest.mark.parametrize(
     ("model", "settings", "layout", "others"),
     [
-        *((*step, OTHER_PASSES[n % 2 :: 2]) for n, step in enumerate(STEPS)),
-        *(
-            pytest.param(*step, OTHER_PASSES[1 - n % 2 :: 2], marks=pytest.mark.long)
-            for n, step in enumerate(STEPS)
-        ),
+        *((*step, OTHER_PASSES[n : n + 1]) for n, step in enumerate(QUICK)),
+        *long_cases((*step, OTHER_PASSES) for step in STEPS),
     ],
     ids=lambda each: getattr(each, "key", getattr(each, "name", "")),
 )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from builders.long_cases import long_cases
 from trainer_reference.cells import (
     IN_SMALL_STEPS,
     PREFERENCE,
@@ -16,9 +17,15 @@ from trainer_reference.cells import (
 PEAK_TOLERANCE = 0.01
 
 pytestmark = IN_SMALL_STEPS
+QUICK = (QUICK_PREFERENCE[2], QUICK_PREFERENCE[3], QUICK_PREFERENCE[5], QUICK_PREFERENCE[6])
+"""A cell of each task."""
 
 
-@pytest.mark.parametrize("cell", QUICK_PREFERENCE, ids=lambda cell: cell.key)
+@pytest.mark.parametrize(
+    "cell",
+    [*QUICK, *long_cases(cell for cell in QUICK_PREFERENCE if cell not in QUICK)],
+    ids=lambda cell: cell.key,
+)
 def test_measured_and_simulated_steps_equal_the_trainers(
     cell: ReferenceCell, compare: Compare
 ) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from builders.long_cases import long_cases
 from trainer_reference.cells import (
     IN_SMALL_STEPS,
     QUICK_STEPS,
@@ -17,7 +18,9 @@ PEAK_TOLERANCE = 0.01
 pytestmark = IN_SMALL_STEPS
 
 
-@pytest.mark.parametrize("cell", QUICK_UPDATES, ids=lambda cell: cell.key)
+@pytest.mark.parametrize(
+    "cell", [QUICK_UPDATES[0], *long_cases(QUICK_UPDATES[1:])], ids=lambda cell: cell.key
+)
 def test_measured_and_simulated_updates_equal_the_trainers(
     cell: ReferenceCell, compare: Compare
 ) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from builders.long_cases import long_cases
 from trainer_reference.cells import (
     ADAFACTOR,
     COMPARED_ADAPTERS,
@@ -27,11 +28,17 @@ from trainer_reference.cells import (
 PEAK_TOLERANCE = 0.005
 
 pytestmark = IN_SMALL_STEPS
+VARIANTS = (
+    *(*QUANTISED, *FOREACH, *ADAFACTOR, *EIGHT_BIT),
+    *(*QUICK_ADAPTERS, *PACKED_QUICK, *OFFLOADED),
+)
+QUICK = (QUANTISED[1], EIGHT_BIT[0], QUICK_ADAPTERS[4], PACKED_QUICK[0], OFFLOADED[0])
+"""A cell of each kind."""
 
 
 @pytest.mark.parametrize(
     "cell",
-    [*QUANTISED, *FOREACH, *ADAFACTOR, *EIGHT_BIT, *QUICK_ADAPTERS, *PACKED_QUICK, *OFFLOADED],
+    [*QUICK, *long_cases(cell for cell in VARIANTS if cell not in QUICK)],
     ids=lambda cell: cell.key,
 )
 def test_measured_and_simulated_steps_equal_the_trainers(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from builders.long_cases import long_cases
 from builders.observations import cpu, recipe, tiny_cell
 from test_simulation_run_of_steps import traces_at
 
@@ -35,8 +36,12 @@ def worker(settings: Recipe, budget_bytes: int = 2**28) -> Worker:
     ("settings", "per_step"),
     [
         (recipe("full", precision="bf16"), 1),
-        pytest.param(recipe("lora", precision="bf16", task="dpo"), 1, marks=pytest.mark.long),
-        (recipe("lora", precision="bf16", loss="chunked", effective_batch=8), 2),
+        *long_cases(
+            (
+                (recipe("lora", precision="bf16", task="dpo"), 1),
+                (recipe("lora", precision="bf16", loss="chunked", effective_batch=8), 2),
+            )
+        ),
     ],
     ids=["full", "dpo", "accumulating"],
 )

@@ -15,6 +15,7 @@ from builders.image_steps import (
     peak_of,
     traced_peak,
 )
+from builders.long_cases import long_cases
 from builders.observations import recipe
 from builders.vision import DECODER, ERNIE, TOKENS_PER_IMAGE, of_few_layers, tiny_vision
 
@@ -42,8 +43,12 @@ IMAGE_TOKENS = IMAGES * TOKENS_PER_IMAGE["ernie4_5_vl_moe"]
     ("image_tokens", "settings", "most"),
     [
         (36, CHECKPOINTED, 40),
-        *(pytest.param(tokens, CHECKPOINTED, 40, marks=pytest.mark.long) for tokens in (4, 20)),
-        (12, recipe("full", precision="bf16-mixed", gradient_checkpointing=True), 302),
+        *long_cases(
+            (
+                *((tokens, CHECKPOINTED, 40) for tokens in (4, 20)),
+                (12, recipe("full", precision="bf16-mixed", gradient_checkpointing=True), 302),
+            )
+        ),
     ],
 )
 def test_a_traced_peak_is_that_of_real_steps_with_few_or_many_images(
@@ -57,6 +62,7 @@ def test_a_traced_peak_is_that_of_real_steps_with_few_or_many_images(
     assert 0 <= missed <= most * BATCH
 
 
+@pytest.mark.long
 def test_few_layers_and_batch_sizes_determine_a_step() -> None:
     """The first layer has no experts; one of five others is left out."""
     cell = cell_of(ERNIE, CHECKPOINTED)
@@ -91,6 +97,7 @@ def test_some_token_is_always_of_text() -> None:
     assert inputs[ROUTED].sum(1).tolist() == [14] * BATCH
 
 
+@pytest.mark.long
 def test_quantised_towers_are_refused(tmp_path: Path) -> None:
     """Its first matrix, whose dtype pixels get, would be quantised, too."""
     reason = impossible_on_model(recipe("qlora"), tiny_vision(ERNIE))

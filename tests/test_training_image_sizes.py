@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import cpu, recipe
 from builders.vision import GEMMA, GEMMA4, LFM2, LLAVA_NEXT, ONEVISION, QWEN2, SMOL, tiny_vision
 from torch import nn
@@ -56,7 +57,9 @@ def test_images_of_any_size_are_as_square_as_their_tokens_allow() -> None:
         images_for(model, 1021)
 
 
-@pytest.mark.parametrize("config", [LLAVA_NEXT, ONEVISION], ids=["llava_next", "llava_onevision"])
+@pytest.mark.parametrize(
+    "config", [LLAVA_NEXT, *long_cases([ONEVISION])], ids=["llava_next", "llava_onevision"]
+)
 def test_tokens_of_divided_images_are_those_of_the_class(config: dict[str, Any]) -> None:
     """At all numbers of tokens tried that an image can have, by the code of transformers."""
     facts = dict(config)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders.image_steps import BATCH, cell_of, counted_peak, peak_of, traced_peak
+from builders.long_cases import long_cases
 from builders.observations import recipe
 from builders.vision import (
     AYA,
@@ -74,16 +75,20 @@ CHUNKED = recipe("qlora", precision="bf16", loss="chunked")
 EAGER = recipe("lora", attention="eager")
 FULL, MIXED = recipe("full"), recipe("full", precision="bf16-mixed")
 QUICK = [
-    *((config, CHECKPOINTED) for config in (AYA, COHERE, JANUS, LLAVA_NEXT_VIDEO, LLAVA_PIXTRAL)),
-    *((config, CHUNKED) for config in (DEEPSEEK, GEMMA, IDEFICS3)),
-    *((config, FULL) for config in (HYBRID, LFM2, MISTRAL3, MLLAMA, SMOL)),
-    *((config, MIXED) for config in (GEMMA4, ONEVISION)),
-    (LLAMA4, recipe("qlora", precision="bf16")),
+    (GEMMA, CHUNKED),
+    (GEMMA4, MIXED),
     (LLAVA, recipe("qlora", precision="bf16-mixed", kbit_preparation=True)),
-    (LLAVA_NEXT, EAGER),
+    (LLAVA_PIXTRAL, CHECKPOINTED),
+    (MISTRAL3, FULL),
 ]
-"""Each model of images of one size with one of the recipes."""
+"""Some models of images of one size, each with one of the recipes."""
 REST = [
+    *((config, CHECKPOINTED) for config in (AYA, COHERE, JANUS, LLAVA_NEXT_VIDEO)),
+    *((config, CHUNKED) for config in (DEEPSEEK, IDEFICS3)),
+    *((config, FULL) for config in (HYBRID, LFM2, MLLAMA, SMOL)),
+    (ONEVISION, MIXED),
+    (LLAMA4, recipe("qlora", precision="bf16")),
+    (LLAVA_NEXT, EAGER),
     *((config, CHECKPOINTED) for config in (DEEPSEEK, GEMMA, GEMMA4, HYBRID, LFM2, LLAVA_NEXT)),
     *((config, CHECKPOINTED) for config in (LLAMA4, MISTRAL3, MLLAMA, SMOL)),
     *((config, CHUNKED) for config in (GEMMA4, ONEVISION, MLLAMA)),
@@ -93,18 +98,16 @@ REST = [
     (LLAMA4, MIXED),
     (LLAVA, recipe("full", precision="bf16-mixed", gradient_checkpointing=True)),
 ]
-QUICK_OF_ANY_SIZE = [
-    *((config, FULL) for config in (QWEN2, QWEN3_MOE, QWEN35_MOE, PADDLE)),
-    *((config, MIXED) for config in (QWEN25, ERNIE, GLM_MOE)),
-    *((config, CHECKPOINTED) for config in (EXAONE, GLM, GLM46)),
-    (QWEN3, CHUNKED),
-    (QWEN35, recipe("lora")),
-]
+QUICK_OF_ANY_SIZE = [(QWEN25, MIXED), (GLM46, CHECKPOINTED), (QWEN3, CHUNKED)]
 REST_OF_ANY_SIZE = [
+    *((config, FULL) for config in (QWEN2, QWEN3_MOE, QWEN35_MOE, PADDLE)),
+    *((config, MIXED) for config in (ERNIE, GLM_MOE)),
+    *((config, CHECKPOINTED) for config in (EXAONE, GLM)),
+    (QWEN35, recipe("lora")),
     *((config, CHECKPOINTED) for config in (PADDLE, QWEN25, QWEN3)),
     *((config, FULL) for config in (ERNIE, GLM)),
 ]
-ANY_SIZE = [config for config, _ in QUICK_OF_ANY_SIZE]
+ANY_SIZE = [config for config, _ in (*QUICK_OF_ANY_SIZE, *REST_OF_ANY_SIZE)]
 LEFT_OUT_BYTES = 40
 """Bytes of each example that a trace of images of any size leaves out: positions and bounds."""
 
@@ -161,12 +164,12 @@ def test_a_traced_peak_of_more_layers_is_that_of_real_steps_with_images(
 @pytest.mark.parametrize(
     ("config", "copies"),
     [
-        *((GEMMA4, 3), (LFM2, 0), (LLAMA4, 1), (MISTRAL3, 3), (QWEN25, 3), (QWEN3, 1)),
-        *(
-            pytest.param(config, copies, marks=pytest.mark.long)
-            for config, copies in (
-                *((GEMMA, 3), (LLAVA, 3), (QWEN35, 1), (GLM, 3), (SMOL, 3), (MLLAMA, 0)),
-                *((LLAVA_NEXT, 3), (ONEVISION, 3), (HYBRID, 3), (EXAONE, 3), (PADDLE, 3)),
+        *((MISTRAL3, 3), (QWEN3, 1)),
+        *long_cases(
+            (
+                *((GEMMA4, 3), (LFM2, 0), (LLAMA4, 1), (QWEN25, 3), (GEMMA, 3), (LLAVA, 3)),
+                *((QWEN35, 1), (GLM, 3), (SMOL, 3), (MLLAMA, 0), (LLAVA_NEXT, 3)),
+                *((ONEVISION, 3), (HYBRID, 3), (EXAONE, 3), (PADDLE, 3)),
             )
         ),
     ],
@@ -217,11 +220,8 @@ def test_pixtrals_tower_attends_to_all_images_but_with_flash_attention(
 @pytest.mark.parametrize(
     ("most_padded", "config"),
     [
-        *((256, GEMMA4), (12, LFM2), (6, LFM2)),
-        *(
-            pytest.param(padded, config, marks=pytest.mark.long)
-            for padded, config in ((256, LFM2), (12, GEMMA4), (6, GEMMA4))
-        ),
+        (12, LFM2),
+        *long_cases(((256, GEMMA4), (6, LFM2), (256, LFM2), (12, GEMMA4), (6, GEMMA4))),
     ],
     ids=lambda part: part["model_type"] if isinstance(part, dict) else part,
     indirect=["most_padded"],

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import questions as made_questions
+from builders.long_cases import long_cases
 from builders.observations import FULL, recipe, tiny_cell
 
 from trials.recipes.fields import Method
@@ -138,7 +139,8 @@ def nats_of(model: torch.nn.Module, answer: Encoded) -> float:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "precision"), [("adamw", "fp32"), ("adamw_8bit", "fp32"), ("adamw", "fp16")]
+    ("optimizer", "precision"),
+    [("adamw_8bit", "fp32"), *long_cases((("adamw", "fp32"), ("adamw", "fp16")))],
 )
 def test_learning_resumes_after_a_kill_bit_for_bit(
     folder: Path, optimizer: str, precision: str

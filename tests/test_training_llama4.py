@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders.image_steps import BATCH, LENGTH, cell_of, counted_peak, peak_of, traced_peak
+from builders.long_cases import long_cases
 from builders.observations import cpu, recipe
 from builders.vision import DECODER, LLAMA4, SCOUT, tiny_vision
 from transformers import AutoConfig, Llama4ForCausalLM, Llama4ForConditionalGeneration
@@ -42,13 +43,12 @@ CHECKPOINTED = recipe("lora", precision="bf16", gradient_checkpointing=True)
     ("config", "settings"),
     [
         (TEXT, CHECKPOINTED),
-        (TEXT, recipe("lora", precision="bf16-mixed", attention="eager")),
-        (TEXT, recipe("lora", precision="bf16", lora_targets=("attention", "experts"))),
-        (TEXT, recipe("qlora", precision="bf16", quantised_experts=True)),
         (INTERLEAVED, recipe("full", precision="bf16-mixed")),
-        *(
-            pytest.param(config, settings, marks=pytest.mark.long)
-            for config, settings in (
+        *long_cases(
+            (
+                (TEXT, recipe("lora", precision="bf16-mixed", attention="eager")),
+                (TEXT, recipe("lora", precision="bf16", lora_targets=("attention", "experts"))),
+                (TEXT, recipe("qlora", precision="bf16", quantised_experts=True)),
                 (TEXT, recipe("full")),
                 (TEXT, recipe("qlora", precision="bf16")),
                 (TEXT | {"attention_chunk_size": 8192}, CHECKPOINTED),

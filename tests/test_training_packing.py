@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders.long_cases import long_cases
 from builders.observations import cpu, tiny_cell
 from builders.rankings import JOB, TEXT, limit_probes, ranked, timed
 from builders.runs import spec_of
@@ -82,7 +83,7 @@ def test_examples_of_a_row_train_as_they_would_apart(attention: str) -> None:
     assert IGNORED not in tokens
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flash_attention_2"])
+@pytest.mark.parametrize("attention", ["flash_attention_2", *long_cases(("sdpa", "eager"))])
 def test_few_batch_sizes_determine_all_others(attention: str) -> None:
     """A mask of all pairs of tokens needs a third; the varlen kernel needs no mask."""
     recipe = with_defaults(packed(attention, precision="bf16"), MODEL, GPU)
