@@ -51,10 +51,10 @@ browser:  ## Chromium, which the tests open the report in (apt, where there is n
 # Two processes more than the two cores of a small machine: tests of Ray and of processes mostly wait.
 # A crash ends the run and names its test: pytest-xdist 3.8 hangs when it replaces the process that
 # ran it (its issue 1378). Threads of OpenMP spin where they wait for a core that another process has.
-test: setup  ## all tests, a Ray cluster on this machine among them
+test: setup  ## a case of each kind, a Ray cluster on this machine among them
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 12
 
-test-long: setup  ## drivers killed again and again; nodes killed, cut off, sick, at the moments of five seeds, as root
+test-long: setup  ## the rest: every model, recipe and layout; drivers and nodes killed again and again, as root; hours
 	$(RUN) -m pytest -rs -m long
 
 chaos: setup  ## children, ranks, workers, nodes, raylet, GCS and driver killed at random while sweeps run (MINUTES=60, SEED=0)

@@ -160,6 +160,7 @@ def test_a_sweep_returns_its_run_and_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.long
 def test_a_frame_of_estimates_has_the_same_columns_where_nothing_fits() -> None:
     """A price is absent then, not the column."""
     plain: dict[str, Any] = {"method": "full", "defaults": "plain", "examples": 400}

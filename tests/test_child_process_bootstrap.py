@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FORK_SERVER = """\
 import gc, sys
 from builders.observations import cpu, tiny_cell
@@ -34,6 +36,7 @@ serve_forks(Pipe(), Setup, run_child)
 """
 
 
+@pytest.mark.long
 def test_a_fork_server_enables_garbage_collection_before_it_forks(tmp_path: Path) -> None:
     """Without garbage collection a child would hold more memory than fine-tuning does."""
     (tmp_path / "fork_server_program.py").write_text(FORK_SERVER)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from builders.gangs import gang_cell, gone_within, ranks_of, seconds_to_end
+from builders.long_cases import long_cases
 from builders.observations import environment, measurement
 from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
@@ -121,7 +122,7 @@ def test_an_interrupt_that_comes_too_late_harms_no_further_probe(nodes: Nodes) -
     assert nodes.prober.probe(SMALL).outcome is Outcome.FITS
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [1, *long_cases([0])])
 def test_a_killed_rank_ends_those_of_the_other_node_and_costs_the_probe_alone(
     nodes: Nodes, node: int
 ) -> None:

@@ -91,6 +91,7 @@ def test_more_epochs_resume_the_same_curve(folder: Path, learned: Path) -> None:
     assert one_by_one.items() <= at_once.items()
 
 
+@pytest.mark.long
 def test_epochs_auto_takes_the_epochs_from_learning_curves(
     folder: Path, learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_epochs_auto_takes_the_epochs_from_learning_curves(
     assert "--epochs auto" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_sweep_can_start_in_a_folder_with_learning_curves(folder: Path, learned: Path) -> None:
     """A folder that holds only learning curves becomes a run folder and keeps them."""
     first = folder / "first"

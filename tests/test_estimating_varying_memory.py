@@ -82,6 +82,7 @@ def test_the_memory_that_is_missing_is_that_of_varying_lengths(folder: Path) -> 
     assert "GiB fewer than 19 of these survive." in text
 
 
+@pytest.mark.long
 def test_runs_that_need_more_than_the_gpu_has_say_how_they_end(folder: Path) -> None:
     """In unlimited memory they reserve more than they get, and survive on what they get."""
     survives = estimated(folder, SPREAD).estimate.surviving_batch_size
@@ -95,6 +96,7 @@ def test_runs_that_need_more_than_the_gpu_has_say_how_they_end(folder: Path) -> 
     assert "Within its" not in (varying_text([roomy], roomy.question) or "")
 
 
+@pytest.mark.long
 def test_what_helps_little_is_not_named(folder: Path) -> None:
     """Grouping does not where FlashAttention drops the padding, nor twice what is on already."""
     row = estimated(folder, SPREAD, attention="flash_attention_2")

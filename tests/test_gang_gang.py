@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from builders.gangs import gang_cell, gone_within, ranks_of, seconds_to_end
+from builders.long_cases import long_cases
 from builders.observations import MIB, environment, measurement
 from builders.small_probes import BUDGET_BYTES, ENDLESS, SMALL, TIMED, TOO_LARGE, small_setup
 
@@ -118,7 +119,7 @@ def test_out_of_memory_of_the_ranks_is_a_verdict(prober: ChildProber) -> None:
     assert gone_within(before, SOON_SECONDS)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1, *long_cases([0])])
 def test_a_killed_rank_ends_the_others_and_costs_the_probe_alone(
     prober: ChildProber, rank: int
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_traced_rank_is_the_real_one(counted: Answers) -> None:
     assert apart == {key: [0] * 2 for key in apart}
 
 
+@pytest.mark.long
 def test_the_host_holds_the_optimizer_in_place_of_the_gpu() -> None:
     """Of stage 3: state and fp32 weights leave the GPU, gradients follow in fp32, weights return.
 
@@ -298,9 +299,8 @@ def test_a_trial_of_divided_experts_runs_them_as_the_recipe_says() -> None:
     assert built.experts == "grouped"
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("deepspeed-zero1", marks=pytest.mark.long), "deepspeed-zero3"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["deepspeed-zero1", "deepspeed-zero3"])
 def test_a_trial_measures_the_peak_that_is_traced(strategy: ZeroStrategy) -> None:
     """Its probes begin with new engines, one after another."""
     cell = by_zero(strategy)

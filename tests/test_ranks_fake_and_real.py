@@ -80,6 +80,7 @@ def cases(ranks: int) -> list[RankCase]:
 
 QUICK = {
     ("2xfsdp2", "full"),
+    ("2xfsdp2", "lora"),
     ("2xfsdp2-all-offloaded", "lora"),
     ("2xddp", "lora"),
     ("2xtp", "full"),

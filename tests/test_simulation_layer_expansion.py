@@ -164,6 +164,7 @@ def test_a_further_micro_batch_repeats_the_last() -> None:
     assert flops[2] == pytest.approx(flops[0] + 6 * one)
 
 
+@pytest.mark.long
 def test_alternating_layers_are_repeated_in_turn() -> None:
     """Mamba and expert layers alternate, with and without checkpointing."""
     recipes = [

@@ -17,6 +17,8 @@ from trials.records.observation import Outcome, largest_batch
 COLLECTIVES = {"all-gather", "reduce-scatter", "all-reduce"}
 SOON_SECONDS = 15.0  # a second where a core is free
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFolder]:
@@ -47,7 +49,6 @@ def lose_a_rank_then_a_node(sweep: GangSweep, nodes: Sequence[StartedNode]) -> N
         assert gone_within([rank for of_node in ranks for rank in of_node], SOON_SECONDS)
 
 
-@pytest.mark.long
 def test_a_killed_rank_of_a_second_node_costs_one_probe(run: RunFolder) -> None:
     """It failed by that rank, and the trial went on."""
     failed = [o.detail for o in run.observations() if o.outcome is Outcome.FAILED]

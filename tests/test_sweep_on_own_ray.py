@@ -67,6 +67,7 @@ def test_a_sweep_whose_gcs_is_killed_goes_on(place: Path, tmp_path: Path) -> Non
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_sweep_that_is_stopped_leaves_no_folder(place: Path, tmp_path: Path) -> None:
     """Nor a process; until then, its trials have the priority of the command."""
     (tmp_path / "fault").write_text("wait", encoding="utf-8")  # so that no trial ends

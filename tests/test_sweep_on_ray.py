@@ -171,6 +171,7 @@ def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
     assert max(map(len, live)) <= columns
 
 
+@pytest.mark.long
 def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbed: Path) -> None:
     """Each cell has a fit at b and a miss at b+1 or the limit, then come fits and a ranking."""
     observed = observations(undisturbed)
@@ -188,11 +189,13 @@ def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbe
     assert len(ranking) == 1 + len(cells)
 
 
+@pytest.mark.long
 def test_no_python_file_in_the_run_folder_is_executed(undisturbed: Path) -> None:
     """Neither the driver nor a Ray worker nor a child imports from the run folder."""
     assert not (undisturbed / "executed").exists()
 
 
+@pytest.mark.long
 def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_repeated(undisturbed: Path) -> None:
     """The kill is a FAILED observation; the repeated probe ends in a verdict."""
     observed = observations(undisturbed)
@@ -208,6 +211,7 @@ def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_repeated(undisturbe
     assert again[-1].outcome.is_verdict
 
 
+@pytest.mark.long
 def test_a_ray_worker_killed_in_a_sweep_is_reported_and_its_trial_restarted(
     undisturbed: Path,
 ) -> None:
@@ -232,6 +236,7 @@ def scalars(file: Path) -> dict[str, list[float]]:
     return values_by_tag
 
 
+@pytest.mark.long
 def test_trials_are_logged_to_tensorboard_and_mlflow(undisturbed: Path, home: Path) -> None:
     """Each cell has its key and its probes; the trial of a killed worker continues."""
     observed = observations(undisturbed)
