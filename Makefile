@@ -48,11 +48,11 @@ browser:  ## Chromium, which the tests open the report in (apt, where there is n
 	  run=; [ "$$(id -u)" = 0 ] || run=sudo; \
 	  $$run apt-get update -qq && $$run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; }
 
-# Two processes more than the two cores of a small machine: tests of Ray and of processes mostly wait.
+# One process more than the two cores of a small machine: tests of Ray and of processes mostly wait.
 # A crash ends the run and names its test: pytest-xdist 3.8 hangs when it replaces the process that
 # ran it (its issue 1378). Threads of OpenMP spin where they wait for a core that another process has.
 test: setup  ## a case of each kind, a Ray cluster on this machine among them
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 12
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 12
 
 test-long: setup  ## the rest: every model, recipe and layout; drivers and nodes killed again and again, as root; hours
 	$(RUN) -m pytest -rs -m long

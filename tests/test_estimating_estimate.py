@@ -226,6 +226,7 @@ def slow_gpu(tmp_path: Path) -> tuple[str, ...]:
     return (*what, "--gpu", "SLOW", "--catalog", str(tmp_path / "mine.yaml"))
 
 
+@pytest.mark.long
 def test_with_padding_the_fastest_batch_size_is_priced(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -372,6 +373,7 @@ def test_explained_shares_add_up_to_100_percent(capsys: pytest.CaptureFixture[st
         assert sum(parts.values()) == pytest.approx(estimate[name], rel=1e-6)
 
 
+@pytest.mark.long
 def test_uneven_routing_takes_more_memory_than_equal_shares(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

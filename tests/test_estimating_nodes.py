@@ -57,6 +57,7 @@ def test_nodes_are_rented_whole_and_their_gpus_share_the_batch() -> None:
     assert training.effective_batch == 16
 
 
+@pytest.mark.long
 def test_an_unknown_network_is_timed_as_the_slowest() -> None:
     """So the job takes longer on a provider whose network the catalog does not have."""
     (known,), (unknown,) = (estimated(strategy="ddp", providers=name) for name in ("aws", "lambda"))
@@ -81,6 +82,7 @@ def test_further_micro_batches_do_not_hide_the_last_ones_reduction() -> None:
     assert waits[1] == pytest.approx(waits[0])
 
 
+@pytest.mark.long
 def test_tensor_parallelism_on_several_nodes_is_not_exported() -> None:
     """The line names the layout, and what to choose."""
     divided = estimated(strategy="tp", providers="aws")

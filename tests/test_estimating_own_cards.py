@@ -63,7 +63,7 @@ def test_what_is_owned_is_ranked_apart_from_what_is_rented() -> None:
 def test_a_card_that_is_owned_and_rented_has_two_rows_that_can_be_told_apart() -> None:
     """By a field, for programs; a list of GPUs in a note has the name once."""
     estimates = orchestrator.estimate(
-        "llama-tiny", **STATED, gpu="own:A40,A40,T4", usd_per_kwh=0.5, seq_len=32
+        "llama-tiny", gpu="own:A40,A40,T4", usd_per_kwh=0.5, seq_len=32
     )
     rows = json.loads(as_json(estimates.estimated, one=False))
     notes = {row["is_own"]: row["price"]["note"] for row in rows if row["gpu"] == "A40"}

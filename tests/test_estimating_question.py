@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.long_cases import long_cases
 
 import orchestrator
 from orchestrator.cli.main import main
@@ -165,8 +166,8 @@ def test_an_option_that_fp16_excludes_serves_gpus_with_bf16(
         ({}, 1024, True),
         ({"packing": True}, 1024, True),
         ({"seq_len": 64}, 64, False),
-        ({"length_histogram": "lengths.csv"}, 40, False),
         ({"length_histogram": "lengths.csv", "packing": True, "seq_len": 64}, 64, False),
+        *long_cases([({"length_histogram": "lengths.csv"}, 40, False)]),
     ],
 )
 def test_without_lengths_examples_have_trls_own(

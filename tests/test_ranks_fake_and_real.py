@@ -84,19 +84,14 @@ QUICK = {
     ("2xfsdp2-all-offloaded", "lora"),
     ("2xddp", "lora"),
     ("2xtp", "full"),
-    ("4xhsdp-2replicas", "lora"),
 }
-"""Cells that are compared in each run of the tests: each strategy on as few ranks."""
+"""Cells that are compared in each run of the tests: two ranks by each strategy but ``hsdp``."""
 
 
-def is_quick(cell: Cell) -> bool:
-    """Whether a cell is one of those."""
-    return cell.parallel is not None and (cell.parallel.key, cell.recipe.method) in QUICK
-
-
-def quick_cases(ranks: int) -> list[RankCase]:
+def quick_cases() -> list[RankCase]:
     """Those of each run of the tests, with two micro-batches."""
-    return [(cell, count) for cell, count in cases(ranks) if count == 2 and is_quick(cell)]
+    pairs = [(cell, count, cell.parallel) for cell, count in cases(2) if count == 2]
+    return [(c, n) for c, n, layout in pairs if layout and (layout.key, c.recipe.method) in QUICK]
 
 
 SPLIT = [
@@ -130,8 +125,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> RankCase:
 def counted(
     with_norms: RankCase, loaded: RankCase, tmp_path_factory: pytest.TempPathFactory
 ) -> Answers:
-    """What two and four ranks, started once, count in the cases of every run of the tests."""
-    cases = [*quick_cases(2), *SPLIT, with_norms, loaded, *quick_cases(4)]
+    """What two ranks, started once, count in the cases of every run of the tests."""
+    cases = [*quick_cases(), *SPLIT, with_norms, loaded]
     return real(cases, tmp_path_factory.mktemp("ranks"))
 
 

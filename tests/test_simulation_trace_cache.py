@@ -129,6 +129,7 @@ def test_processes_that_want_the_same_do_not_disturb_each_other(tmp_path: Path) 
     assert [path.stem for path in tmp_path.iterdir()] == [LLAMA.key]
 
 
+@pytest.mark.long
 def test_tracing_ends_with_a_killed_estimate(tmp_path: Path) -> None:
     """Its traces are of no use any more, so the processes that make them end."""
     words = ("--model", "llama-3.1-70b", "--method", "full", "--gpu", "8xB300")

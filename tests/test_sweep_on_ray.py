@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builders.long_cases import long_cases
 from fakes.ray_sweeps import LAW_PATH, SPEC, environment, observations, start_sweep
 from fakes.terminal import shown, without_style
 from tensorboardX.proto import event_pb2
@@ -151,7 +150,8 @@ def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) 
     assert foreign_lines(log) == []
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(24, 80), *long_cases([(50, 200)])])
+@pytest.mark.long
+@pytest.mark.parametrize(("rows", "columns"), [(24, 80), (50, 200)])
 def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
     home: Path, rows: int, columns: int
 ) -> None:

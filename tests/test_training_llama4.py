@@ -192,6 +192,7 @@ def test_what_its_class_cannot_have_is_refused(
     assert re.search(line, refusal)
 
 
+@pytest.mark.long
 def test_the_answer_says_how_experts_and_loss_are_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
