@@ -189,9 +189,8 @@ def test_a_length_histogram_sets_memory_time_and_price(
     longest = estimate_json(capsys, *TINY[:3], *options, "--seq-len", "128", "--examples", "10000")
     assert estimate["peak_gib"] == longest["peak_gib"]
     assert estimate["tokens_per_example"] == pytest.approx(16 + 112 * (1 - 0.999**256), rel=0.05)
-    short = estimate_json(
-        capsys, *TINY[:3], *options, "--seq-len", str(round(estimate["tokens_per_example"]))
-    )
+    length = str(round(estimate["tokens_per_example"]))
+    short = estimate_json(capsys, *TINY[:3], *options, "--seq-len", length)
     assert estimate["step_seconds"] == short["step_seconds"] < longest["step_seconds"]
     assert estimate["price"]["hours"] == pytest.approx(
         2 * 10_000 / 256 * estimate["step_seconds"] / 3600
