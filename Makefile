@@ -71,6 +71,7 @@ test-ray-latest:  ## the tests of Ray with the newest one on PyPI, in .venv-ray-
 	grep -v '^ray==' constraints.txt > $(RAY_LATEST)/constraints.txt
 	$(RAY_LATEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint $(RAY_LATEST)/constraints.txt --upgrade --editable '.[dev]' 'ray[default,tune]'
 	$(RAY_LATEST)/bin/python -m pytest -rs tests/test_ray_backend_*.py tests/test_sweep_on_*.py tests/test_sweep_gang_on_*.py tests/test_clouds_*.py
+	$(RAY_LATEST)/bin/python -m pytest -rs -m long tests/test_sweep_on_ray.py tests/test_sweep_gang_on_nodes.py
 
 $(TRAINERS)/.ready: tests/trainers.txt
 	$(PYTHON) -m venv $(TRAINERS)

@@ -20,6 +20,7 @@ from tensorboardX.proto import event_pb2
 from orchestrator.run_folder.run_folder import RunFolder
 from trials.records.observation import Outcome, largest_batch
 
+pytestmark = pytest.mark.long
 KILLS = 10
 DIED = ": died: "  # what the driver says of a trial whose Ray worker is gone
 
@@ -142,7 +143,6 @@ def _is_worker(process: psutil.Process | None) -> bool:
         return False
 
 
-@pytest.mark.long
 def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) -> None:
     """Each line is the program's own: its progress, a remark, or the result."""
     log = undisturbed.with_suffix(".log").read_text(encoding="utf-8")
@@ -150,7 +150,6 @@ def test_lines_of_ray_and_tune_do_not_reach_the_log_of_a_job(undisturbed: Path) 
     assert foreign_lines(log) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("rows", "columns"), [(24, 80), (50, 200)])
 def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
     home: Path, rows: int, columns: int
@@ -171,7 +170,6 @@ def test_a_terminal_shows_a_live_table_and_no_lines_of_ray_and_tune(
     assert max(map(len, live)) <= columns
 
 
-@pytest.mark.long
 def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbed: Path) -> None:
     """Each cell has a fit at b and a miss at b+1 or the limit, then come fits and a ranking."""
     observed = observations(undisturbed)
@@ -189,13 +187,11 @@ def test_every_cell_is_closed_from_both_sides_and_the_files_are_there(undisturbe
     assert len(ranking) == 1 + len(cells)
 
 
-@pytest.mark.long
 def test_no_python_file_in_the_run_folder_is_executed(undisturbed: Path) -> None:
     """Neither the driver nor a Ray worker nor a child imports from the run folder."""
     assert not (undisturbed / "executed").exists()
 
 
-@pytest.mark.long
 def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_repeated(undisturbed: Path) -> None:
     """The kill is a FAILED observation; the repeated probe ends in a verdict."""
     observed = observations(undisturbed)
@@ -211,7 +207,6 @@ def test_a_child_killed_in_a_sweep_is_recorded_and_its_probe_repeated(undisturbe
     assert again[-1].outcome.is_verdict
 
 
-@pytest.mark.long
 def test_a_ray_worker_killed_in_a_sweep_is_reported_and_its_trial_restarted(
     undisturbed: Path,
 ) -> None:
@@ -236,7 +231,6 @@ def scalars(file: Path) -> dict[str, list[float]]:
     return values_by_tag
 
 
-@pytest.mark.long
 def test_trials_are_logged_to_tensorboard_and_mlflow(undisturbed: Path, home: Path) -> None:
     """Each cell has its key and its probes; the trial of a killed worker continues."""
     observed = observations(undisturbed)
@@ -253,7 +247,6 @@ def test_trials_are_logged_to_tensorboard_and_mlflow(undisturbed: Path, home: Pa
     assert set(names) == {o.cell.key for o in observed}
 
 
-@pytest.mark.long
 def test_a_driver_killed_repeatedly_loses_and_repeats_nothing(
     undisturbed: Path, home: Path
 ) -> None:
