@@ -19,14 +19,14 @@ from trainer_reference.cells import (
 PEAK_TOLERANCE = 0.005
 
 pytestmark = IN_SMALL_STEPS
-FEW = (*QUICK, *OTHER_MODELS, *QUICK_ROUTERS)
-FEWER = (*QUICK[:3], QUICK[-1], QUICK_ROUTERS[1])
+OF_FEW_STEPS = (*QUICK, *OTHER_MODELS, *QUICK_ROUTERS)
+EACH_RUN = (*QUICK[:3], QUICK[-1], QUICK_ROUTERS[1])
 """Each method, precision and loss, and the loss of routers."""
 
 
 @pytest.mark.parametrize(
     "cell",
-    [*FEWER, *long_cases(cell for cell in FEW if cell not in FEWER)],
+    [*EACH_RUN, *long_cases(cell for cell in OF_FEW_STEPS if cell not in EACH_RUN)],
     ids=lambda cell: cell.key,
 )
 def test_measured_and_simulated_steps_equal_the_trainers(

@@ -110,7 +110,7 @@ class ReferenceCell:
 
 
 QUICK_STEPS = 3
-"""Steps in each run of the tests: the second has the optimizer's state, the third two updates."""
+"""Steps of quick cells: the second has the optimizer's state, the third two updates."""
 QUICK = (
     *(
         ReferenceCell(method, precision, 2, "full-logits", checkpointing=True, max_grad_norm=1.0)
@@ -121,8 +121,8 @@ QUICK = (
     ReferenceCell("lora", "bf16-mixed", loss="chunked"),
     ReferenceCell("lora", "fp32-mixed-load", 1, "chunked", checkpointing=True, max_grad_norm=1.0),
 )
-"""Cells that every run of the tests compares: each method and each precision once, the plain, and
-TRL's own loss. More than two micro-batches, of which the third is like the second, are left to the
+"""Cells that are compared in few steps: each method and each precision once, the plain, and TRL's
+own loss. More than two micro-batches, of which the third is like the second, are left to the
 rest."""
 COMPARED = tuple(
     ReferenceCell(*axes)
@@ -235,7 +235,7 @@ QUICK_ADAPTERS = (
     ReferenceCell("lora", "bf16-mixed", 2, max_grad_norm=1.0, adapters="dora"),
     ReferenceCell("lora", "fp32", loss="chunked", adapters="dora-dropout"),
 )
-"""Cells of other adapters that every run of the tests compares."""
+"""Cells of other adapters that are compared in few steps."""
 FURTHER = (
     ReferenceCell("full", "bf16", optimizer="adafactor"),
     ReferenceCell("full", "bf16", optimizer="adamw_8bit"),
@@ -266,7 +266,7 @@ QUICK_ROUTERS = (
     ReferenceCell("full", "bf16-mixed", 1, "chunked", checkpointing=True, model="mixtral"),
     ReferenceCell("lora", "fp32", loss="chunked", model="mixtral", adapters="attention"),
 )
-"""Cells with the load-balancing loss of routers that every run of the tests compares."""
+"""Cells with the load-balancing loss of routers that are compared in few steps."""
 ROUTERS = tuple(
     ReferenceCell(
         method,
@@ -353,7 +353,7 @@ QUICK_PREFERENCE = tuple(
         ("reward", "qlora", None),
     }
 )
-"""Cells that every run of the tests compares."""
+"""Cells of preference tasks that are compared in few steps."""
 UPDATES = tuple(
     ReferenceCell(
         **axes,
@@ -373,13 +373,13 @@ QUICK_UPDATES = tuple(
     and (cell.method, cell.reference, cell.generation_share)
     in {("full", "separate", 0.0), ("lora", "adapter-off", 0.3), ("lora", None, 0.3)}
 )
-"""Cells of GRPO that every run of the tests compares."""
+"""Cells of GRPO that are compared in few steps."""
 PACKED_QUICK = (
     ReferenceCell("lora", "bf16-mixed", 1, "chunked", packing="packed"),
     ReferenceCell("full", "fp32", 2, checkpointing=True, max_grad_norm=1.0, packing="padding-free"),
     ReferenceCell("full", "bf16", 2, "chunked", packing="packed", attention="eager"),
 )
-"""Packed cells that every run of the tests compares."""
+"""Packed cells that are compared in few steps."""
 PACKED = tuple(
     ReferenceCell(method, precision, 4, loss, checkpointing, packing=packing, attention=attention)
     for method, precision, checkpointing in (
