@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 ON_RAY = ("test_sweep_on_", "test_sweep_gang_on_", "test_ray_backend_")
 LONGEST = (
-    *("test_commands_learn", "test_estimating_", "test_simulation_", "test_api"),
-    *("test_trainer_reference_", "test_tracing_"),
+    *("test_estimating_", "test_simulation_", "test_trainer_reference_", "test_tracing_"),
     *(
         "test_storage_s3",
         "test_child_process_",

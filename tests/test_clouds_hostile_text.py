@@ -55,7 +55,7 @@ def one_file(provider: str, gpu: str, *, a: str, b: str, c: str, d: str) -> str:
 
 @pytest.mark.parametrize("gpu", KEYS_OF_GPUS)
 @pytest.mark.parametrize("provider", PROVIDERS)
-@settings(max_examples=5)
+@settings(max_examples=20)
 @given(given_texts=AS_TEXT)
 def test_a_text_adds_no_key(provider: str, gpu: str, given_texts: dict[str, str]) -> None:
     """The keys of a file are those with ordinary names; so is the number of its documents."""
@@ -99,7 +99,7 @@ def test_a_key_of_a_gpu_is_text(gpu: str) -> None:
 
 @pytest.mark.parametrize("field", ["provider", "region", "instance", "note", "source"])
 @pytest.mark.parametrize("provider", PROVIDERS)
-@settings(max_examples=8)
+@settings(max_examples=20)
 @given(text=texts())
 def test_an_offer_adds_no_key(provider: str, field: str, text: str) -> None:
     """Nor to the comment, which has the cheapest offers; its table is not asked to refuse it."""

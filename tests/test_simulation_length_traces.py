@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from builders.long_cases import long_cases
 from builders.observations import recipe, tiny_cell
 from fakes.in_process_traces import InProcess
 
@@ -32,8 +33,7 @@ MIXTRAL = ("mixtral-tiny", recipe("qlora", precision="bf16-mixed", loss="chunked
     ("model", "settings", "batch_size"),
     [
         LLAMA,
-        pytest.param(*FP32, marks=pytest.mark.long),
-        pytest.param(*MIXTRAL, marks=pytest.mark.long),
+        *long_cases((FP32, MIXTRAL)),
     ],
     ids=["llama", "fp32", "mixtral"],
 )
@@ -80,8 +80,12 @@ def on_ranks(settings: Recipe, *counts: int) -> list[TraceRequest]:
     "settings",
     [
         recipe("qlora", lora_rank=8, precision="bf16-mixed", loss="chunked"),
-        pytest.param(recipe("lora", lora_rank=8, precision="bf16"), marks=pytest.mark.long),
-        pytest.param(recipe("full", precision="bf16-mixed"), marks=pytest.mark.long),
+        *long_cases(
+            (
+                recipe("lora", lora_rank=8, precision="bf16"),
+                recipe("full", precision="bf16-mixed"),
+            )
+        ),
     ],
     ids=["qlora", "lora", "full"],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from builders.long_cases import long_cases
 from fakes.ray_sweeps import observations, start_sweep
 
 from orchestrator.run_folder.run_folder import RunFolder
@@ -81,7 +82,7 @@ def last_rank(driver: int, gpus: int) -> psutil.Process | None:
     return None
 
 
-@pytest.fixture(scope="module", params=[FSDP2, pytest.param(TP, marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[FSDP2, *long_cases([TP])])
 def layout(request: pytest.FixtureRequest) -> str:
     """Layout of the sweep's gang."""
     return str(request.param)

@@ -33,7 +33,7 @@ VARIANTS = (
     *(*QUICK_ADAPTERS, *PACKED_QUICK, *OFFLOADED),
 )
 QUICK = (QUANTISED[1], EIGHT_BIT[0], QUICK_ADAPTERS[4], PACKED_QUICK[0], OFFLOADED[0])
-"""A cell of each kind."""
+"""A cell each of int8 weights, of 8-bit state, of DoRA, of packing and of offloading."""
 
 
 @pytest.mark.parametrize(
