@@ -29,6 +29,17 @@ def ends(low: float, high: float, text: Callable[[float], str] = short) -> str:
     return f"{text(low)} to {text(high)}"
 
 
+def gib_of(held: float, limit: float) -> str:
+    """Write memory beside its limit: 17.1 of 23.1, and 17.12 of 17.14 where they are near.
+
+    Args:
+        held: GiB that are held.
+        limit: GiB that may be held.
+    """
+    decimals = next((n for n in (1, 2) if f"{held:.{n}f}" != f"{limit:.{n}f}"), 3)
+    return f"{held:.{decimals}f} of {limit:.{decimals}f}"
+
+
 def given(value: float | None) -> str:
     """Write a number that a user gave, with all its digits: 1,000,000 or 0.5; none as nothing."""
     return "" if value is None else short(value, 12)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_catalog.number_text import dollars, short
+from gpu_catalog.number_text import dollars, gib_of, short
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,19 @@ def test_it_is_the_number_rounded(value: float, digits: int) -> None:
 def test_dollars_have_cents_below_a_hundred(usd: float, text: str) -> None:
     """No more digits than a prediction has; below one dollar, as many as `short`."""
     assert dollars(usd) == text
+
+
+@pytest.mark.parametrize(
+    ("held", "limit", "text"),
+    [
+        (17.149, 23.08, "17.1 of 23.1"),
+        (17.12, 17.14, "17.12 of 17.14"),
+        (17.0001, 17.0, "17.000 of 17.000"),
+        (17.0006, 17.0, "17.001 of 17.000"),
+    ],
+)
+def test_memory_near_its_limit_has_the_decimals_that_tell_them_apart(
+    held: float, limit: float, text: str
+) -> None:
+    """Three at most."""
+    assert gib_of(held, limit) == text

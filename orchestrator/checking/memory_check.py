@@ -3,7 +3,7 @@
 import datetime as dt
 
 from fitting.laws.fit_result import Interval
-from gpu_catalog.number_text import dollars, short
+from gpu_catalog.number_text import dollars, gib_of, short
 from gpu_catalog.record import Record
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
@@ -123,7 +123,7 @@ def check_text(check: MemoryCheck) -> str:
     doubt = "" if check.certain else ". Memory is too near the limit to be sure"
     first = (
         f"**{check.model} {verdict} {check.gpu}**: batch {batch} reserves "
-        f"{check.reserved_gib:.1f} of {check.usable_gib:.1f} GiB. Peak in use "
+        f"{gib_of(check.reserved_gib, check.usable_gib)} GiB. Peak in use "
         f"{check.peak_gib:.1f} GiB, 90 % interval {peak.low:.1f} to {peak.high:.1f}{doubt}."
     )
     lines = [first]

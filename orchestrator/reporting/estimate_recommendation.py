@@ -21,6 +21,7 @@ from trials.simulation.varying_lengths import MOST_FAILED, RUNS
 
 MUCH_PADDING = 0.2  # share of the tokens above which a note mentions padding
 WORTH_SAYING = 1.01  # growth of the reserved memory above which a note mentions it
+SMALL_GIB = 0.05  # what is missing below it would be 0.0 with one decimal
 
 
 def verdict(estimates: Sequence[Estimated], wanted: Constraints) -> str:
@@ -214,10 +215,11 @@ def _too_large(estimates: Sequence[Estimated]) -> str:
         else ""
     )
     up_to = "" if nearest.varying_reserved_gib is None else "up to "
+    lacks = nearest.needed_gib - nearest.usable_gib
     closest = f"{nearest.gpu} is the closest and" if len(rows) > 1 else "It"
     return (
         f"{problem}. {closest} needs {up_to}"
-        f"{nearest.needed_gib - nearest.usable_gib:,.1f} GiB more.{largest}"
+        f"{short(lacks, 1) if lacks < SMALL_GIB else f'{lacks:,.1f}'} GiB more.{largest}"
         f"{cheapest_remedy(estimates)}"
     )
 

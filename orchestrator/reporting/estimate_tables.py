@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpu_catalog.number_text import dollars, short
+from gpu_catalog.number_text import dollars, gib_of, short
 from orchestrator.estimating.estimate_records import Estimate, Estimated
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, table
@@ -211,7 +211,7 @@ def _row(
         **({"recipe": recipe} if recipe else {}),
         "batch": _batch(estimate),
         "peak GiB": f"{estimate.peak_gib:.1f}",
-        "reserved GiB": f"{estimate.reserved_gib:.1f} of {estimate.usable_gib:.1f}",
+        "reserved GiB": gib_of(estimate.reserved_gib, estimate.usable_gib),
         "s/step": _short(estimate.step_seconds),
         "examples/s": _short(estimate.examples_per_second),
         "hours": hours,
