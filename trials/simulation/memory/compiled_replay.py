@@ -49,7 +49,8 @@ class Memory(NamedTuple):
 
     Attributes:
         blocks: (rows, columns) blocks, by ``START`` to ``STATE``.
-        pools: (2, rows) free blocks of the small and of the large pool, by size and address.
+        pools: (2, rows) free blocks of the small and of the large pool, the largest first, and of
+            equal ones the highest address: most moves are among small blocks, so at the end.
         counts: (numbers,) by ``FREE_BLOCKS`` to ``SEGMENTS``.
         addresses: (segments,) address of each segment in the order of their allocation; empty
             where each is above the older ones.
@@ -95,8 +96,8 @@ def _allocate(rounded: int, memory: Memory) -> int:
     """Block for a rounded size, with one retry (malloc); NONE when out of memory."""
     counts = memory.counts
     is_large = 1 if rounded > SMALL else 0
-    at = _position(is_large, rounded, 0, memory)
-    if at < counts[FREE_BLOCKS + is_large]:
+    at = _count_from(is_large, rounded, 0, memory) - 1
+    if at >= 0:
         if counts[EXPANDABLE]:
             at = _best_expandable(at, is_large, memory)
         block = memory.pools[is_large, at]
@@ -213,10 +214,10 @@ def _map_block(gap: int, wanted: int, is_large: int, memory: Memory) -> bool:
 
 @compiled
 def _best_expandable(at: int, is_large: int, memory: Memory) -> int:
-    """Index in a pool, from ``at`` on, of the best fit by the size a block can grow to."""
-    pool, last = memory.pools[is_large], memory.counts[FREE_BLOCKS + is_large] - 1
-    while at < last and _grown_size(pool[at + 1], memory) < _grown_size(pool[at], memory):
-        at += 1
+    """Index in a pool, from ``at`` down, of the best fit by the size a block can grow to."""
+    pool = memory.pools[is_large]
+    while at > 0 and _grown_size(pool[at - 1], memory) < _grown_size(pool[at], memory):
+        at -= 1
     return at
 
 
@@ -233,7 +234,7 @@ def _grown_size(block: int, memory: Memory) -> int:
 def _release_cached_blocks(memory: Memory) -> None:
     blocks, counts = memory.blocks, memory.counts
     for is_large in range(2):
-        for block in memory.pools[is_large, : counts[FREE_BLOCKS + is_large]].copy():
+        for block in memory.pools[is_large, : counts[FREE_BLOCKS + is_large]][::-1].copy():
             if counts[EXPANDABLE]:
                 _unmap_block(block, is_large, memory)
             elif blocks[block, BEFORE] == NONE and blocks[block, AFTER] == NONE:
@@ -317,15 +318,15 @@ def _absorb(block: int, neighbour: int, memory: Memory) -> None:
 
 
 @compiled
-def _position(is_large: int, size: int, start: int, memory: Memory) -> int:
-    """Index in a pool of the first block at or above a size, and of equal ones an address."""
+def _count_from(is_large: int, size: int, start: int, memory: Memory) -> int:
+    """Number of blocks in a pool from a size on, and of equal ones from an address on."""
     blocks, pool = memory.blocks, memory.pools[is_large]
     low, high = 0, memory.counts[FREE_BLOCKS + is_large]
     while low < high:
         middle = (low + high) // 2
         block = pool[middle]
-        is_smaller = blocks[block, SIZE] < size
-        if is_smaller or (blocks[block, SIZE] == size and blocks[block, START] < start):
+        is_larger = blocks[block, SIZE] > size
+        if is_larger or (blocks[block, SIZE] == size and blocks[block, START] >= start):
             low = middle + 1
         else:
             high = middle
@@ -337,10 +338,11 @@ def _add_free(block: int, memory: Memory) -> None:
     """Add a block to its pool."""
     blocks, counts = memory.blocks, memory.counts
     is_large = 1 if blocks[block, START] >= LARGE_BASE else 0
-    at = _position(is_large, blocks[block, SIZE], blocks[block, START], memory)
+    at = _count_from(is_large, blocks[block, SIZE], blocks[block, START], memory)
     pool, count = memory.pools[is_large], counts[FREE_BLOCKS + is_large]
-    for later in range(count, at, -1):
-        pool[later] = pool[later - 1]
+    # Indices without a sign cannot count from the end, so that numba moves several at once.
+    for later in range(np.uint64(count), np.uint64(at), -1):
+        pool[later] = pool[later - np.uint64(1)]
     pool[at] = block
     counts[FREE_BLOCKS + is_large] = count + 1
     blocks[block, STATE] = FREE
@@ -351,9 +353,8 @@ def _remove_free(block: int, memory: Memory) -> None:
     """Remove a block from its pool."""
     blocks = memory.blocks
     is_large = 1 if blocks[block, START] >= LARGE_BASE else 0
-    _remove_at(
-        _position(is_large, blocks[block, SIZE], blocks[block, START], memory), is_large, memory
-    )
+    count = _count_from(is_large, blocks[block, SIZE], blocks[block, START], memory)
+    _remove_at(count - 1, is_large, memory)
 
 
 @compiled
@@ -362,5 +363,5 @@ def _remove_at(at: int, is_large: int, memory: Memory) -> None:
     pool, counts = memory.pools[is_large], memory.counts
     memory.blocks[pool[at], STATE] = USED
     counts[FREE_BLOCKS + is_large] -= 1
-    for later in range(at, counts[FREE_BLOCKS + is_large]):
-        pool[later] = pool[later + 1]
+    for later in range(np.uint64(at), np.uint64(counts[FREE_BLOCKS + is_large])):  # as above
+        pool[later] = pool[later + np.uint64(1)]
