@@ -19,9 +19,11 @@ from trials.simulation import simulated_cell, varying_lengths
 from trials.simulation.memory import stored_peaks
 from trials.simulation.memory.blocks import AllocatorPeaks
 from trials.simulation.memory.stored_peaks import StoredPeaks
+from trials.simulation.memory.streams import Moves, peaks_on_streams
+from trials.simulation.recording import IntArray
 from trials.simulation.simulated_cell import SimulatedCell, like
 from trials.simulation.trace_cache import Traces
-from trials.simulation.varying_lengths import VaryingLengths
+from trials.simulation.varying_lengths import MOST_FAILED, RUNS, VaryingLengths
 
 pytestmark = pytest.mark.usefixtures("made_for_small_steps")
 A40 = load_catalog().gpu("A40")
@@ -88,6 +90,27 @@ def test_a_stored_answer_is_the_computed_one(
     assert answers(traced, tmp_path) == computed
     with pytest.raises(AssertionError):
         answers(traced, None)
+
+
+def test_runs_below_a_limit_are_not_replayed_again(
+    traced: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is that of all runs under the limit."""
+    replays: list[tuple[Moves, IntArray, int | None]] = []
+
+    def counted(moves: Moves, held: IntArray, limit: int | None, **setting: bool) -> AllocatorPeaks:
+        replays.append((moves, held, limit))
+        return peaks_on_streams(moves, held, limit, **setting)
+
+    monkeypatch.setattr(varying_lengths, "peaks_on_streams", counted)
+    limit = 384 * 2**20
+    most = VaryingLengths(simulated(traced, None), lengths).most(100, A40, limit)
+    unlimited = [(moves, held) for moves, held, limited in replays if limited is None]
+    assert len(unlimited) == RUNS
+    assert RUNS < len(replays) < 2 * RUNS
+    each = [peaks_on_streams(*run, limit, expandable_segments=False) for run in unlimited]
+    each.sort(key=lambda peaks: (peaks.failed_at is not None, peaks.peak_reserved_bytes))
+    assert most == each[-1 - MOST_FAILED]
 
 
 def test_everything_that_determines_the_peaks_distinguishes_them(

@@ -1,7 +1,7 @@
 """Memory on real data: whether runs of steps on examples of varying length survive."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from threading import Semaphore
@@ -128,7 +128,8 @@ class VaryingLengths:
             TraceError: the cell cannot be traced.
             StructureError: steps of other lengths have another structure.
         """
-        return self._unlimited(batch_size, library_bytes(gpu))
+        peaks = self._unlimited(batch_size, library_bytes(gpu))
+        return RunsMemory(tuple(sorted(peaks, key=lambda run: run.peak_reserved_bytes)))
 
     def survives(self, batch_size: int, gpu: Gpu, limit_bytes: int) -> bool:
         """Whether at least 95 % of the runs end without running out of memory.
@@ -151,22 +152,25 @@ class VaryingLengths:
             return unlimited
         return self._limited(batch_size, library_bytes(gpu), limit_bytes)[-1 - MOST_FAILED]
 
-    def _without_limit(self, batch_size: int, library: int) -> RunsMemory:
-        peaks = self._replays(batch_size, library, None)
-        return RunsMemory(tuple(sorted(peaks, key=lambda run: run.peak_reserved_bytes)))
+    def _without_limit(self, batch_size: int, library: int) -> Sequence[AllocatorPeaks]:
+        """Peaks of the runs in unlimited memory, by seed."""
+        return self._replays(batch_size, library, None, range(RUNS))
 
     def _within(self, batch_size: int, library: int, limit_bytes: int) -> list[AllocatorPeaks]:
         """Peaks of the runs within a limit; those that fail come last."""
-        peaks = self._replays(batch_size, library, limit_bytes)
+        unlimited = self._unlimited(batch_size, library)
+        over = [n for n, run in enumerate(unlimited) if run.peak_reserved_bytes > limit_bytes]
+        peaks = [run for run in unlimited if run.peak_reserved_bytes <= limit_bytes]
+        peaks += self._replays(batch_size, library, limit_bytes, over)
         return sorted(peaks, key=lambda run: (run.failed_at is not None, run.peak_reserved_bytes))
 
     def _replays(
-        self, batch_size: int, library: int, limit_bytes: int | None
+        self, batch_size: int, library: int, limit_bytes: int | None, seeds: Iterable[int]
     ) -> Sequence[AllocatorPeaks]:
         expandable = self._expandable_segments
         micro_batches = min(self._recipe.micro_batches(batch_size), 2)
         plain, padded = self._traces(batch_size)
-        drawn = [tuple(self._drawn(batch_size, seed)) for seed in range(RUNS)]
+        drawn = [tuple(self._drawn(batch_size, seed)) for seed in seeds]
 
         def replayed() -> tuple[AllocatorPeaks, ...]:
             run = self._run(batch_size, micro_batches)
