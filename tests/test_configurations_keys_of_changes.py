@@ -10,6 +10,7 @@ from orchestrator.configurations.keys_of_changes import EXPANDABLE_SEGMENTS, KEY
 from orchestrator.configurations.trainers.axolotl import AXOLOTL
 from orchestrator.configurations.trainers.llama_factory import LLAMA_FACTORY
 from orchestrator.configurations.trainers.trl import TRL
+from orchestrator.estimating.question import FLAGS
 from orchestrator.spec.recipe_options import WORDS
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -52,8 +53,10 @@ def test_a_configuration_with_the_keys_is_read_as_the_change(
 
 @pytest.mark.parametrize("trainer", KEYS)
 def test_length_and_allocator_have_their_places(trainer: str) -> None:
-    """The allocator's setting is no key of any trainer."""
-    text = keys_text("f.yaml", trainer, "--seq-len 256 --expandable-segments on", (2, 8))
+    """The allocator's setting is no key of any trainer, and its option takes no value."""
+    (name,) = FLAGS
+    option = f"--{name.replace('_', '-')}"
+    text = keys_text("f.yaml", trainer, f"{option} --seq-len 256", (2, 8))
     before, setting, end = text.partition(f", {EXPANDABLE_SEGMENTS}")
     assert (bool(setting), end) == (True, ".")
     keys = keys_in(before)

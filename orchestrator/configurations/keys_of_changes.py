@@ -10,7 +10,6 @@ ACCUMULATION = "gradient_accumulation_steps"
 LENGTH = {"axolotl": "sequence_len", "LLaMA-Factory": "cutoff_len", "TRL": "max_length"}
 OF_BATCHES = ("--batch-size", "--gradient-accumulation", "--effective-batch")
 OF_LENGTH = ("--seq-len", "--cutoff")
-OF_EXPANDABLE_SEGMENTS = ("--expandable-segments", "on")
 EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
 
 CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
@@ -77,13 +76,12 @@ def keys_text(
     """
     keys: dict[str, object] = {}
     beside, lacking = [], []
-    words = shlex.split(options)
-    for option, value in zip(words[::2], words[1::2], strict=True):
+    for option, value in _stated(options).items():
         if option in OF_BATCHES:
             continue
         if option in OF_LENGTH:
             keys[LENGTH[trainer]] = int(value)
-        elif (option, value) == OF_EXPANDABLE_SEGMENTS:
+        elif option == "--expandable-segments":
             beside.append(EXPANDABLE_SEGMENTS)
         elif (option, value) in KEYS[trainer]:
             keys.update(KEYS[trainer][option, value])
@@ -93,3 +91,14 @@ def keys_text(
     shown = [f"{name}: {json.dumps(value).strip(chr(34))}" for name, value in keys.items()]
     text = f"{lead} {file}: {', '.join([*shown, *beside])}."
     return f"{text} {trainer} has no key for {', '.join(lacking)}." if lacking else text
+
+
+def _stated(options: str) -> dict[str, str]:
+    """Values by option; empty for one that takes none."""
+    stated: dict[str, str] = {}
+    option = ""
+    for word in shlex.split(options):
+        is_option = word.startswith("--")
+        option = word if is_option else option
+        stated[option] = "" if is_option else word
+    return stated
