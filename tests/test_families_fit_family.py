@@ -1,6 +1,7 @@
 """The law of a family: grouping, choice of a form, suspects and fit failures."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,6 +161,15 @@ def test_an_outlier_is_a_suspect_with_its_expected_time() -> None:
     apart = math.log(suspect.seconds / suspect.expected_seconds)
     assert suspect.spreads == pytest.approx(apart / fit.spread)
     assert suspect.spreads > 5
+
+
+def test_an_outlier_that_bends_a_law_of_few_points_has_the_time_of_the_others() -> None:
+    """To first order the time at 6 examples would be 7.7 s, five times that of 18."""
+    rows = points(("a40",), (128,), (1.0,), (1, 3, 6, 10, 18))
+    seconds = np.array([0.18, 0.285, 0.1685, 1.15, 1.6])
+    (suspect,) = fitted(replace(rows, seconds=seconds)).suspects
+    assert suspect.batch_size == 6
+    assert 0.285 < suspect.expected_seconds < 1.15
 
 
 def test_a_gpu_with_too_few_points_has_a_remedy_and_no_law() -> None:

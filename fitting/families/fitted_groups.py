@@ -4,12 +4,23 @@ import numpy as np
 
 from fitting.families.records import BatchSizeRange, GroupLaw, Intervals, ObservedSeries, Suspect
 from fitting.laws.fit_result import Parameter
-from fitting.laws.forms import SHAPES, FittedForm, Form, Sparsity, WorkUnit, group_of
-from fitting.numerics.arrays import FloatArray
+from fitting.laws.forms import (
+    SHAPES,
+    SUSPECT_SPREADS,
+    FittedForm,
+    Form,
+    Sparsity,
+    WorkUnit,
+    group_of,
+)
+from fitting.laws.model_selection import log_residuals
+from fitting.laws.robust_fit import fit_values
+from fitting.numerics.arrays import FloatArray, IntArray
 from fitting.numerics.intervals import LEVEL, Scales, coverage
 from fitting.points.step_time_rows import StepTimes
 
 FEWEST_JUDGED = 5  # least number of points to estimate a coverage from
+MOST_LEVERAGE = 0.1  # up to which the residual without a row is that to first order within a ninth
 
 
 def exponent_parameter(fitted: FittedForm) -> Parameter | None:
@@ -80,7 +91,8 @@ def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> 
 
 def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
     """Points farther than ``SUSPECT_SPREADS`` spreads from the law fitted without them."""
-    without = fitted.left_out_residuals
+    rows = np.flatnonzero(fitted.suspects)
+    without = _refitted(fitted, points, rows)
     return tuple(
         Suspect(
             gpu=str(points.gpu[row]),
@@ -89,11 +101,23 @@ def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]
             sparsity=float(points.sparsity[row]),
             batch_size=float(points.batch_size[row]),
             seconds=float(points.seconds[row]),
-            expected_seconds=float(points.seconds[row] * np.exp(without[row])),
-            spreads=float(abs(without[row]) / fitted.spread),
+            expected_seconds=float(points.seconds[row] * np.exp(residual)),
+            spreads=float(abs(residual) / fitted.spread),
         )
-        for row in np.flatnonzero(fitted.suspects)
+        for row, residual in zip(rows, without, strict=True)
+        if abs(residual) > SUSPECT_SPREADS * fitted.spread
     )
+
+
+def _refitted(fitted: FittedForm, points: StepTimes, rows: IntArray) -> FloatArray:
+    """Residuals of these rows by the law without each, refitted where the row bends it much."""
+    residuals = fitted.left_out_residuals[rows]
+    bends = np.flatnonzero(fitted.leverages[rows] > MOST_LEVERAGE)
+    without = [np.arange(len(points)) != rows[place] for place in bends]
+    laws = fit_values(fitted.form, points, without) if without else []
+    for place, law in zip(bends, laws, strict=True):
+        residuals[place] = log_residuals(law, points.where(rows[[place]]))[0]
+    return residuals
 
 
 def observed_series(points: StepTimes, scale: Scales | None) -> tuple[ObservedSeries, ...]:

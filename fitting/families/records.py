@@ -90,7 +90,7 @@ class Suspect(Record):
         series: GPU and length, or data set.
         seq_len: padded tokens per example.
         seconds: seconds per step, measured or simulated as the family's basis says.
-        expected_seconds: seconds by the law without the point, to first order.
+        expected_seconds: seconds by the law without the point.
         spreads: absolute logarithm of the ratio of these two, over the law's spread.
     """
 
