@@ -175,6 +175,23 @@ def test_an_example_longer_than_the_model_supports_is_said(
         assert (said in capsys.readouterr().out) == is_said
 
 
+@pytest.mark.parametrize(
+    ("options", "gib", "is_said"),
+    [
+        ((), "0.56", True),
+        ((), "24", False),
+        (("--precision", "bf16-mixed"), "0.53", False),
+    ],
+)
+def test_weights_in_fp32_are_named_where_memory_lacks(
+    options: tuple[str, ...], gib: str, capsys: pytest.CaptureFixture[str], *, is_said: bool
+) -> None:
+    """TRL's trainer loads frozen weights so, and an option halves them."""
+    lora = ("--model", "llama-tiny", "--method", "lora", "--seq-len", "512", "--batch-size", "8")
+    main(["check", *lora, *options, *GPU, "--memory-gib", gib])
+    assert ("--precision bf16-mixed halves" in capsys.readouterr().out) == is_said
+
+
 def test_an_assumed_length_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """A verdict on another length than the user's would be none."""
     options = ("--model", "llama-tiny", "--method", "full", *GPU)

@@ -179,7 +179,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     """The line says where it was looked for."""
     with pytest.raises(ConfigurationError, match=r"run\.yml: deepspeed: missing\.json: no such"):
         request(tmp_path, {"deepspeed": "missing.json"})
-    with pytest.raises(ConfigurationError, match=r"run axolotl fetch deepspeed_configs, or give"):
+    with pytest.raises(ConfigurationError, match=r"by axolotl fetch deepspeed_configs\), or give"):
         request(tmp_path, {"deepspeed": "deepspeed_configs/missing.json"})
 
 

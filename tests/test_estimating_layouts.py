@@ -57,6 +57,23 @@ class Asked:
         self.calls.append({request.key for request in requests})
 
 
+@pytest.mark.parametrize(
+    ("trainer", "alone", "together"),
+    [("TRL", False, False), ("axolotl", True, True), ("LLaMA-Factory", False, True)],
+)
+def test_the_allocator_is_set_as_the_trainers_command_sets_it(
+    *, trainer: str, alone: bool, together: bool
+) -> None:
+    """LLaMA-Factory's does it for several GPUs."""
+    request = request_of(
+        EstimateRequest, {"model": "llama-tiny", "seq_len": 512, "trainer": trainer}
+    )
+    question = question_of(request, CATALOG, TODAY)
+    (layout,) = layouts(2, "ddp", 1)
+    assert question.expandable_segments == alone
+    assert on_layout(question, layout, 64).expandable_segments == together
+
+
 def test_all_layouts_are_traced_at_once_and_ddp_has_the_trace_of_one_gpu() -> None:
     """Each number of shards has a trace of its own."""
     request = request_of(EstimateRequest, {"model": "llama-tiny", "seq_len": 512})

@@ -17,10 +17,12 @@ from builders.trainings import NOWHERE, OF_HUGGING_FACE, SECURE, SPOT, training_
 from packaging.specifiers import SpecifierSet
 
 from gpu_catalog.catalog import load_catalog
+from orchestrator.cli.commands.export import configured
 from orchestrator.clouds.skypilot import skypilot_instance
 from orchestrator.exporting.names import DSTACK_GPUS
+from orchestrator.exporting.requirements import AXOLOTL_CCE
 from orchestrator.exporting.task_file import TARGETS, Target, task_file, write_task
-from orchestrator.exporting.training import ExportError
+from orchestrator.exporting.training import ExportError, PatchedConfiguration
 from trials.records.model import find_model
 
 
@@ -39,6 +41,26 @@ def test_bash_accepts_every_script(target: Target, fields: dict[str, Any]) -> No
     assert {"MODEL", "DATASET", "OUTPUT_BUCKET"} <= set(re.findall(r"[A-Z_]+", text))
     assert "YOUR_DATASET" in text
     assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 100
+
+
+def test_a_python_file_trains_the_model_that_it_names(tmp_path: Path) -> None:
+    """A preset has the weights of its base model; a model of the command line stays."""
+    file = tmp_path / "train.py"
+    model = "Qwen/Qwen2.5-0.5B-Instruct"
+    file.write_text(
+        f'model = AutoModelForCausalLM.from_pretrained("{model}")\nargs = SFTConfig()\n', "utf-8"
+    )
+    assert configured(training_of(), file, 256).model.weights == model
+    other = training_of(model=find_model("smollm3-3b"))
+    assert configured(other, file, 256).model == other.model
+
+
+def test_the_loss_of_axolotls_plugin_has_the_fork_that_it_asks_for() -> None:
+    """Without it training ends at its start."""
+    own = PatchedConfiguration("c.yml", "axolotl", "0.19", "base_model: x\n", "", {})
+    for loss, is_installed in (("cce", True), ("full-logits", False)):
+        text = task_file(training_of({"loss": loss}, configuration=own), "skypilot").text
+        assert (AXOLOTL_CCE in text) == is_installed
 
 
 def test_skypilot_has_the_next_offers_in_their_order() -> None:

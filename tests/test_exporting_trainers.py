@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from orchestrator.clouds.skypilot import SKYPILOT_CLOUDS, UNMOUNTED_CLOUDS
 from orchestrator.exporting.names import DSTACK_BACKENDS, DSTACK_CLUSTERS
-from orchestrator.exporting.requirements import AXOLOTL_TORCH
+from orchestrator.exporting.requirements import AXOLOTL_CCE, AXOLOTL_TORCH
 from orchestrator.exporting.task_file import task_file
 
 pytestmark = pytest.mark.trainers
@@ -135,3 +135,9 @@ def test_axolotl_takes_the_pytorch_that_its_task_installs() -> None:
     requirements = map(Requirement, metadata.Distribution.at(folder).requires or [])
     (torch,) = (one.specifier for one in requirements if one.name == "torch")
     assert torch.contains(AXOLOTL_TORCH)
+
+
+def test_axolotls_plugin_asks_for_the_fork_that_its_task_installs() -> None:
+    """Its commit changes with axolotl's version."""
+    plugin = SOURCES / "axolotl" / "integrations" / "cut_cross_entropy" / "__init__.py"
+    assert AXOLOTL_CCE in plugin.read_text(encoding="utf-8")

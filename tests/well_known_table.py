@@ -47,7 +47,8 @@ class Configuration:
     def command(self) -> str:
         """Command that estimates it."""
         options = "".join(
-            f" --{name.replace('_', '-')} {value}" for name, value in self.options.items()
+            f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+            for name, value in self.options.items()
         )
         return f"finetune-cost estimate --model {self.model}{options} --gpu {GPUS}"
 
@@ -118,6 +119,7 @@ CONFIGURATIONS = (
             "attention": "flash_attention_2",
             "batch_size": 2,
             "gradient_accumulation": 4,
+            "expandable_segments": True,  # as the command axolotl sets it
             "seq_len": 4096,
             "examples": 2000,
             "epochs": 4,

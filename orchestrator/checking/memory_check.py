@@ -35,6 +35,7 @@ class MemoryCheck(Record):
         usable_gib: memory of the GPU that it may reserve.
         host_gib: memory that the processes of a node keep on its host; None where they keep nothing
             there. It does not count for ``fits``.
+        freezes_in_fp32: whether frozen weights are in fp32, as TRL's trainer loads them for LoRA.
         most_tokens: longest example that the model supports; None where it states no limit.
         examples, epochs: the job that the change's dollars are of.
         assumed: options that were not given, and whose values are assumed.
@@ -58,6 +59,7 @@ class MemoryCheck(Record):
     reserved_gib: float
     usable_gib: float
     host_gib: float | None = None
+    freezes_in_fp32: bool
     most_tokens: int | None
     examples: int
     epochs: int
@@ -103,6 +105,7 @@ def memory_check(request: EstimateRequest, today: dt.date) -> MemoryCheck:
         **estimate.model_dump(include=fields),
         fits=is_fit,
         certain=_is_certain(estimate, is_fit=is_fit),
+        freezes_in_fp32=row.freezes_in_fp32,
         most_tokens=row.question.model.positions,
         change=change,
     )
@@ -129,6 +132,11 @@ def check_text(check: MemoryCheck) -> str:
     lines = [first]
     if "--seq-len" in check.assumed:
         lines.append(f"The length is assumed: --seq-len {check.seq_len} or --dataset gives yours.")
+    if check.freezes_in_fp32 and not (check.fits and check.certain):
+        lines.append(
+            "Frozen weights are in fp32, as the trainer loads them: --precision bf16-mixed halves "
+            "them."
+        )
     if check.host_gib is not None:
         lines.append(f"The host holds {short(check.host_gib, 4)} GiB: {NOT_IN_IT}.")
     if check.most_tokens is not None and check.seq_len > check.most_tokens:

@@ -311,6 +311,12 @@ class Estimated:
         """Memory of the model itself."""
         return float(self.cell.held.sizes.sum()) / GIB
 
+    @property
+    def freezes_in_fp32(self) -> bool:
+        """Whether frozen weights take twice the bytes that products under autocast need."""
+        recipe = self.cell.recipe
+        return recipe.method == "lora" and recipe.precision == "fp32-mixed-load"
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:

@@ -262,7 +262,9 @@ def question_on(
         constraints=constraints,
         drift=PriceDrift(job.overheads, today, seed=0, draws=0, young=young_gpus(catalog)),
         routing_draws=draws,
-        expandable_segments=request.expandable_segments,
+        # axolotl/cli/main.py:48; llamafactory/launcher.py:82
+        expandable_segments=request.expandable_segments or request.recipe.trainer == "axolotl",
+        expands_on_several=request.recipe.trainer == "LLaMA-Factory",
         finds_seq_len=request.seq_len == "max",
         by_default=tuple(name for name, value in given.items() if not value),
         assumes_batch=_assumed_batch(request) is not None,

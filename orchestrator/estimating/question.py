@@ -57,6 +57,7 @@ class Question:
         drift: change of prices since they were recorded.
         routing_draws: number of draws of the experts' shares, for the spread of the peak.
         expandable_segments: setting of PyTorch's allocator.
+        expands_on_several: whether the trainer turns that setting on for several GPUs.
         is_own: whether the user owns the GPUs, and pays their electricity alone.
         assumes_batch: whether the effective batch is assumed.
         by_default: options that were not given, so that defaults define the job.
@@ -84,6 +85,7 @@ class Question:
     is_own: bool = False
     assumes_batch: bool = False
     draws_lengths: bool = True
+    expands_on_several: bool = False
     changes: Mapping[str, object] = field(default_factory=dict)
     parallel: Parallel | None = None
 

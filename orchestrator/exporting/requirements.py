@@ -11,6 +11,11 @@ from orchestrator.spec.trainer_defaults import TRL_VERSION
 PINNED = ("transformers", "peft", "bitsandbytes")
 AXOLOTL_TORCH = "2.13.0"
 """Newest PyTorch that axolotl 0.19 takes; another would be replaced after flash-attn compiled."""
+AXOLOTL_CCE = (
+    "cut-cross-entropy[transformers] @ "
+    "git+https://github.com/axolotl-ai-cloud/ml-cross-entropy.git@4dfa522"
+)
+"""Fork that axolotl's plugin for the loss asks for (integrations/cut_cross_entropy)."""
 WITH_TORCH = ("torchvision", "torchaudio")
 """Packages of an image whose PyTorch is replaced, which import that of their own release alone."""
 
@@ -34,7 +39,8 @@ def install_lines(training: TrainingJob, *, has_torch: bool = False) -> str:
         extras = ",".join(name for name, applies in wanted.items() if applies)
         name = f"axolotl{f'[{extras}]' if extras else ''}=={version}"
         builders = ["packaging", "setuptools", "wheel", "ninja", f"torch=={AXOLOTL_TORCH}"]
-        return _pip([*builders, *(WITH_TORCH if has_torch else ())], [name])
+        lines = _pip([*builders, *(WITH_TORCH if has_torch else ())], [name])
+        return f"{lines}\npip install {shlex.quote(AXOLOTL_CCE)}" if recipe.loss == "cce" else lines
     needed = {
         "bitsandbytes": recipe.method == "qlora" or "8bit" in recipe.optimizer,
         "liger-kernel": recipe.liger_kernels or recipe.loss == "liger",

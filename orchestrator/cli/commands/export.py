@@ -84,7 +84,10 @@ def configured(training: "TrainingJob", path: Path, seq_len: int | None) -> "Tra
     configuration.check()
     if path.suffix == ".py":
         remark(f"The file has TRL's command of this recipe, because {path} is not YAML")
-        return training
+        if training.model.name != configuration.model:
+            return training  # the command line names another one
+        named = {"weights": configuration.model_name}  # a preset has those of its base model
+        return dataclasses.replace(training, model=training.model.model_copy(update=named))
     own = patched(configuration, training, seq_len or configuration.tokens)
     return dataclasses.replace(training, configuration=own)
 

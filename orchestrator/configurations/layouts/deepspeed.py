@@ -88,8 +88,9 @@ def find_file(name: str, beside: Path) -> Path:
     for path in (here, *(folder / here for folder in beside.resolve().parents)):
         if path.is_file():
             return path
-    is_of_axolotl = here.parent.name == OF_AXOLOTL
-    remedy = f"run axolotl fetch {OF_AXOLOTL}" if is_of_axolotl else "copy the trainer's file there"
+    remedy = "copy the trainer's file there"
+    if here.parent.name == OF_AXOLOTL:
+        remedy += f" (axolotl's by axolotl fetch {OF_AXOLOTL})"
     raise ConfigurationError(
         f"{beside}: deepspeed: {name}: no such file, here or beside the configuration: {remedy}, "
         "or give one by --deepspeed"

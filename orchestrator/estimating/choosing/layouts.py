@@ -208,6 +208,7 @@ def on_layout(question: Question, parallel: Parallel | None, limit: int) -> Ques
         fp16_recipe=fp16_recipe,
         batch_limit=recipe.of_rank(parallel.data_parallel_ranks).batch_limit(limit),
         parallel=parallel,
+        expandable_segments=question.expandable_segments or question.expands_on_several,
     )
 
 

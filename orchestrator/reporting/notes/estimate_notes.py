@@ -157,8 +157,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
 
 def _frozen_weights(best: Estimated) -> Iterator[str]:
     """Frozen weights that are held in twice the bytes that the products need."""
-    recipe = best.cell.recipe
-    if recipe.method == "lora" and recipe.precision == "fp32-mixed-load":
+    if best.freezes_in_fp32:
         choosing = "--recipe auto " if best.estimate.options is not None else ""
         yield (
             "Frozen weights are in fp32, as the trainer loads them: "
