@@ -227,6 +227,13 @@ def command_in(text: str, start: str) -> list[str]:
     return [*shlex.split(line.partition('"$(')[0])[len(start.split()) :], "script"]
 
 
+@pytest.mark.parametrize(("high", "limit"), [(15.0, "20:00:00"), (31.2, "32:00:00")])
+def test_a_job_may_take_its_whole_interval(high: float, limit: str) -> None:
+    """Twice the predicted hours, and longer where the interval ends later."""
+    text = task_file(training_of(placements=(replace(SPOT, hours_high=high),)), "slurm").text
+    assert f"#SBATCH --time={limit}\n" in text
+
+
 def test_hugging_faces_own_parser_reads_the_job() -> None:
     """Flavor, limit, variables and the bucket."""
     from huggingface_hub.cli.hf import app  # noqa: PLC0415 - only this needs it

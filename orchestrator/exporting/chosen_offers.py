@@ -23,7 +23,7 @@ from trials.recipes.recipe import Recipe
 from trials.records.compatibility import with_defaults
 from trials.records.observation import Basis, Outcome
 
-OWN_FIELDS = {"gpu", "instances", "rdma", "is_electricity"}
+OWN_FIELDS = {"gpu", "instances", "rdma", "is_electricity", "hours_high"}
 OF_PLACEMENT = {field.name for field in dataclasses.fields(ChosenOffer)} - OWN_FIELDS
 """Fields of a placement that prices and ranked offers share."""
 
@@ -120,6 +120,7 @@ def _placement(row: Estimated, price: Price) -> ChosenOffer:
         instances=price.instances,
         rdma=bool(row.estimate.rdma),
         is_electricity=row.question.is_own,
+        hours_high=price.hours_interval.high,
         **price.model_dump(include=OF_PLACEMENT),
     )
 
@@ -264,6 +265,7 @@ def _ranked(row: RankedOffer) -> ChosenOffer:
         gpu=row.cell.gpu,
         instances=row.instances,
         rdma=parallel is not None and bool(parallel.rdma),
+        hours_high=row.hours_high,
         **row.model_dump(include=OF_PLACEMENT),
     )
 

@@ -52,7 +52,7 @@ OWN_TARGETS: tuple[Target, ...] = ("ray", "slurm")
 HF_JOBS = "hf-jobs"
 """Hugging Face as a provider; its flavors are the catalog's instances."""
 SLACK = 2.0
-"""Time limit of a job, as a multiple of its predicted hours."""
+"""Time limit of a job, as a multiple of its predicted hours; their interval may end later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
         dstack=dstack_lists(chosen) if target == "dstack" else None,
         resources=json.dumps({chosen[0].gpu: training.gpus}),
         slurm_gpu=SLURM_GPUS.get(chosen[0].gpu, chosen[0].gpu.lower()),
-        limit_hours=math.ceil(max(SLACK * place.hours for place in chosen)),
+        limit_hours=math.ceil(max(max(SLACK * p.hours, p.hours_high) for p in chosen)),
     )
     return TaskFile(file, form.start, chosen, left_out)
 

@@ -33,6 +33,7 @@ class ChosenOffer:
         region: the provider's name of the region; a text such as "all listed regions" is none.
         usd_per_hour: price of the whole instance, or of all ``instances``, one a node.
         hours, usd: hours and dollars of the whole job.
+        hours_high: upper end of the 90 % interval of the hours.
         checkpoint_minutes: minutes of work between two checkpoints.
         rdma: whether hours are those of a network between instances that bypasses the host.
         is_electricity: whether the price is the electricity of cards that the user owns.
@@ -46,6 +47,7 @@ class ChosenOffer:
     gpus_per_instance: int
     usd_per_hour: float
     hours: float
+    hours_high: float
     usd: float
     checkpoint_minutes: float
     instances: int = 1

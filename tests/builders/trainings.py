@@ -20,6 +20,7 @@ SPOT = ChosenOffer(
     gpus_per_instance=1,
     usd_per_hour=0.3,
     hours=10.0,
+    hours_high=15.0,
     usd=3.0,
     checkpoint_minutes=30.0,
 )
