@@ -20,7 +20,7 @@ from fitting.numerics.intervals import LEVEL, Scales, coverage
 from fitting.points.step_time_rows import StepTimes
 
 FEWEST_JUDGED = 5  # least number of points to estimate a coverage from
-MOST_LEVERAGE = 0.1  # up to which the residual without a row is that to first order within a ninth
+MOST_REFITTED = 100  # points of a law that is fitted again without each suspect: each bends it
 
 
 def exponent_parameter(fitted: FittedForm) -> Parameter | None:
@@ -92,7 +92,7 @@ def _parameter(form: Form, name: str, unit: str, value: float, error: float) -> 
 def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]:
     """Points farther than ``SUSPECT_SPREADS`` spreads from the law fitted without them."""
     rows = np.flatnonzero(fitted.suspects)
-    without = _refitted(fitted, points, rows)
+    without = _left_out(fitted, points, rows)
     return tuple(
         Suspect(
             gpu=str(points.gpu[row]),
@@ -109,15 +109,13 @@ def suspect_points(fitted: FittedForm, points: StepTimes) -> tuple[Suspect, ...]
     )
 
 
-def _refitted(fitted: FittedForm, points: StepTimes, rows: IntArray) -> FloatArray:
-    """Residuals of these rows by the law without each, refitted where the row bends it much."""
-    residuals = fitted.left_out_residuals[rows]
-    bends = np.flatnonzero(fitted.leverages[rows] > MOST_LEVERAGE)
-    without = [np.arange(len(points)) != rows[place] for place in bends]
-    laws = fit_values(fitted.form, points, without) if without else []
-    for place, law in zip(bends, laws, strict=True):
-        residuals[place] = log_residuals(law, points.where(rows[[place]]))[0]
-    return residuals
+def _left_out(fitted: FittedForm, points: StepTimes, rows: IntArray) -> FloatArray:
+    """Residuals of these rows by the law without each; of many points, to first order."""
+    if not len(rows) or len(points) > MOST_REFITTED:
+        return fitted.left_out_residuals[rows]
+    without = [np.arange(len(points)) != row for row in rows]
+    laws = zip(fit_values(fitted.form, points, without), without, strict=True)
+    return np.concatenate([log_residuals(law, points.where(~others)) for law, others in laws])
 
 
 def observed_series(points: StepTimes, scale: Scales | None) -> tuple[ObservedSeries, ...]:
