@@ -11,6 +11,9 @@ from orchestrator.spec.trainer_defaults import TRL_VERSION
 PINNED = ("transformers", "peft", "bitsandbytes")
 AXOLOTL_TORCH = "2.13.0"
 """Newest PyTorch that axolotl 0.19 takes; another would be replaced after flash-attn compiled."""
+COMPILES = (
+    "# Where no wheel fits this PyTorch it compiles, perhaps for hours that are not predicted."
+)
 AXOLOTL_CCE = (
     "cut-cross-entropy[transformers] @ "
     "git+https://github.com/axolotl-ai-cloud/ml-cross-entropy.git@4dfa522"
@@ -94,5 +97,6 @@ def _trl_lines(training: TrainingJob, torch: list[str]) -> str:
 def _pip(plain: list[str], compiled: list[str]) -> str:
     lines = [f"pip install {shlex.join(plain)}"]
     if compiled:
+        lines.append(COMPILES)
         lines.append(f"pip install --no-build-isolation {shlex.join(compiled)}")
     return "\n".join(lines)
