@@ -308,8 +308,8 @@ def test_a_recipe_is_left_to_be_chosen_only_where_a_simulation_can_choose() -> N
 def test_where_nothing_fits_the_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """The weights alone exceed the memory, whatever is changed."""
     tiny = ["estimate", "--model", "llama-tiny", "--seq-len", "512", "--gpu", "A40"]
-    assert main([*tiny, "--memory-gib", "0.505", "--method", "qlora"]) == 0
-    assert "no change" in capsys.readouterr().out
+    assert main([*tiny, "--memory-gib", "0.505", "--method", "qlora"]) == 1
+    assert "No change that was tried makes the job fit" in capsys.readouterr().out
 
 
 @pytest.mark.long
