@@ -8,7 +8,7 @@ from gpu_catalog.record import Record
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_job import estimate_job
-from orchestrator.estimating.estimate_records import Alternative, Estimate
+from orchestrator.estimating.estimate_records import FROZEN_IN_FP32, Alternative, Estimate
 from orchestrator.estimating.estimate_request import EstimateRequest, without_electricity
 from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import requested_gpus
@@ -133,10 +133,7 @@ def check_text(check: MemoryCheck) -> str:
     if "--seq-len" in check.assumed:
         lines.append(f"The length is assumed: --seq-len {check.seq_len} or --dataset gives yours.")
     if check.freezes_in_fp32 and not (check.fits and check.certain):
-        lines.append(
-            "Frozen weights are in fp32, as the trainer loads them: --precision bf16-mixed halves "
-            "them."
-        )
+        lines.append(f"{FROZEN_IN_FP32}: --precision bf16-mixed halves them.")
     if check.host_gib is not None:
         lines.append(f"The host holds {short(check.host_gib, 4)} GiB: {NOT_IN_IT}.")
     if check.most_tokens is not None and check.seq_len > check.most_tokens:

@@ -33,6 +33,8 @@ NESTED = {
 }
 """Fields of an estimate that are no columns of a frame."""
 
+FROZEN_IN_FP32 = "Frozen weights are in fp32, as the trainer loads them"
+
 
 class Price(Record):
     """The job on the best offer of a GPU by the objective, with 90 % intervals.

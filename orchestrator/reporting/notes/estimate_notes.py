@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from orchestrator.estimating.estimate_records import Estimate, Estimated
+from orchestrator.estimating.estimate_records import FROZEN_IN_FP32, Estimate, Estimated
 from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH, nearest_multiple
 from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
 from orchestrator.estimating.question import Question
@@ -159,10 +159,7 @@ def _frozen_weights(best: Estimated) -> Iterator[str]:
     """Frozen weights that are held in twice the bytes that the products need."""
     if best.freezes_in_fp32:
         choosing = "--recipe auto " if best.estimate.options is not None else ""
-        yield (
-            "Frozen weights are in fp32, as the trainer loads them: "
-            f"{choosing}--precision bf16-mixed halves them."
-        )
+        yield f"{FROZEN_IN_FP32}: {choosing}--precision bf16-mixed halves them."
 
 
 def _caveats(rows: Sequence[Estimate], said: Sequence[Estimate] = ()) -> Iterator[str]:
