@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,13 @@ finally:
     assert "finetune-cost" in ended.stdout
     assert "sweep" in ended.stdout
     assert ended.stderr == ""
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a report of a bug."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"finetune-cost {version('finetune-cost')}\n"
 
 
 def test_planning_fitting_and_ranking_need_neither_torch_nor_ray(tmp_path: Path) -> None:

@@ -41,11 +41,13 @@ def test_a_card_outside_the_catalog_is_added() -> None:
 
 
 def test_price_and_power_of_the_electricity_are_required() -> None:
-    """Neither is guessed; a price without a card is a mistake."""
+    """Neither is guessed; a price without a card, or in cents, is a mistake."""
     with pytest.raises(OptionError, match="--usd-per-kwh"):
         with_own_cards(CATALOG, [A40], None, TODAY)
     with pytest.raises(OptionError, match="tdp_watts"):
         with_own_cards(CATALOG, [A40.model_copy(update={"tdp_watts": None})], 0.3, TODAY)
+    with pytest.raises(OptionError, match="32.*cents"):
+        with_own_cards(CATALOG, [A40], 32, TODAY)
     with pytest.raises(OptionError, match="own:"):
         with_own_cards(CATALOG, [], 0.3, TODAY)
     assert with_own_cards(CATALOG, [], None, TODAY) is CATALOG

@@ -11,6 +11,7 @@ from orchestrator.request import OptionError
 
 PREFIX = f"{OWN}:"
 WATTS_PER_KILOWATT = 1000.0
+MOST_USD_PER_KWH = 5.0  # several times what electricity costs anywhere: more are cents
 ELECTRICITY = "electricity: "
 """Beginning of the source of a price that is a card's electricity."""
 
@@ -37,8 +38,8 @@ def with_own_cards(
         today: date of the electricity's price.
 
     Raises:
-        OptionError: the price of electricity or the power of a card is missing, or a price was
-            given for no card; a line for each.
+        OptionError: the price of electricity or the power of a card is missing, or a price is that
+            of no card or in cents; a line for each.
     """
     if not own:
         if usd_per_kwh is not None:
@@ -49,6 +50,10 @@ def with_own_cards(
     if usd_per_kwh is None:
         raise OptionError(
             f"--gpu {PREFIX}{own[0].key}: your card costs electricity: add --usd-per-kwh"
+        )
+    if usd_per_kwh > MOST_USD_PER_KWH:
+        raise OptionError(
+            f"--usd-per-kwh {usd_per_kwh:g}: is above ${MOST_USD_PER_KWH:g}: give dollars, not cents"
         )
     unknown = [gpu.key for gpu in own if gpu.tdp_watts is None]
     if unknown:

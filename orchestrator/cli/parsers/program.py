@@ -1,13 +1,27 @@
 """The parser of every command, with examples below each help."""
 
 import argparse
+from typing import Any
 
 from orchestrator.cli.options.help import EPILOG, PROGRAM, Help, examples_text
 from orchestrator.cli.options.parser import Parser
 from orchestrator.cli.options.table import add_table
 from orchestrator.cli.parsers import measuring, results
+from orchestrator.console import output
 
 WIDE = "print all columns of tables, however narrow the terminal"
+
+
+class Version(argparse.Action):
+    """Prints the installed version."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Look it up, print it and end."""
+        from importlib.metadata import version  # noqa: PLC0415 - help does without it
+
+        with output() as stream:
+            stream.write(f"{PROGRAM} {version(PROGRAM)}\n")
+        parser.exit()
 
 
 def build_parser() -> Parser:
@@ -19,6 +33,7 @@ def build_parser() -> Parser:
         epilog=EPILOG,
         formatter_class=Help,
     )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
