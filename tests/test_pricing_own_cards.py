@@ -46,7 +46,7 @@ def test_price_and_power_of_the_electricity_are_required() -> None:
         with_own_cards(CATALOG, [A40], None, TODAY)
     with pytest.raises(OptionError, match="tdp_watts"):
         with_own_cards(CATALOG, [A40.model_copy(update={"tdp_watts": None})], 0.3, TODAY)
-    with pytest.raises(OptionError, match="32.*cents"):
+    with pytest.raises(OptionError, match="not cents"):
         with_own_cards(CATALOG, [A40], 32, TODAY)
     with pytest.raises(OptionError, match="own:"):
         with_own_cards(CATALOG, [], 0.3, TODAY)

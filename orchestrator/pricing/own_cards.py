@@ -53,7 +53,8 @@ def with_own_cards(
         )
     if usd_per_kwh > MOST_USD_PER_KWH:
         raise OptionError(
-            f"--usd-per-kwh {usd_per_kwh:g}: is above ${MOST_USD_PER_KWH:g}: give dollars, not cents"
+            f"--usd-per-kwh {usd_per_kwh:g}: more than ${MOST_USD_PER_KWH:g}: give dollars, not "
+            "cents"
         )
     unknown = [gpu.key for gpu in own if gpu.tdp_watts is None]
     if unknown:
