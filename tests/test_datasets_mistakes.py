@@ -216,7 +216,10 @@ def test_a_path_without_readable_examples_is_an_error(
             ],
         ),
         ({"template": "Q"}, ["--template 'Q': has no field: "]),
-        ({}, ["--text-fields is missing: "]),
+        (
+            {},
+            ["--text-fields is missing: give it, or template or chat; {} has question, answer"],
+        ),
         (
             {"text_fields": FIELDS, "chat": "messages", "named": "gsm8k", "padding": "packed"},
             [

@@ -98,6 +98,28 @@ def test_unknown_columns_need_an_option(tmp_path: Path) -> None:
     assert recognised(DatasetSource(str(path))) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("", ["holds no examples"]),
+        ("\n\n", ["holds no examples"]),
+        ('{"text" "a"}\n[1]\n', [":1: not JSON", ":2: must be an object of fields"]),
+        ("3\n" * 30, [f":{line}: must be an object" for line in range(1, 21)]),
+    ],
+)
+def test_a_file_without_an_example_is_a_mistake_of_the_file(
+    tmp_path: Path, text: str, messages: list[str]
+) -> None:
+    """No option for columns would mend it."""
+    path = tmp_path / "data.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError) as raised:
+        recognised(DatasetSource(str(path)))
+    lines = str(raised.value).splitlines()
+    assert len(lines) == len(messages)
+    assert all(message in line for message, line in zip(messages, lines, strict=True)), lines
+
+
 def lengths(dataset: Path, model: Model) -> DataLengths:
     """Lengths that a model's data has."""
     job = requested_job(JobRequest(dataset=str(dataset), epochs=1), [model])

@@ -1,9 +1,11 @@
 """Renderings that are recognised by the columns of a data set."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.datasets.dataset_reader import MOST_MISTAKES
 from orchestrator.datasets.examples import examples
+from orchestrator.datasets.file_formats import wrong
 from orchestrator.datasets.preference import (
     COLUMNS,
     INPUT,
@@ -14,7 +16,7 @@ from orchestrator.datasets.preference import (
     preference_in,
 )
 from orchestrator.datasets.rendering import TOOLS, Chat, Rendering, Template, TextFields, texts_of
-from orchestrator.datasets.source import DatasetSource, Example, Mistake
+from orchestrator.datasets.source import DataError, DatasetSource, Example, Mistake
 from trials.child_process.token_counter import RenderedExample
 
 OUTPUT = "output"
@@ -28,6 +30,7 @@ WITH_INPUT = (
     "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"
     "{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}"
 )
+READ = (*MESSAGES, *COLUMNS, INSTRUCTION, INPUT, OUTPUT, TEXT, TOOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +107,29 @@ class Recognised:
         return f"read as {self.name}: {self.rendering}"
 
 
+def first_fields(source: DatasetSource) -> Mapping[str, object]:
+    """Fields of the first example that can be read.
+
+    Raises:
+        DataError: there is nothing to read, or no example can be read.
+    """
+    mistakes = []
+    for entry in examples(source, READ):
+        if isinstance(entry, Example):
+            return entry.fields
+        mistakes.append(entry)
+        if len(mistakes) == MOST_MISTAKES:
+            break
+    raise DataError(mistakes) if mistakes else wrong(f"{source.name}: holds no examples")
+
+
 def recognised(source: DatasetSource) -> Recognised | Preference | None:
     """Format by the columns of the first example; None where it is none of those known.
 
     Raises:
-        DataError: there is nothing to read.
+        DataError: there is nothing to read, or no example can be read.
     """
-    wanted = (*MESSAGES, *COLUMNS, INSTRUCTION, INPUT, OUTPUT, TEXT, TOOLS)
-    entries = examples(source, wanted)
-    first = next((entry.fields for entry in entries if isinstance(entry, Example)), {})
+    first = first_fields(source)
     preference = preference_in(first)
     if preference is not None or is_pair(first):
         return preference

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gpu_catalog.suggestions import near_or_all
 from orchestrator.datasets.approximate_tokens import Vocabulary, vocabulary_of
+from orchestrator.datasets.file_formats import columns_text
 from orchestrator.datasets.lengths import (
     PUBLISHED,
     DataLengths,
@@ -17,7 +18,7 @@ from orchestrator.datasets.lengths import (
     read_histogram,
 )
 from orchestrator.datasets.preference import Preference
-from orchestrator.datasets.recognition import Recognised, recognised
+from orchestrator.datasets.recognition import Recognised, first_fields, recognised
 from orchestrator.datasets.rendering import Chat, Rendering, TextFields, parsed_template
 from orchestrator.datasets.source import DataError, DatasetSource, Mistake
 from orchestrator.spec.job import NOT_PACKED, PACKED, Job, JobTerms
@@ -177,11 +178,13 @@ def _rendering(
         return None  # the lengths were counted before
     try:
         by_columns = recognised(source)
+        if by_columns is None:
+            columns = columns_text(first_fields(source)) or "no columns"
+            text = f"is missing: give it, or template or chat; {source.name} has {columns}"
+            mistakes.append(Mistake("text_fields", text))
     except DataError as error:
         mistakes += error.mistakes
         return None
-    if by_columns is None:
-        return requested_rendering(request, mistakes)
     if request.padding in PACKED and isinstance(by_columns, Preference):
         mistakes.append(Mistake("padding", f"'packed': {NOT_PACKED}"))
     return by_columns
