@@ -99,6 +99,8 @@ def test_a_number_of_gpus_that_only_fragments_exclude_fits_by_a_setting() -> Non
         assert not fits(one)
         assert [change.options for change in one.estimate.alternatives] == options
         assert "No change" not in as_table(found.estimated, found.question)
+        # Whoever asks for one GPU may not know that several would do.
+        assert ("not tried: --gpus 2,4,8" in as_table([one], found.question)) == (not options)
 
 
 @pytest.mark.long

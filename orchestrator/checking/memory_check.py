@@ -8,7 +8,12 @@ from gpu_catalog.record import Record
 from orchestrator.estimating.choosing.layouts import names_by_count
 from orchestrator.estimating.choosing.recipe_choice import fits
 from orchestrator.estimating.estimate_job import estimate_job
-from orchestrator.estimating.estimate_records import FROZEN_IN_FP32, Alternative, Estimate
+from orchestrator.estimating.estimate_records import (
+    FROZEN_IN_FP32,
+    SEVERAL_UNTRIED,
+    Alternative,
+    Estimate,
+)
 from orchestrator.estimating.estimate_request import EstimateRequest, without_electricity
 from orchestrator.estimating.question import EstimateError
 from orchestrator.estimating.requested_gpus import requested_gpus
@@ -148,5 +153,6 @@ def check_text(check: MemoryCheck) -> str:
             f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."
         )
     elif not check.fits:
-        lines.append("No change that was tried makes it fit.")
+        several = f" {SEVERAL_UNTRIED}: --gpu 2xGPU checks two." if check.strategy is None else ""
+        lines.append(f"No change that was tried makes it fit.{several}")
     return "\n".join(lines)

@@ -34,6 +34,7 @@ NESTED = {
 """Fields of an estimate that are no columns of a frame."""
 
 FROZEN_IN_FP32 = "Frozen weights are in fp32, as the trainer loads them"
+SEVERAL_UNTRIED = "Several GPUs that train together were not tried"
 
 
 class Price(Record):

@@ -10,7 +10,12 @@ from orchestrator.estimating.choosing.remedies import (
     lacks_offloading,
     largest_misfits,
 )
-from orchestrator.estimating.estimate_records import Alternative, Estimate, Estimated
+from orchestrator.estimating.estimate_records import (
+    SEVERAL_UNTRIED,
+    Alternative,
+    Estimate,
+    Estimated,
+)
 from orchestrator.markdown_table import table
 from orchestrator.spec.recipe_options import ChosenRecipe, OpenCell
 from trials.recipes.optional_packages import EXTRAS
@@ -136,6 +141,8 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
     if hopeless:
         names = ", ".join(row.estimate.gpu for row in hopeless)
         yield f"No change that was tried makes the job fit on {names}."
+    if any(row.estimate.gpus == 1 for row in hopeless):
+        yield f"{SEVERAL_UNTRIED}: --gpus 2,4,8 compares them."
     if any(map(can_leave_to_host, hopeless)):
         yield (
             "--strategy deepspeed-zero3 --offload all was not tried: the host then holds weights "
