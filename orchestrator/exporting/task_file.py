@@ -194,6 +194,10 @@ def task_file(training: TrainingJob, target: Target) -> TaskFile:
     return TaskFile(file, form.start, chosen, left_out)
 
 
+def _rents(target: Target, place: ChosenOffer) -> bool:
+    return target not in OWN_TARGETS and FORMATS[target].refuses(place) is None
+
+
 def is_rented_elsewhere(place: ChosenOffer, target: Target) -> bool:
     """Whether the price is of an offer that the format does not rent."""
     return target in OWN_TARGETS and place.provider != OWN
@@ -241,7 +245,11 @@ def _named(
             break
     if not chosen:
         shown = "\n".join(left_out[: FALLBACKS + 1])
-        raise ExportError(f"{shown}\n--to {target}: it can use none of the offers")
+        others = [name for name in TARGETS if any(_rents(name, place) for place in placements)]
+        remedy = f"--to {' or '.join(others)}, or " if others else ""
+        raise ExportError(
+            f"{shown}\n--to {target}: it can use none of the offers: give {remedy}other --providers"
+        )
     return tuple(chosen), tuple(left_out)
 
 
