@@ -140,9 +140,7 @@ def test_a_format_without_any_of_the_offers_is_refused() -> None:
     """The lines name the offers, the reason and the formats that take one of them."""
     with pytest.raises(ExportError, match=r"hyperstack.*\n.*: give other --providers"):
         task_file(training_of(placements=(NOWHERE,)), "skypilot")
-    with pytest.raises(
-        ExportError, match=r"on its own hardware\n.*: give --to dstack, or other"
-    ):
+    with pytest.raises(ExportError, match=r"on its own hardware\n.*: give --to dstack, or other"):
         task_file(training_of(placements=(SECURE,)), "hf-jobs")
 
 

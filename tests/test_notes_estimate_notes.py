@@ -142,6 +142,22 @@ def test_step_times_on_several_gpus_come_with_what_published_ones_took(gpus: int
     assert ("14 and 18 % too short" in text) == (gpus > 1)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "speed", "is_explained"),
+    [("fsdp2", 2.4, True), ("fsdp2", 2.0, False), ("ddp", 2.4, False)],
+)
+def test_more_speed_than_gpus_is_explained(
+    strategy: str, speed: float, *, is_explained: bool
+) -> None:
+    """A reader would take it for a mistake; copies of the model have no such reason."""
+    (row,) = orchestrator.estimate("llama-tiny", gpu="A40", seq_len=16, method="lora")
+    assert row.estimate.examples_per_second is not None
+    faster = speed * row.estimate.examples_per_second
+    two = with_fields(row, gpus=2, strategy=strategy, examples_per_second=faster)
+    text = "\n".join(all_notes([""], [[row, two]]))
+    assert ("2xA40, 2.4 times as fast" in text) == is_explained
+
+
 def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:
     """Each interval has its ends and the number of the measured steps that it comes from."""
     errors = time_errors()

@@ -18,7 +18,7 @@ from orchestrator.reporting.estimate_recommendation import (
     padding_text,
     varying_text,
 )
-from orchestrator.reporting.notes.box_notes import box_notes
+from orchestrator.reporting.notes.box_notes import box_notes, speedup_note
 from orchestrator.reporting.notes.data_notes import data_notes
 from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.notes.host_notes import host_notes
@@ -126,6 +126,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from _frozen_weights(estimates[0])
     yield from data_notes(estimates[0], question)
     yield from box_notes(estimates)
+    yield from speedup_note(estimates)
     yield from remedies_text(estimates)
     yield from runners_up_text(estimates)
     texts = (length_text, batch_text, varying_text, padding_text)
