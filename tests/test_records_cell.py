@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trials.recipes.parallel import Parallel
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell
 
@@ -102,3 +103,21 @@ def test_a_changed_copy_of_a_cell_has_a_hash_of_its_own() -> None:
     other = one.model_copy(update={"seq_len": one.seq_len + 1})
     assert hash(other) == hash(cell(seq_len=one.seq_len + 1)) != hash(one)
     assert "_hash" not in one.model_dump() | vars(one)
+
+
+@pytest.mark.parametrize(
+    ("effective", "gpus", "largest", "name"),
+    [
+        (None, 1, 8, "search's limit"),
+        (16, 1, 8, "search's limit"),
+        (16, 1, 16, "effective batch"),
+        (16, 2, 8, "effective batch"),
+    ],
+)
+def test_a_largest_batch_below_the_share_of_the_effective_one_reached_the_searchs_limit(
+    effective: int | None, gpus: int, largest: int, name: str
+) -> None:
+    """On several GPUs each has its share."""
+    recipe = Recipe(method="full", effective_batch=effective)
+    layout = None if gpus == 1 else Parallel(gpus=gpus, strategy="ddp")
+    assert cell(recipe=recipe, parallel=layout).limit_name(largest) == name

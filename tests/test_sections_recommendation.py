@@ -106,3 +106,16 @@ def test_the_likeliest_cheapest_offer_is_named_where_another_costs_less() -> Non
     assert (
         "It is the cheapest with" in replace(advice, best=swapped[0], rows=swapped).sentences()[0]
     )
+
+
+def test_odds_of_a_gpu_are_those_of_all_its_offers() -> None:
+    """Its cheapest offer may lose to another one of the same GPU; equal costs win together."""
+    (advice,) = recommendations(ranked(two_gpus(0.1, 0.5)))
+    best = advice.best
+    other = next(row for row in advice.rows if row.cell.gpus != best.cell.gpus)
+    rows = [
+        row.model_copy(update={"probability_cheapest": odds, "usd": usd})
+        for row, odds, usd in ((best, 0.6, 1), (best, 0.6, 1), (best, 0.3, 1.1), (other, 0.1, 2))
+    ]
+    lead = replace(advice, best=rows[0], rows=rows).sentences()[0]
+    assert f"with a probability of **60%** (some offer of {best.cell.gpus}: 90%)." in lead

@@ -140,7 +140,7 @@ def _of_job(rented: RentedJob, batch: Batch) -> dict[str, object]:
         "batch_size": step.batch_size,
         "batch": batch if isinstance(batch, str) else "asked",
         "largest_batch": largest,
-        "limited_by": None if largest is None else _limit_reason(job.cell, miss),
+        "limited_by": None if largest is None else _limit_reason(job.cell, largest, miss),
         "examples_per_second": job.cell.examples_per_second(step.batch_size, step.seconds),
         "epochs": job.job.epochs,
         "tokens_per_example": step.tokens or float(job.cell.seq_len),
@@ -160,11 +160,10 @@ def _of_job(rented: RentedJob, batch: Batch) -> dict[str, object]:
     }
 
 
-def _limit_reason(cell: Cell, miss: Observation | None) -> str:
+def _limit_reason(cell: Cell, largest: int, miss: Observation | None) -> str:
     """Reason why the largest batch is not larger."""
-    limit = "search's limit" if cell.recipe.effective_batch is None else "effective batch"
     if miss is None:
-        return f"the {limit}"
+        return f"the {cell.limit_name(largest)}"
     return f"{miss.outcome} at {miss.batch_size}{' with drawn lengths' if miss.is_drawn else ''}"
 
 

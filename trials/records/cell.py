@@ -125,6 +125,11 @@ class Cell(Record):
             return self.recipe
         return self.recipe.of_rank(self.data_parallel_ranks)
 
+    def limit_name(self, batch_size: int) -> str:
+        """Limit of batch sizes that the largest one has reached."""
+        whole = self.rank_recipe.effective_batch
+        return "effective batch" if whole is not None and batch_size >= whole else "search's limit"
+
     @property
     def sparsity(self) -> float:
         """Active experts over experts, the paper's s (2408.04693, Eq. 1): 1.0 without experts."""

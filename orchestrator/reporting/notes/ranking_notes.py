@@ -103,7 +103,8 @@ def _column_notes(rows: Sequence[RankedOffer], ranking: Ranking) -> Iterator[str
     if shown and _dates_text(shown) != _dates_text(rented):
         yield f"Prices above were quoted {_dates_text(shown)}."
     where = ", on each GPU" if any(row.cell.ranks > 1 for row in rows) else ""
-    yield f"Batch size: {BATCH_RULES[rows[0].batch]}{where}; max is the largest that fits."
+    rule = BATCH_RULES[rows[0].batch]
+    yield f"Batch size: {rule}{where}; max is the largest that fits, or was tried."
     yield f"Brackets: 90 % intervals. They include {interval_sources(ranking)}."
     yield "P(cheapest): the probability that no other offer is cheaper."
 

@@ -94,7 +94,7 @@ def memory_unit(size_bytes: int) -> tuple[int, str]:
 def _limit(probes: Sequence[Observation]) -> dict[str, object]:
     largest, miss = largest_batch(probes) or (None, None)
     at_length = [o for o in probes if not o.is_drawn]
-    above = "" if largest is None else f"search limit {largest} reached"
+    above = "" if largest is None else f"{probes[0].cell.limit_name(largest)} reached"
     return {
         "largest batch": "unknown yet" if largest is None else largest,
         "repeats": _repeats(probes),

@@ -71,7 +71,9 @@ class Recommendation:
 
     def _odds_of_best(self) -> str:
         """Its probability to be the cheapest, and an offer that is likelier to be, if any."""
-        odds = f"with a probability of **{odds_text(self.best.probability_cheapest)}**"
+        own, of_gpu = odds_text(self.best.probability_cheapest), odds_text(self._odds_of_gpu())
+        some_offer = "" if of_gpu == own else f" (some offer of {self.best.cell.gpus}: {of_gpu})"
+        odds = f"with a probability of **{own}**{some_offer}"
         likely = max(self.rows, key=lambda row: row.probability_cheapest)
         if likely.probability_cheapest <= self.best.probability_cheapest:
             return f"It is the cheapest {odds}"
@@ -80,6 +82,17 @@ class Recommendation:
             f"It has the lowest expected cost, and is the cheapest {odds}; {other} is likelier "
             f"to be the cheapest ({odds_text(likely.probability_cheapest)})"
         )
+
+    def _odds_of_gpu(self) -> float:
+        """Probability that some offer of the best one's GPU is the cheapest.
+
+        Offers at the same cost are the cheapest together, others one at a time.
+        """
+        by_cost: dict[float, float] = {}
+        for row in self.rows:
+            if row.cell.gpus == self.best.cell.gpus:
+                by_cost[row.usd] = max(by_cost.get(row.usd, 0.0), row.probability_cheapest)
+        return min(sum(by_cost.values()), 1.0)
 
     def _few_steps(self) -> str:
         """Optimizer steps of an epoch where they are too few to train well, else nothing."""

@@ -85,6 +85,9 @@ function adviceOf(rows) {
   const isCheapest = rows.every((row) => row.usd >= best.usd);  // else the run's objective is time
   const likeliest = d3.greatest(rows, (row) => row.chance);
   const isLikeliest = likeliest.chance <= best.chance;
+  // Offers at the same cost are the cheapest together, others one at a time.
+  const ofGpu = d3.rollup(rows.filter((row) => row.cell.gpu === best.cell.gpu), (same) => d3.max(same, (row) => row.chance), (row) => row.usd);
+  const gpuOdds = odds(Math.min(1, d3.sum(ofGpu.values())));
   const few = best.few_steps === null ? "" : ` (${best.few_steps} optimizer steps an epoch)`;
   const isOwnCard = best.owned && best.instance === best.cell.gpu && best.gpus_per_instance === 1;
   const ifFull = best.as_if_full ? ", if all examples have the full length" : "";
@@ -94,6 +97,7 @@ function adviceOf(rows) {
     ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}${best.left_out ? "; generation comes on top" : ""}. `,
     ...(rows.length === 1 ? [`No other offer matches.${ifFull && ` Its cost holds${ifFull.slice(1)}.`}`]
       : isCheapest ? [`Of the ${rows.length} offers that match, it ${isLikeliest ? "is" : "has the lowest expected cost, and is"} the cheapest with a probability of `, strong(odds(best.chance)),
+        gpuOdds === odds(best.chance) ? "" : ` (some offer of ${best.cell.gpu}: ${gpuOdds})`,
         isLikeliest ? "" : `; ${likeliest.cell.gpu} ${likeliest.where} is likelier to be the cheapest (${odds(likeliest.chance)})`, `${ifFull}.`]
         : [`It is the fastest of the ${rows.length} offers that match${ifFull}.`]));
   const named = [best];
