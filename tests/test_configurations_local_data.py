@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.cli.main import main
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import with_configuration
 from orchestrator.configurations.local_data import with_chat_template, with_local_data
@@ -210,6 +211,32 @@ def test_other_data_is_not_read_and_the_stated_length_is_an_upper_bound(
     assert options["seq_len"] == configuration.tokens
     assert any(reason in remark for remark in remarks)
     assert any("upper bound" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        (axolotl(path="data/none.jsonl"), "datasets: data/none.jsonl: no such file in "),
+        (axolotl(path="data/empty.json"), "data/empty.json: holds no examples: correct it"),
+        (
+            LLAMA_FACTORY | {"dataset": "alpacca"},
+            "has no data set 'alpacca': did you mean 'alpaca'",
+        ),
+    ],
+)
+def test_data_that_stops_the_trainer_stops_an_estimate_that_assumes_its_size(
+    tmp_path: Path, values: dict[str, Any], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A price for an assumed number of examples would hide a wrong path."""
+    (folder_with_data(tmp_path) / "data" / "empty.json").touch()
+    read(tmp_path, values)
+    priced = ["estimate", "--config", str(tmp_path / "config.yml"), "--gpu", "A40"]
+    assert main(priced) == 1
+    message = capsys.readouterr().err
+    assert fault in message
+    assert message.count("\n") == 1
+    assert main([*priced, "--examples", "5", "--model", "none"]) == 1
+    assert fault not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [{"dataset": "b.jsonl"}, {"length_histogram": "l.csv"}])

@@ -63,6 +63,7 @@ class Configuration:
         lines: what each key comes to, then assumptions on what the file leaves open.
         tokens: limit of an example's tokens, or tokens of a packed row.
         pads_to_limit: whether every example is padded to that limit.
+        data_fault: fault of the data on this machine that the file names, which stops the trainer.
     """
 
     file: str
@@ -71,6 +72,7 @@ class Configuration:
     lines: tuple[Line, ...]
     tokens: int
     pads_to_limit: bool
+    data_fault: str | None = None
 
     @property
     def model_name(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_catalog.errors import UserError
+from gpu_catalog.suggestions import did_you_mean
 from gpu_catalog.user_file import json_of, text_of
 from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import READ_ALONE
@@ -44,6 +45,10 @@ class _NotReadError(UserError):
     """Local data that is not read; one line says why."""
 
 
+class _FaultyError(_NotReadError):
+    """Local data without which the trainer stops, too."""
+
+
 def with_local_data(configuration: Configuration) -> Configuration:
     """Configuration whose data set is an option, where it is one local file or folder.
 
@@ -58,7 +63,9 @@ def with_local_data(configuration: Configuration) -> Configuration:
         options = _options(key, values, Path(configuration.file).parent)
     except _NotReadError as reason:
         text = f"not read ({reason}): lengths and examples come from --dataset, or are assumed"
-        return _with_lines(configuration, {key: Line(key, values[key], "assumed", text)}, {})
+        changed = _with_lines(configuration, {key: Line(key, values[key], "assumed", text)}, {})
+        is_fault = isinstance(reason, _FaultyError)
+        return replace(changed, data_fault=f"{key}: {reason}" if is_fault else None)
     if not options:
         return configuration
     meaning = ", ".join(f"{name} {shown(value)}" for name, value in options.items())
@@ -174,7 +181,7 @@ def _options(key: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any
         try:
             form = recognised(DatasetSource(str(path)))
         except DataError as error:
-            raise _NotReadError(str(error).splitlines()[0]) from None
+            raise _FaultyError(str(error).splitlines()[0]) from None
         if form is None:
             raise _NotReadError(f"{path} has the columns of no format that is recognised")
     most = values.get(MOST)
@@ -208,6 +215,9 @@ def _of_llama_factory(
     index = _index(data / INFO) if data is not None else {}
     for name in names.split(","):
         entry = index.get(name.strip())
+        if entry is None and data is not None:
+            near = did_you_mean(name.strip(), index)
+            raise _FaultyError(f"{data / INFO} has no data set {name.strip()!r}{near}")
         entry = entry if isinstance(entry, dict) else {}
         file = entry.get("file_name")
         yield {"path": file and str(data / str(file) if data else file), "index": entry}
@@ -228,7 +238,7 @@ def _local(name: str, folder: Path) -> Path | None:
         if name and place.exists():
             return place
     if data_format(path) in FORMATS or name.startswith((".", "/", "~")):
-        raise _NotReadError(f"{name}: no such file in {folder}")
+        raise _FaultyError(f"{name}: no such file in {folder}")
     return None
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = 2
 """Exit code of ``check`` where the verdict is unknown, as for a wrong command line."""
+SIZES_OF_JOB = ("examples", "steps", "dataset", "length_histogram", "named")
+"""Options by which a job has a size."""
 
 
 def run_estimate(options: argparse.Namespace) -> int:
@@ -212,6 +214,7 @@ def _print_estimates(
 
 def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str, Any], list[str]]":
     """The trainer's configuration, the options with those of it, and remarks on what it assumes."""
+    from orchestrator.configurations.configuration import ConfigurationError
     from orchestrator.configurations.estimate_options import with_configuration
     from orchestrator.configurations.local_data import with_chat_template, with_local_data
     from orchestrator.configurations.read_file import read_configuration
@@ -224,4 +227,10 @@ def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str,
     if not has_lengths and (options.seq_len is None or isinstance(options.seq_len, int)):
         configuration = with_local_data(configuration)
     given, remarks = with_configuration(configuration, vars(options))
+    is_priced = options.command == "estimate" and not any(map(given.get, SIZES_OF_JOB))
+    if is_priced and configuration.data_fault is not None:
+        raise ConfigurationError(
+            f"{configuration.file}: {configuration.data_fault}: correct it, or give --dataset or "
+            "--examples"
+        )
     return configuration, given, remarks
