@@ -321,6 +321,18 @@ def test_the_models_own_tokenizer_counts_when_there_is_one(tmp_path: Path) -> No
         assert "tokenizer.json" in str(error.value)
 
 
+def test_a_tokenizer_that_rates_stand_in_for_is_no_mistake_beside_one_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network the tokens of right data are approximate."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    path = written(tmp_path, "data.jsonl", '{"text": "a"}\n{"text": "b"\n')
+    request = JobRequest(dataset=str(path), epochs=1)
+    with pytest.raises(DataError) as error:
+        requested_job(request, [presets()["llama-2-7b"]])
+    assert str(error.value).startswith(f"{path}:2: not JSON")
+
+
 def test_a_hub_data_set_without_a_network_is_one_line(
     count: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

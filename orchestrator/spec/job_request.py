@@ -1,6 +1,7 @@
 """A job as requested by numbers, a histogram or a data set, and the resulting ``Job``."""
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -103,26 +104,38 @@ def requested_job(
     lengths = counted
     if source is not None:
         assert rendering is not None  # else mistakes are raised above
-        try:
-            lengths = counted_lengths(source, rendering, tokenizer, request.most, progress)
-        except DataError as error:
-            if request.tokenizer or not isinstance(tokenizer, str):
-                raise
-            rates = _vocabulary(models)
-            if rates is not None and all(m.part == "tokenizer" for m in error.mistakes):
-                lengths = counted_lengths(source, rendering, rates, request.most, progress)
-                return _job(request, lengths)
-            raise DataError(
-                Mistake(m.part, mention_own_tokenizer(m.text, tokenizer))
-                if m.part == "tokenizer"
-                else m
-                for m in error.mistakes
-            ) from None
+        count = partial(counted_lengths, source, rendering, most=request.most, progress=progress)
+        own = not request.tokenizer
+        lengths = _by_own(count, tokenizer, _vocabulary(models)) if own else count(tokenizer)
     elif counted is None and request.length_histogram is not None:
         lengths = read_histogram(Path(request.length_histogram).expanduser())
     elif counted is None and request.named is not None:
         lengths = published_lengths(request.named)
     return _job(request, lengths)
+
+
+def _by_own(
+    count: Callable[[str | Vocabulary], DataLengths],
+    tokenizer: str | Vocabulary,
+    rates: Vocabulary | None,
+) -> DataLengths:
+    """Lengths by the model's own tokenizer, or by the rates of its vocabulary if it is not there.
+
+    Raises:
+        DataError: the data cannot be read, or there are no rates either.
+    """
+    try:
+        return count(tokenizer)
+    except DataError as error:
+        if not isinstance(tokenizer, str):
+            raise
+        others = [mistake for mistake in error.mistakes if mistake.part != "tokenizer"]
+        if rates is None:
+            own = (m for m in error.mistakes if m.part == "tokenizer")
+            others[:0] = [Mistake(m.part, mention_own_tokenizer(m.text, tokenizer)) for m in own]
+        elif not others:
+            return count(rates)
+        raise DataError(others) from None
 
 
 def _job(request: JobRequest, lengths: DataLengths | None) -> Job:
