@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checking.memory_check import UNSURE, MemoryCheck, check_text
 from orchestrator.cli.main import main
 from trials.records.model import find_model
 
@@ -67,6 +68,9 @@ def test_one_that_does_not_fit_ends_with_1_and_a_change_that_fits(
     assert check["reserved_gib"] > check["usable_gib"] >= change["reserved_gib"]
     assert (change["batch_size"] * change["micro_batches"], change["learns_alike"]) == (32, True)
     assert checked(capsys, *small, *change["options"].split())[0] == 0
+    for surely_fits in (True, False):
+        text = check_text(MemoryCheck(**check | {"change": change | {"surely_fits": surely_fits}}))
+        assert (UNSURE in text.partition("It fits with")[2]) != surely_fits
 
 
 def test_the_keys_of_a_change_are_named_in_the_file(

@@ -21,6 +21,8 @@ from orchestrator.pricing.host_memory import NOT_IN_IT
 from trials.recipes.parallel import Strategy
 from trials.records.observation import Basis
 
+UNSURE = "Memory is too near the limit to be sure"
+
 
 class MemoryCheck(Record):
     """Verdict on one training on one GPU, or on several of a node. Memory is that of each.
@@ -128,7 +130,7 @@ def check_text(check: MemoryCheck) -> str:
     layout = "" if check.strategy is None else f" on each GPU ({check.strategy})"
     batch = f"{check.batch_size} x {check.micro_batches} of {check.seq_len} tokens{layout}"
     peak = check.peak_gib_interval
-    doubt = "" if check.certain else ". Memory is too near the limit to be sure"
+    doubt = "" if check.certain else f". {UNSURE}"
     first = (
         f"**{check.model} {verdict} {check.gpu}**: batch {batch} reserves "
         f"{gib_of(check.reserved_gib, check.usable_gib)} GiB. Peak in use "
@@ -150,7 +152,8 @@ def check_text(check: MemoryCheck) -> str:
         cost = "" if change.usd is None else f", ${dollars(change.usd)} for {job}"
         lines.append(
             f"It fits with {change.options}{alters}: batch {change.batch_size} x "
-            f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}."
+            f"{change.micro_batches}, {change.reserved_gib:.1f} GiB{cost}"
+            f"{'' if change.surely_fits else f'. {UNSURE}'}."
         )
     elif not check.fits:
         several = f" {SEVERAL_UNTRIED}: --gpu 2xGPU checks two." if check.strategy is None else ""

@@ -130,7 +130,7 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
     for row in rows:
         for change in () if fits(row) else row.estimate.alternatives:
             key = (not change.learns_alike, change.options)
-            gpus[key].append(f"{row.estimate.gpu} ({_costs(change)})")
+            gpus[key].append(f"{row.estimate.gpu} ({_costs(change)}{_doubt(change)})")
     if [len(places) for places in gpus.values()] == [1] and not any(map(fits, rows)):
         gpus.clear()  # the recommendation has the only remedy
     for (alters, options), places in sorted(gpus.items()):
@@ -169,7 +169,7 @@ def cheapest_remedy(rows: Sequence[Estimated]) -> str:
         return ""
     gpu, change = cheapest
     which = "" if change.learns_alike else f", {ALTERS},"
-    return f" With {change.options}{which} the job fits on {gpu}: {_costs(change)}."
+    return f" With {change.options}{which} the job fits on {gpu}: {_costs(change)}{_doubt(change)}."
 
 
 def _worth(change: Alternative) -> tuple[bool, bool, float]:
@@ -197,6 +197,10 @@ def _costs(recipe: Estimate | Alternative) -> str:
     batch = f"batch {recipe.batch_size} x {recipe.micro_batches}"
     cost = "" if hours is None else f"{short(hours)} h, "
     return f"{cost if usd is None else f'${dollars(usd)}, '}{batch}"
+
+
+def _doubt(change: Alternative) -> str:
+    return "" if change.surely_fits else ", too near the limit to be sure"
 
 
 def _usd(recipe: Estimate | Alternative) -> float | None:
