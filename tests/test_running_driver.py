@@ -13,13 +13,13 @@ from builders.runs import TWO_CELLS, LineDevice, spec_of
 
 from orchestrator.planning.cluster_resources import ClusterResources, Node
 from orchestrator.planning.node_pricing import NodePrices
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.ray_backend import own_ray
 from orchestrator.ray_backend.errors import RayEndedError
 from orchestrator.run_folder.observation_writer import ObservationWriter
 from orchestrator.run_folder.run_folder import RunFolder, open_run
 from orchestrator.running import driver, trial_executor
-from orchestrator.running.driver import STARTS_IN_VAIN, measure
+from orchestrator.running.driver import STARTS_IN_VAIN, log_stand_ins, measure
 from orchestrator.running.recorder import ObservationRecorder
 from orchestrator.running.session import SweepSession
 from orchestrator.scheduling.node_queue import NodeAddress
@@ -172,3 +172,18 @@ def test_rays_logs_stay_where_they_say_why_cells_were_given_up(
     logs = f"Ray's logs are in {tmp_path / 'session_latest' / 'logs'}"
     assert caplog.messages.count(logs) == lines
     assert (tmp_path / "kept").exists() == bool(lines)
+
+
+def test_a_cpu_that_no_node_declares_is_named_before_any_cores_measure_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sweep that is resumed on another machine would else mix two machines in silence."""
+    rows = "{kind: cpu, usable_memory_bytes: 1000000, source: me, recorded: 2026-01-31, key: "
+    spec = spec_of(
+        f"catalog: {{gpus: [{rows}desk}}, {rows}lap}}]}}\n"
+        + TWO_CELLS.replace("[cpu]", "[desk, lap, cpu]")
+    )
+    catalog, nodes = spec.merged_catalog(), ClusterResources((Node({"CPU": 2.0, "lap": 1.0}),))
+    with caplog.at_level(logging.WARNING):
+        log_stand_ins(make_plan(spec, catalog, nodes, []), nodes, catalog)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["desk"]

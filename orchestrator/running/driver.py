@@ -8,10 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_catalog.catalog import Catalog
 from gpu_catalog.errors import UserError
 from orchestrator.planning.cluster_resources import ClusterResources, this_machine
 from orchestrator.planning.measurement_cost import Budget, remaining_work
 from orchestrator.planning.plan import Plan
+from orchestrator.pricing.catalog_file import THIS_MACHINE
 from orchestrator.ray_backend.cluster import cluster_address, connected_cluster
 from orchestrator.ray_backend.errors import RayEndedError
 from orchestrator.ray_backend.own_ray import own_ray, report_logs
@@ -132,6 +134,7 @@ def _measure_on_ray(
     makes_profiles = session.spec.profile and strategy.makes_profiles
     observations, plan = executor.replan()
     log_skipped(plan)
+    log_stand_ins(plan, cluster, session.rates.catalog)
     budget = Budget(strategy.budget_usd, executor.spent_usd, makes_profiles)
     work = remaining_work(session.spec, session.rates, cluster, plan, observations)
     for line in expected_text(work, budget, session.rates):
@@ -166,6 +169,22 @@ def log_skipped(plan: Plan) -> None:
     """Log the skipped cells with their reasons."""
     for line in _skipped_lines(plan):
         logger.info("skipped %s", line)
+
+
+def log_stand_ins(plan: Plan, cluster: ClusterResources, catalog: Catalog) -> None:
+    """Log the CPUs of pending cells that no node declares, so that any node's cores run them."""
+    pending = dict.fromkeys(cell.device for cell in plan.pending if not cell.simulated)
+    cpus = [
+        gpu for gpu in map(catalog.gpu, pending) if gpu.kind == "cpu" and gpu.key != THIS_MACHINE
+    ]
+    for gpu in cpus:
+        resources = cluster.trial_resources(gpu)
+        if resources is not None and gpu.key not in resources:
+            logger.warning(
+                "%s: no node declares this CPU, so any node's cores measure its trials; a node of "
+                "its own declares it by ray start --resources",
+                gpu.key,
+            )
 
 
 def _skipped_lines(plan: Plan) -> Iterator[str]:
