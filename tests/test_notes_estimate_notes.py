@@ -158,6 +158,18 @@ def test_more_speed_than_gpus_is_explained(
     assert ("2xA40, 2.4 times as fast" in text) == is_explained
 
 
+@pytest.mark.parametrize(("step_seconds", "is_said"), [(3.5, True), (3.7, False)])
+def test_hours_that_are_mostly_assumed_are_told_from_those_of_the_steps(
+    step_seconds: float, *, is_said: bool
+) -> None:
+    """A short job's price is that of the start-up, which no GPU makes shorter."""
+    asked = {"seq_len": 16, "method": "full", "examples": 1600, "epochs": 5}
+    (row,) = orchestrator.estimate("llama-tiny", gpu="A40", effective_batch=16, **asked)
+    row = with_fields(row, hours=1.0, step_seconds=step_seconds)  # of 500 steps
+    text = "\n".join(all_notes([""], [[row]]))
+    assert ("On A40, steps take 0.486 of the 1 h." in text) == is_said
+
+
 def test_the_order_is_trusted_where_all_rows_have_one_interval_of_the_time() -> None:
     """Each interval has its ends and the number of the measured steps that it comes from."""
     errors = time_errors()

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from gpu_catalog.number_text import short
 from orchestrator.estimating.estimate_records import FROZEN_IN_FP32, Estimate, Estimated
 from orchestrator.estimating.estimate_request import EFFECTIVE_BATCH, nearest_multiple
 from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
@@ -23,7 +24,10 @@ from orchestrator.reporting.notes.data_notes import data_notes
 from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.notes.host_notes import host_notes
 from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
+from orchestrator.reporting.sections.recommendation import MOSTLY
+from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.job_tokens import rows as rows_of
+from orchestrator.spec.job_tokens import steps as steps_of
 from trials.records.observation import Outcome
 from trials.simulation.clock.time_error import time_errors
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
@@ -144,6 +148,7 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     fitting = [row for row in rows if row.outcome is Outcome.FITS]
     if fitting:
         yield _steps_text(fitting, question)
+        yield from _overhead_note(fitting[0], question)
     if any(row.price and not is_sure(row.price, question.constraints) for row in rows):
         yield (
             f"{EXCEEDS.strip()} the 90 % interval exceeds the deadline or the budget. Offers are "
@@ -154,6 +159,18 @@ def _decisive_notes(estimates: Sequence[Estimated], question: Question) -> Itera
     yield from _caveats(rows[:1])
     yield from host_notes(rows)
     yield from gap_notes(estimates, question)
+
+
+def _overhead_note(row: Estimate, question: Question) -> Iterator[str]:
+    """Hours of the steps themselves, where start-up and checkpoints take most of the job's."""
+    if row.hours is None or row.step_seconds is None:
+        return
+    hours = steps_of(question.workload, row.effective_batch) * row.step_seconds / SECONDS_PER_HOUR
+    if hours < MOSTLY * row.hours:
+        yield (
+            f"On {row.gpu}, steps take {short(hours)} of the {short(row.hours)} h. The rest is "
+            "assumed: start-up (--startup-minutes) and checkpoints (--checkpoint-seconds)."
+        )
 
 
 def _frozen_weights(best: Estimated) -> Iterator[str]:
@@ -242,7 +259,8 @@ def _steps_text(estimates: Sequence[Estimate], question: Question) -> str:
         (size,) = sizes
         assumed = _assumed_batch_text(size, question) if question.assumes_batch else ""
         unit = unit if size > 1 else unit.removesuffix("s")
-        return f"An epoch has {steps[0]:,} optimizer steps of {size} {unit}{assumed}."
+        plural = "s" * (steps[0] > 1)
+        return f"An epoch has {steps[0]:,} optimizer step{plural} of {size} {unit}{assumed}."
     return (
         f"An epoch has {steps[0]:,} to {steps[-1]:,} optimizer steps of {max(sizes)} to "
         f"{min(sizes)} {unit}: with --effective-batch all GPUs train alike."
