@@ -172,6 +172,17 @@ def _read_format(values: Mapping[str, Any], reading: Reading) -> None:
         read_format(reading, key=key, value=model, form=form)
 
 
+KINDS: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping of keys to values",
+}
+"""Types of values in words."""
+
+
 def _well_formed(trainer: Trainer, values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     """Values of the shapes that the trainer takes; others are refused and left out."""
     kept = {name: v for name, v in values.items() if not isinstance(v, Computed)}
@@ -183,7 +194,8 @@ def _well_formed(trainer: Trainer, values: Mapping[str, Any], reading: Reading) 
         if list in types and is_list and all(isinstance(item, str) for item in value):
             continue
         del kept[name]
-        reading.refuse(name, value, f"must be a {' or '.join(kind.__name__ for kind in types)}")
+        kinds = dict.fromkeys(KINDS[kind] for kind in types)
+        reading.refuse(name, value, f"must be {' or '.join(kinds)}")
     return kept
 
 

@@ -47,7 +47,9 @@ def python_configuration(text: str) -> Mapping[str, Any]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise PythonFileError(f"is not Python: {error}") from None
+        number = getattr(error, "lineno", None)
+        line = f" in line {number}" if number else ""
+        raise PythonFileError(f"is not Python: {error.args[0]}{line}") from None
     calls = _calls(tree)
     names = _assigned(tree)
     kind, config = _only(calls, tuple(CLASSES))

@@ -50,9 +50,7 @@ def names_by_count(names: Sequence[str], counts: Sequence[int]) -> dict[int, tup
         own, alone = counted(name)
         for count in counts if own is None else (own,):
             if not 1 <= count <= MOST_GPUS:
-                raise EstimateError(
-                    f"{count} GPUs: at most {MOST_GPUS} are simulated: give 1 to {MOST_GPUS}"
-                )
+                raise EstimateError(f"{count} GPUs: 1 to {MOST_GPUS} are simulated")
             groups[count].append(alone)
     if not groups:
         return {1: ()}  # whose names are reported as missing
