@@ -230,7 +230,8 @@ def _best(offers: Sequence[RankedOffer], model: str | None, cell: str | None) ->
         by_training.setdefault(comparable(row.cell), row)
     first = list(by_training.values())
     if not first:
-        raise ExportError(f"the ranking has no offer{f' of {model}' if model else ''}")
+        which = f" of {model}" if model else ""
+        raise ExportError(f"the ranking has no offer{which}: 'finetune-cost rank' says why")
     if len(first) > 1:
         raise ExportError(_several(first))
     return first[0]

@@ -162,6 +162,10 @@ def run_plan(options: argparse.Namespace) -> int:
         gpu_choices = choices(spec, rates, cells, observations, families)
         remark(f"Prices: {prices.age(catalog, today())}")
         print_result(next_measurements_table(gpu_choices, options.most))
+        if any(cell.simulated for cell in spec.all_cells()):
+            remark(
+                "A sweep simulates the GPUs under simulated_on: to measure one, move it to gpus."
+            )
         return 0
     left = remaining_work(spec, rates, cluster, plan, observations)
     budget = Budget(profiles=spec.profile)

@@ -8,6 +8,8 @@ from orchestrator.markdown_table import records_table
 from orchestrator.ranking.next_measurement import CandidateMeasurement, GpuChoice
 from trials.records.cell import Cell
 
+PROBABILITY = "Probability: that no other GPU is cheaper by more than 1 %."
+
 
 def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
     """Markdown: the most useful measurements of all open choices, then the state of each choice."""
@@ -38,7 +40,7 @@ def next_measurements_table(choices: Sequence[GpuChoice], most: int) -> str:
         parts = ["Nothing is left to measure."]
     if len(candidates) > most:
         parts.append(f"{len(candidates) - most} more: --most sets how many are listed.")
-    return "\n\n".join([*parts, choices_table(choices)])
+    return "\n\n".join([*parts, choices_table(choices), PROBABILITY])
 
 
 def _job(cell: Cell) -> dict[str, object]:
