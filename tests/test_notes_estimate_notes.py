@@ -60,7 +60,9 @@ def test_a_terminal_gets_the_rows_and_notes_that_decide(
 def test_rows_that_exceed_the_budget_do_not_count_as_unpriced() -> None:
     """Another note on the same screen names the dollars by which they exceed it."""
     over = {"gpu": "A40,L4,L40S,A100-80GB-SXM", "seq_len": 16, "method": "full"}
-    rows = orchestrator.estimate("llama-tiny", budget_usd=0.001, **over).estimated
+    found = orchestrator.estimate("llama-tiny", budget_usd=0.001, **over)
+    rows = found.estimated
+    assert "Rows are sorted by speed." in as_table(rows, found.question)
     *_, last = brief_notes([""], [rows], 2)
     assert "2 rows (2 exceed the deadline or budget)" in last
 

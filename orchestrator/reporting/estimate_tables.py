@@ -87,7 +87,9 @@ def as_table(estimates: Sequence[Estimated], question: Question, *, most: int | 
     if len(groups) == 1:
         names = [""]
     has_tokens = len(groups) > 1 or question.finds_seq_len
-    order = "length, then by " * has_tokens + ("time" if wanted.objective == "time" else "cost")
+    is_priced = any(row.estimate.price for row in estimates)
+    aim = "time" if wanted.objective == "time" else "cost" if is_priced else "speed"
+    order = "length, then by " * has_tokens + aim
     jobs = dict.fromkeys(_job(rows[0]) for rows in groups)
     verdicts = [(name, verdict(rows, wanted)) for name, rows in zip(names, groups, strict=True)]
     if question.finds_seq_len and (text := verdict(_longest(estimates), wanted)):
