@@ -82,7 +82,10 @@ def run_report(options: argparse.Namespace) -> int:
 
 def _own_job(folder: RunFolder) -> str:
     """Which job reports price, whatever ``rank`` wrote last, and how they price another."""
-    return f"Reports price the job of {folder.path / SPEC}: change its workload to report another"
+    return (
+        f"Reports price the job of {folder.path / SPEC}: change its workload to report another, "
+        "and give report the same --prices"
+    )
 
 
 def _compare(options: argparse.Namespace) -> int:
