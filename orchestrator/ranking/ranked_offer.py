@@ -50,7 +50,7 @@ class RankedOffer(Record):
         batch: origin of the batch size: requested, the largest, or the fastest timed one.
         largest_batch: largest batch that fits, and survives the lengths of the job's data where
             these were drawn; None while the search for it is not complete.
-        limited_by: outcome of the next larger batch size, or the search's limit.
+        limited_by: outcome of the next larger batch size, or the limit that was reached.
         examples_per_second: throughput at ``batch_size``, in packed rows where examples are packed.
         epochs: number of epochs.
         tokens_per_example: tokens per example, padding included; the cell's length where the job
