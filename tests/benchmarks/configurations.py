@@ -122,7 +122,9 @@ def main() -> None:
             if result.kind == "answered":
                 write(f"\n{result.file.relative_to(options.folder)}\n")
                 sys.stdout.flush()
-                run_command(["estimate", "--config", str(result.file), "--gpu", options.estimate])
+                # Their data files are not here.
+                asked = ("--gpu", options.estimate, "--examples", "1000")
+                run_command(["estimate", "--config", str(result.file), *asked])
 
 
 if __name__ == "__main__":
