@@ -72,11 +72,11 @@ class Recommendation:
     def _odds_of_best(self) -> str:
         """Its probability to be the cheapest, and an offer that is likelier to be, if any."""
         own, of_gpu = odds_text(self.best.probability_cheapest), odds_text(self._odds_of_gpu())
-        some_offer = "" if of_gpu == own else f" (some offer of {self.best.cell.gpus}: {of_gpu})"
-        odds = f"with a probability of **{own}**{some_offer}"
+        odds = f"with a probability of **{own}**"
         likely = max(self.rows, key=lambda row: row.probability_cheapest)
         if likely.probability_cheapest <= self.best.probability_cheapest:
-            return f"It is the cheapest {odds}"
+            some_offer = f" (some offer of {self.best.cell.gpus}: {of_gpu})" * (of_gpu != own)
+            return f"It is the cheapest {odds}{some_offer}"
         other = f"{likely.cell.gpus} {provider_text(likely)}"
         return (
             f"It has the lowest expected cost, and is the cheapest {odds}; {other} is likelier "

@@ -97,8 +97,8 @@ function adviceOf(rows) {
     ` (${span(best.hours_low, best.hours_high)}),${best.basis === "simulated" ? " simulated," : ""} at batch size ${best.batches}${best.each}${few}${best.left_out ? "; generation comes on top" : ""}. `,
     ...(rows.length === 1 ? [`No other offer matches.${ifFull && ` Its cost holds${ifFull.slice(1)}.`}`]
       : isCheapest ? [`Of the ${rows.length} offers that match, it ${isLikeliest ? "is" : "has the lowest expected cost, and is"} the cheapest with a probability of `, strong(odds(best.chance)),
-        gpuOdds === odds(best.chance) ? "" : ` (some offer of ${best.cell.gpu}: ${gpuOdds})`,
-        isLikeliest ? "" : `; ${likeliest.cell.gpu} ${likeliest.where} is likelier to be the cheapest (${odds(likeliest.chance)})`, `${ifFull}.`]
+        isLikeliest ? (gpuOdds === odds(best.chance) ? "" : ` (some offer of ${best.cell.gpu}: ${gpuOdds})`)
+          : `; ${likeliest.cell.gpu} ${likeliest.where} is likelier to be the cheapest (${odds(likeliest.chance)})`, `${ifFull}.`]
         : [`It is the fastest of the ${rows.length} offers that match${ifFull}.`]));
   const named = [best];
   const others = [
