@@ -187,6 +187,7 @@ def test_a_file_that_trl_does_not_find_by_its_name_is_read_with_a_remark(
     [
         (axolotl(path="owner/name"), "not read"),
         (axolotl(path="data/none.jsonl"), "data/none.jsonl: no such file"),
+        (axolotl(path="data/notes.txt"), "unknown format '.txt'"),
         (axolotl(path="data/turns.json"), "columns"),
         (axolotl(path="data/chats.json", split="train[:10]"), "split"),
         (axolotl(path="data/chats.json", type={"format": "{instruction}"}), "--template"),
@@ -205,7 +206,9 @@ def test_other_data_is_not_read_and_the_stated_length_is_an_upper_bound(
     tmp_path: Path, values: dict[str, Any], reason: str
 ) -> None:
     """A remark says why, and another that each row has the stated length."""
+    (folder_with_data(tmp_path) / "data" / "notes.txt").touch()
     configuration = read(tmp_path, values)
+    assert (configuration.data_fault is None) == ("no such file" not in reason)
     options, remarks = with_configuration(configuration, {})
     assert options.get("dataset") is None
     assert options["seq_len"] == configuration.tokens

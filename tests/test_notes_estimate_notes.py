@@ -155,7 +155,7 @@ def test_more_speed_than_gpus_is_explained(
     (row,) = orchestrator.estimate("llama-tiny", gpu="A40", seq_len=16, method="lora")
     assert row.estimate.examples_per_second is not None
     faster = speed * row.estimate.examples_per_second
-    two = with_fields(row, gpus=2, strategy=strategy, examples_per_second=faster)
+    two = with_fields(row, gpu="2xA40", gpus=2, strategy=strategy, examples_per_second=faster)
     text = "\n".join(all_notes([""], [[row, two]]))
     assert ("2xA40, 2.4 times as fast" in text) == is_explained
 

@@ -175,13 +175,15 @@ def _options(key: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any
         return {}
     if len(entries) > 1:
         raise _NotReadError(f"it names {len(entries)} data sets")
-    (path,), (entry,) = paths, entries
+    (path,), (entry,) = filter(None, paths), entries
     options: dict[str, Any] = {"dataset": str(path)} | _rendering(entry, values)
     if len(options) == 1:
         try:
             form = recognised(DatasetSource(str(path)))
         except DataError as error:
-            raise _FaultyError(str(error).splitlines()[0]) from None
+            # A trainer may read a format that is not counted.
+            kind = _FaultyError if data_format(path) in FORMATS else _NotReadError
+            raise kind(str(error).splitlines()[0]) from None
         if form is None:
             raise _NotReadError(f"{path} has the columns of no format that is recognised")
     most = values.get(MOST)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = 2
 """Exit code of ``check`` where the verdict is unknown, as for a wrong command line."""
-SIZES_OF_JOB = ("examples", "steps", "dataset", "length_histogram", "named")
-"""Options by which a job has a size."""
 
 
 def run_estimate(options: argparse.Namespace) -> int:
@@ -218,6 +216,7 @@ def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str,
     from orchestrator.configurations.estimate_options import with_configuration
     from orchestrator.configurations.local_data import with_chat_template, with_local_data
     from orchestrator.configurations.read_file import read_configuration
+    from orchestrator.spec.job_request import SOURCES
 
     configuration = with_chat_template(read_configuration(options.config))
     if options.image_tokens is not None:
@@ -227,8 +226,8 @@ def _with_config(options: argparse.Namespace) -> "tuple[Configuration, dict[str,
     if not has_lengths and (options.seq_len is None or isinstance(options.seq_len, int)):
         configuration = with_local_data(configuration)
     given, remarks = with_configuration(configuration, vars(options))
-    is_priced = options.command == "estimate" and not any(map(given.get, SIZES_OF_JOB))
-    if is_priced and configuration.data_fault is not None:
+    is_sized = any(map(given.get, ("examples", "steps", *SOURCES)))
+    if options.command == "estimate" and configuration.data_fault is not None and not is_sized:
         raise ConfigurationError(
             f"{configuration.file}: {configuration.data_fault}: correct it, or give --dataset or "
             "--examples"

@@ -93,10 +93,7 @@ class BoxSearch:
             row.gpu
             for row in rows
             if layout.gpus in _offered(row.gpu, question, self.catalog)
-            and (
-                layout.offload in WEIGHTS_ON_HOST
-                or row.weights_gib / layout.gpus < row.estimate.usable_gib
-            )
+            and (layout.offload in WEIGHTS_ON_HOST or could_hold(row, layout.gpus))
         ]
 
     def _with_draws(self, row: Estimated, question: Question) -> Estimated:
@@ -130,6 +127,11 @@ def _on(question: Question, layout: Parallel) -> Question | None:
         return None
     same = shared.recipe.effective_batch == question.recipe.effective_batch
     return shared if same and question.recipe.effective_batch is not None else None
+
+
+def could_hold(row: Estimated, gpus: int) -> bool:
+    """Whether so many GPUs together have room for the weights of an estimate for one."""
+    return row.weights_gib / gpus < row.estimate.usable_gib
 
 
 def numbers_tried(rows: Iterable[Estimated], question: Question) -> list[int]:

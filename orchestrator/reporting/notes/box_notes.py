@@ -47,13 +47,13 @@ def speedup_note(estimates: Sequence[Estimated]) -> Iterator[str]:
         ):
             times = all_of_them / one
             if times > NOTICEABLE * row.estimate.gpus:
-                faster.append(f"{row.estimate.gpus}x{row.gpu.key}, {times:.1f} times as fast")
+                faster.append(f"{row.estimate.gpu}, {times:.1f} times as fast")
     if faster:
         yield (
-            f"More speed than GPUs, beside one GPU: {'; '.join(faster)}. Under FSDP2, norms and "
-            "inputs of layers are in 16 bits, which autocast on one GPU keeps in fp32, and each "
-            "GPU casts its shard of the weights alone; shards leave room for larger micro-batches, "
-            "too."
+            f"More speed than GPUs, beside one GPU: {'; '.join(dict.fromkeys(faster))}. Under "
+            "FSDP2, norms and inputs of layers are in 16 bits, which autocast on one GPU keeps in "
+            "fp32, and each GPU casts only its shard of the weights in fp32; shards leave room for "
+            "larger micro-batches, too."
         )
 
 

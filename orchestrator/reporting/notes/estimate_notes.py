@@ -11,6 +11,7 @@ from orchestrator.estimating.memory_error import SEVERAL_GPUS, published_errors
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import span
 from orchestrator.pricing.offer_constraints import Constraints
+from orchestrator.ranking.priced_job import job_hours
 from orchestrator.reporting.estimate_recommendation import (
     batch_text,
     is_sure,
@@ -25,9 +26,7 @@ from orchestrator.reporting.notes.gap_notes import gap_notes
 from orchestrator.reporting.notes.host_notes import host_notes
 from orchestrator.reporting.sections.alternative_recipes import remedies_text, runners_up_text
 from orchestrator.reporting.sections.recommendation import MOSTLY
-from orchestrator.spec.job import SECONDS_PER_HOUR
 from orchestrator.spec.job_tokens import rows as rows_of
-from orchestrator.spec.job_tokens import steps as steps_of
 from trials.records.observation import Outcome
 from trials.simulation.clock.time_error import time_errors
 from trials.simulation.simulated_cell import CONTEXT_BYTES, GIB
@@ -165,11 +164,11 @@ def _overhead_note(row: Estimate, question: Question) -> Iterator[str]:
     """Hours of the steps themselves, where start-up and checkpoints take most of the job's."""
     if row.hours is None or row.step_seconds is None:
         return
-    hours = steps_of(question.workload, row.effective_batch) * row.step_seconds / SECONDS_PER_HOUR
+    hours = job_hours(question.workload, row.effective_batch, row.step_seconds)
     if hours < MOSTLY * row.hours:
         yield (
             f"On {row.gpu}, steps take {short(hours)} of the {short(row.hours)} h. The rest is "
-            "assumed: start-up (--startup-minutes) and checkpoints (--checkpoint-seconds)."
+            "start-up (--startup-minutes), checkpoints (--checkpoint-seconds) and interruptions."
         )
 
 

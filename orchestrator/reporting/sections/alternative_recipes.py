@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gpu_catalog.number_text import dollars, short
+from orchestrator.estimating.choosing.boxes import COUNTS, could_hold
 from orchestrator.estimating.choosing.recipe_choice import WORTHWHILE, fits, worthwhile_below
 from orchestrator.estimating.choosing.remedies import (
     can_leave_to_host,
@@ -141,8 +142,8 @@ def remedies_text(rows: Sequence[Estimated]) -> Iterator[str]:
     if hopeless:
         names = ", ".join(row.estimate.gpu for row in hopeless)
         yield f"No change that was tried makes the job fit on {names}."
-    if any(row.estimate.gpus == 1 for row in hopeless):
-        yield f"{SEVERAL_UNTRIED}: --gpus 2,4,8 compares them."
+    if any(row.estimate.gpus == 1 and could_hold(row, COUNTS[-1]) for row in hopeless):
+        yield f"{SEVERAL_UNTRIED}: --gpus {','.join(map(str, COUNTS))} compares them."
     if any(map(can_leave_to_host, hopeless)):
         yield (
             "--strategy deepspeed-zero3 --offload all was not tried: the host then holds weights "
