@@ -73,14 +73,15 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     same number of tokens, whatever the lengths of their examples. A batch on several nodes counts
     for each of them, and is compared with batches that the node took no part in.
     """
-    timed = _Timings(observations)
-    if not any(map(_differ, _groups(observations, timed))):
+    of_work = _by_work(observations)
+    if not any(map(_differ, of_work)):
         return []
     import numpy as np  # noqa: PLC0415 - few runs have nodes that differ
 
+    timed = _Timings(observations)
     ratios: dict[_Node, list[FloatArray]] = defaultdict(list)
     compared: dict[_Node, list[Cell]] = defaultdict(list)
-    for group in _groups(observations, timed):
+    for group in _on_several_nodes(of_work, timed):
         for node, own, others in _compared(group):
             compared[node] += own
             ratios[node].append(others)
@@ -100,16 +101,46 @@ def slow_nodes(observations: Sequence[Observation]) -> list[SlowNode]:
     ]
 
 
-def _groups(
-    observations: Sequence[Observation], timed: Callable[[Observation], _Timed | None]
-) -> Iterator[list[_Timed]]:
-    """Timed batches of similar work on several nodes."""
+def _by_work(observations: Sequence[Observation]) -> list[list[Observation]]:
+    """Observations of one model, recipe and routing on one kind of GPU, whatever their length."""
     groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for cell, of_cell in by_cell(observations).items():
         work = (cell.model, cell.weights, cell.recipe, cell.active_experts)
         groups[cell.device, cell.parallel, *work] += of_cell
-    for of_work in groups.values():
-        group = [*filter(None, map(timed, of_work))]
+    return [*groups.values()]
+
+
+def _differ(of_work: Sequence[Observation]) -> bool:
+    """Whether any two similar batches differ as much as those of a slow node do."""
+    speeds: dict[int, list[float]] = defaultdict(list)
+    for o in of_work:
+        if (seconds := _seconds(o)) is not None:
+            tokens = _tokens(o)
+            speeds[tokens].append(tokens / seconds)
+    sizes = sorted(speeds)
+    for place, few in enumerate(sizes):
+        alike = sizes[place : bisect_right(sizes, ALIKE * few)]
+        similar = [speed for size in alike for speed in speeds[size]]
+        if max(similar) / min(similar) >= SLOW:
+            return True
+    return False
+
+
+def _seconds(o: Observation) -> float | None:
+    """Median seconds of a batch that was timed; None for other observations."""
+    return median_seconds(o) if o.outcome is FITS and o.basis is MEASURED else None
+
+
+def _tokens(o: Observation) -> int:
+    return o.batch_size * o.cell.seq_len
+
+
+def _on_several_nodes(
+    of_work: Iterable[Sequence[Observation]], timed: Callable[[Observation], _Timed | None]
+) -> Iterator[list[_Timed]]:
+    """Timed batches of similar work on several nodes."""
+    for observations in of_work:
+        group = [*filter(None, map(timed, observations))]
         if len({node for one in group for node in one.nodes}) > 1:
             yield group
 
@@ -144,12 +175,10 @@ class _Timings:
         self._nodes: dict[tuple[str, ...], tuple[_Node, ...]] = {}
 
     def __call__(self, o: Observation) -> _Timed | None:
-        if o.outcome is not FITS or o.basis is not MEASURED:
-            return None
-        node_ids, seconds = nodes_of(o), median_seconds(o)
+        node_ids, seconds = nodes_of(o), _seconds(o)
         if not node_ids or seconds is None:
             return None
-        tokens = o.batch_size * o.cell.seq_len
+        tokens = _tokens(o)
         return _Timed(
             o.cell, self._named(o.cell.device, *sorted(node_ids)), tokens, tokens / seconds
         )
@@ -160,20 +189,6 @@ class _Timings:
         if key not in self._nodes:
             self._nodes[key] = tuple(_Node(gpu, self._hosts.get(n, n[:8]), n) for n in node_ids)
         return self._nodes[key]
-
-
-def _differ(group: Sequence[_Timed]) -> bool:
-    """Whether any two similar batches differ as much as those of a slow node do."""
-    speeds: dict[int, list[float]] = defaultdict(list)
-    for one in group:
-        speeds[one.tokens].append(one.tokens_per_second)
-    sizes = sorted(speeds)
-    for place, few in enumerate(sizes):
-        alike = sizes[place : bisect_right(sizes, ALIKE * few)]
-        similar = [speed for size in alike for speed in speeds[size]]
-        if max(similar) / min(similar) >= SLOW:
-            return True
-    return False
 
 
 def _compared(group: Sequence[_Timed]) -> Iterator[tuple[_Node, list[Cell], "FloatArray"]]:
