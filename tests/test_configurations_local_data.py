@@ -12,12 +12,13 @@ from orchestrator.configurations.configuration import Configuration
 from orchestrator.configurations.estimate_options import with_configuration
 from orchestrator.configurations.local_data import with_chat_template, with_local_data
 from orchestrator.configurations.read_file import read_configuration
+from orchestrator.datasets.source import DataError
 from orchestrator.estimating.estimate_request import DEFAULT_JOB, EstimateRequest
 from orchestrator.request import request_of
-from orchestrator.spec.job import Job
 from orchestrator.spec.job_options import changed_job
-from orchestrator.spec.job_tokens import rows
+from trials.records.model import presets
 
+QWEN = presets()["qwen2.5-7b"]
 AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
 LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
 TRL: dict[str, Any] = {"model_name_or_path": "a/b"}
@@ -42,6 +43,7 @@ INFO = {
     "spoken": {"file_name": "chats.json", "ranking": True, "formatting": "sharegpt"},
     "liked": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"kto_tag": "label"}},
     "tools": {"file_name": "chats.json", "formatting": "sharegpt", "columns": {"tools": "tools"}},
+    "sampled": {"file_name": "chats.json", "num_samples": 10},
     "history": {"file_name": "chats.json", "columns": {"prompt": "p", "history": "h"}},
 }
 
@@ -113,6 +115,49 @@ def test_a_local_file_is_the_data_of_the_estimate(
     assert others.items() <= options.items()
     assert options["cutoff"] == configuration.tokens
     assert not any("dataset" in remark for remark in remarks)
+
+
+MIXED = [{"path": "data/turns.json", "field_messages": "turns"}, {"path": "data/chats.json"}]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        AXOLOTL | {"datasets": MIXED},
+        LLAMA_FACTORY | {"dataset": "custom, mine", "max_samples": 2},
+    ],
+)
+def test_all_local_files_are_the_data_of_the_estimate(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    """Each by its own columns, and of LLaMA-Factory's only so many examples of each."""
+    configuration = read(tmp_path, values)
+    for name, turns in (
+        ("chats.json", MESSAGES["messages"]),
+        ("turns.json", 2 * MESSAGES["messages"]),
+    ):
+        field = "messages" if name == "chats.json" else "turns"
+        line = json.dumps({field: turns}) + "\n"
+        (tmp_path / "data" / name).write_text(3 * line, "utf-8")
+    options, remarks = with_configuration(configuration, {})
+    assert not any("dataset" in remark for remark in remarks)
+    job = changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [QWEN])
+    assert job.lengths is not None
+    of_each = values.get("max_samples", 3)
+    assert [count for _, count in job.lengths.histogram] == [of_each, of_each]
+    assert job.examples == 2 * of_each
+    assert "chats.json" in job.lengths.source
+    assert "turns.json" in job.lengths.source
+    given = request_of(EstimateRequest, options | {"examples": 7}).job
+    assert changed_job(DEFAULT_JOB, given, [QWEN]).examples == 7
+
+
+def test_data_of_two_kinds_are_no_data_of_one_training(tmp_path: Path) -> None:
+    """Pairs and texts have different losses."""
+    values = AXOLOTL | {"datasets": [{"path": "data/chats.json"}, {"path": "data/pairs.json"}]}
+    options, _ = with_configuration(read(tmp_path, values), {})
+    with pytest.raises(DataError, match=r"pairs.json has pairs, and .*chats.json texts"):
+        changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [QWEN])
 
 
 LOADED = 'load_dataset("json", data_files='
@@ -191,8 +236,16 @@ def test_a_file_that_trl_does_not_find_by_its_name_is_read_with_a_remark(
         (axolotl(path="data/turns.json"), "columns"),
         (axolotl(path="data/chats.json", split="train[:10]"), "split"),
         (axolotl(path="data/chats.json", type={"format": "{instruction}"}), "--template"),
-        (TRL | {"datasets": [{"path": "data/chats.json"}, {"path": "a/b"}]}, "2 data sets"),
-        (LLAMA_FACTORY | {"dataset": "mine,custom"}, "2 data sets"),
+        (axolotl(path="data/chats.json", shards=10), "shards"),
+        (
+            TRL | {"datasets": [{"path": "data/chats.json"}, {"path": "a/b"}]},
+            "1 of its 2 data sets",
+        ),
+        (
+            LLAMA_FACTORY | {"dataset": "mine,custom", "mix_strategy": "interleave_under"},
+            "interleave_under",
+        ),
+        (LLAMA_FACTORY | {"dataset": "sampled"}, "num_samples"),
         (LLAMA_FACTORY | {"dataset": "of_the_hub"}, "not read"),
         (LLAMA_FACTORY | {"dataset": "renamed"}, "ranking"),
         (LLAMA_FACTORY | {"dataset": "spoken"}, "ranking"),
@@ -251,69 +304,6 @@ def test_data_of_the_command_line_replaces_that_of_the_file(
     options, _ = with_configuration(read(tmp_path, values), given)
     assert not options.keys() & ({"dataset", "chat", "most"} - given.keys())
     assert given.items() <= options.items()
-
-
-def job_of(configuration: Configuration, histogram: str, folder: Path) -> Job:
-    """Job of a configuration with lengths of the command line."""
-    path = folder / "lengths.csv"
-    path.write_text(f"tokens,examples\n{histogram}", "utf-8")
-    options, _ = with_configuration(configuration, {"length_histogram": path})
-    return changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [])
-
-
-DOCUMENTS = axolotl(path="owner/name", type="completion")
-SPLIT = ((100, 2), (200, 1), (400, 2))
-PACKED = {"max_length": 400, "packing": True}
-
-
-@pytest.mark.parametrize(
-    ("values", "histogram"),
-    [
-        (DOCUMENTS | {"sequence_len": 400}, SPLIT),
-        (DOCUMENTS | {"sequence_len": 500}, ((100, 2), (500, 2))),
-        (AXOLOTL | {"sequence_len": 400}, ((100, 2),)),
-        (AXOLOTL | {"sequence_len": 400, "rl": "dpo"}, ((100, 2),)),
-        (
-            AXOLOTL | {"sequence_len": 400, "excess_length_strategy": "truncate"},
-            ((100, 2), (1000, 1)),
-        ),
-        (TRL | PACKED | {"packing_strategy": "bfd_split"}, SPLIT),
-        (TRL | PACKED, ((100, 2), (1000, 1))),
-    ],
-)
-def test_examples_longer_than_a_row_are_split_dropped_or_cut_as_the_trainer_does(
-    tmp_path: Path, values: dict[str, Any], histogram: tuple[tuple[int, int], ...]
-) -> None:
-    """The job has as many examples as the trainer makes of them."""
-    job = job_of(read(tmp_path, values), "100,2\n1000,1\n", tmp_path)
-    assert job.lengths is not None
-    assert job.lengths.histogram == histogram
-    assert job.examples == job.lengths.examples
-    assert job.cutoff == max(values.get("sequence_len", 0), values.get("max_length", 0))
-
-
-@pytest.mark.parametrize(
-    ("values", "padding", "expected"),
-    [
-        ({"stage": "pt"}, "packed", 3),
-        ({"stage": "pt", "packing": False}, "longest", 10),
-        ({"packing": True}, "best-fit", 4),
-        ({}, "longest", 10),
-    ],
-)
-def test_rows_of_llama_factory_hold_several_examples_where_it_packs(
-    tmp_path: Path, values: dict[str, Any], padding: str, expected: int
-) -> None:
-    """Documents follow one another over full rows, and other examples stay whole.
-
-    Without lengths nothing is packed, and each row has the stated length.
-    """
-    configuration = read(tmp_path, LLAMA_FACTORY | {"cutoff_len": 400} | values)
-    job = job_of(configuration, "120,10\n", tmp_path)
-    assert (job.padding, job.cutoff, rows(job)) == (padding, 400, expected)
-    options, _ = with_configuration(configuration, {})
-    bare = changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [])
-    assert (bare.padding, bare.lengths, options["seq_len"]) == ("longest", None, 400)
 
 
 def test_a_length_of_the_command_line_cuts_the_examples(tmp_path: Path) -> None:

@@ -165,10 +165,10 @@ A40,nan,,,,,
         ("", ["1: no column gpu: add it", "1: no column usd_per_hour: add it"]),
         ("gpu,usd_per_hour\n", ["1: has no rows below a head: the first line names the columns"]),
         (
-            "gpu,usd_per_hours,prise\nA40,1,2\n",
+            "gpu,usd_per_hours,price\nA40,1,2\n",
             [
                 "1: unknown column 'usd_per_hours': did you mean 'usd_per_hour'?",
-                "1: unknown column 'prise': did you mean 'provider'?",
+                "1: unknown column 'price': did you mean 'usd_per_hour'?",
                 "1: no column usd_per_hour: add it",
             ],
         ),

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config"
 OF_THE_WORKLOAD = frozenset(
-    {"batch_size", "epochs", "examples", "group_by_length", "long_examples"}
+    {"batch_size", "epochs", "examples", "group_by_length", "long_examples", "set_aside"}
 )
 """Options of a configuration that a specification states for all cells, or measures."""
 

@@ -17,7 +17,7 @@ READ_ALONE = "the estimate reads"
 BARE = ("ignored", "not read", READ_ALONE, EARLIER)
 """Beginnings of what is said of a key without an assumption."""
 ASSUMED = "Assumed for "
-OF_DATA = ("dataset", "chat", "text_fields", "most")
+OF_DATA = ("dataset", "chat", "text_fields", "most", "others")
 QUANTISATION = (
     *("quantisation", "double_quantisation", "kbit_preparation"),
     "quantised_experts",

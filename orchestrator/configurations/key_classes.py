@@ -153,8 +153,9 @@ def unquoted(value: object) -> object:
 
 
 def is_idle(value: object, idle: tuple[object, ...]) -> bool:
-    """Whether a value is among the idle ones; True is not 1."""
-    return any(value == other and type(value) is type(other) for other in idle)
+    """Whether a value is among the idle ones, a whole number in either type; True is not 1."""
+    is_switch = isinstance(value, bool)
+    return any(value == other and isinstance(other, bool) is is_switch for other in idle)
 
 
 def classified(table: Mapping[str, Key], config: Config, unknown: Key) -> Reading:

@@ -26,6 +26,7 @@ DATA_FOLDER = "data"  # llamafactory/hparams/data_args.py: the default of datase
 
 
 MOST = "max_samples"
+STRATEGY, CONCATENATED = "mix_strategy", "concat"
 BUILDERS = {
     **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
     ".csv": "csv",
@@ -68,7 +69,12 @@ def with_local_data(configuration: Configuration) -> Configuration:
         return replace(changed, data_fault=f"{key}: {reason}" if is_fault else None)
     if not options:
         return configuration
-    meaning = ", ".join(f"{name} {shown(value)}" for name, value in options.items())
+    meaning = ", ".join(
+        f"{name} {shown(value)}"
+        for one in (options, *options.get("others", ()))
+        for name, value in one.items()
+        if name != "others"
+    )
     lines = {key: Line(key, values[key], "used", meaning)}
     if configuration.trainer.startswith(TRL.name) and (form := _other_form(key, values[key])):
         lines[key] = Line(key, values[key], "assumed", form)
@@ -173,9 +179,25 @@ def _options(key: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any
     paths = [_local(str(entry.get("path")), folder) for entry in entries]
     if not any(paths):
         return {}
-    if len(entries) > 1:
-        raise _NotReadError(f"it names {len(entries)} data sets")
-    (path,), (entry,) = filter(None, paths), entries
+    if not all(paths):
+        raise _NotReadError(f"{paths.count(None)} of its {len(paths)} data sets are on the hub")
+    strategy = str(values.get(STRATEGY) or CONCATENATED)
+    if len(entries) > 1 and strategy != CONCATENATED:
+        raise _NotReadError(f"it takes examples of {len(entries)} data sets by {strategy}")
+    first, *others = (
+        _options_of(path, entry, values)
+        for path, entry in zip(paths, entries, strict=True)
+        if path is not None
+    )
+    return first | ({"others": tuple(others)} if others else {})
+
+
+def _options_of(path: Path, entry: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of one data set on this machine.
+
+    Raises:
+        _NotReadError: it is not read.
+    """
     options: dict[str, Any] = {"dataset": str(path)} | _rendering(entry, values)
     if len(options) == 1:
         try:
@@ -186,7 +208,7 @@ def _options(key: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any
             raise kind(str(error).splitlines()[0]) from None
         if form is None:
             raise _NotReadError(f"{path} has the columns of no format that is recognised")
-    most = values.get(MOST)
+    most = values.get(MOST)  # of each data set
     return options | ({"most": most} if type(most) is int and most > 0 else {})
 
 
@@ -252,6 +274,8 @@ def _rendering(entry: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
         raise _NotReadError("its prompt is written out: give --dataset with --template")
     if entry.get("split") not in (None, "train"):
         raise _NotReadError(f"it takes the split {entry['split']}")
+    if entry.get("shards"):
+        raise _NotReadError(f"it takes one of {entry['shards']} shards")
     if entry.get("field_messages") not in (None, *MESSAGES):
         return {"chat": entry["field_messages"]}
     text = entry.get("field") or values.get("dataset_text_field")
@@ -268,6 +292,7 @@ def _rendering_by_index(index: Mapping[str, Any], stage: object) -> dict[str, An
     stated = stated if isinstance(stated, dict) else {}
     columns = {key: name for key, name in stated.items() if name and isinstance(name, str)}
     unread = [name for name in ("history", "tools", "kto_tag") if name in columns]
+    unread += [name for name in ("num_samples",) if index.get(name)]
     prompts = [columns[name] for name in ("prompt", "query") if name in columns]
     options: dict[str, Any] = {}
     if index.get("formatting", "alpaca") != "alpaca":

@@ -342,7 +342,9 @@ def _sample_job(request: EstimateRequest, model: Model | None) -> Job | None:
         job_request({"epochs": 1} | options.fields())
         return None
     most = min(options.most or EXAMPLES_AT_ONCE, EXAMPLES_AT_ONCE)
-    return changed_job(DEFAULT_JOB, replace(options, most=most), [model] if model else [])
+    return changed_job(
+        DEFAULT_JOB, replace(options, most=most, others=()), [model] if model else []
+    )
 
 
 def _check_kind(job: Job, recipe: Recipe) -> None:

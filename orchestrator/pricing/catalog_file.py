@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from gpu_catalog.catalog import Catalog, CatalogError
 from gpu_catalog.offer import Identity, Offer
 from gpu_catalog.safe_text import from_spreadsheet_cell
-from gpu_catalog.suggestions import did_you_mean
+from gpu_catalog.suggestions import did_you_mean, suggestion_text
 from gpu_catalog.user_file import NestingError, check_levels, text_of
 from orchestrator.spec.sweep_spec import CatalogRows
 from orchestrator.spec.validation_messages import problems_of, shown
@@ -26,6 +26,8 @@ from orchestrator.spec.yaml_lines import LocatedYaml, Location, Problem, read_ya
 
 OWN = "own"  # provider of a machine that the user owns
 THIS_MACHINE = "cpu"  # key of the machine that runs a sweep
+PRICE = "usd_per_hour"
+A_PRICE = re.compile("pri[cs]e|cost|usd", re.IGNORECASE)
 CURRENCY = "currency"  # optional column, which must be USD
 TOML_HEADER = re.compile(r"\s*\[\[\s*([\w-]+)\s*\]\]")
 TOML_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
@@ -132,10 +134,12 @@ def _wrong_columns(columns: list[str]) -> Iterator[Problem]:
     columns_of_offer = [*Offer.model_fields, CURRENCY]
     for name in columns:
         if name not in columns_of_offer:
-            near = did_you_mean(name, columns_of_offer)
+            # "price" is spelled more like "provider" than like the column that is meant.
+            is_price = PRICE not in columns and A_PRICE.search(name)
+            near = suggestion_text([PRICE]) if is_price else did_you_mean(name, columns_of_offer)
             near = near or f"; known: {', '.join(columns_of_offer)}"
             yield Problem(1, f"unknown column {name!r}{near}")
-    for name in ("gpu", "usd_per_hour"):
+    for name in ("gpu", PRICE):
         if name not in columns:
             yield Problem(1, f"no column {name}: add it")
 

@@ -1,5 +1,6 @@
 """The job that is priced: its examples, epochs, batches and overheads."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -155,6 +156,15 @@ class Job(JobTerms):
         made = data.split(cutoff) if handling == "split" else data.without_longer(cutoff)
         examples = max(1, round(made.examples / data.examples * self.examples))
         return self.model_copy(update={"lengths": made, "examples": examples})
+
+    def without(self, set_aside: float | None) -> Self:
+        """The job without examples that are evaluated: their share up to 1, or their number.
+
+        A share is rounded up, as by ``train_test_split`` of the package datasets.
+        """
+        share = set_aside or 0.0
+        count = math.ceil(share * self.examples) if share <= 1 else int(share)
+        return self.model_copy(update={"examples": max(1, self.examples - count)})
 
     @property
     def length_error(self) -> float:

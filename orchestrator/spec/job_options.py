@@ -1,7 +1,7 @@
 """Options that state a job, and the job they come to."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,29 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.datasets.lengths import PUBLISHED
+from orchestrator.datasets.mixture import mixed_lengths
 from orchestrator.datasets.source import DataError, Mistake
 from orchestrator.model_names import named_model, preset_of
 from orchestrator.request import OptionError, PathText
 from orchestrator.spec.job import NOT_PACKED, Job, JobTerms, LongExamples, Overheads, Padding
-from orchestrator.spec.job_request import SOURCES, JobRequest, requested_job
+from orchestrator.spec.job_request import RENDERINGS, SOURCES, JobRequest, requested_job
 from orchestrator.spec.validation_messages import WORDS, shown
 from trials.records.model import Model
 
 AUTO = "auto"
+OF_ONE_DATASET = ("dataset", "subset", "split", "most", *RENDERINGS)
 PADDINGS = {"packed": "packing", "grouped": "group_by_length"}  # the option of each padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """A job and its data; an absent option is the job's own."""
+    """A job and its data; an absent option is the job's own.
+
+    Attributes:
+        others: further data sets that are trained on with ``dataset``, by the options of each.
+        set_aside: examples of the data that are not trained on but evaluated: their share up to 1,
+            or their number.
+    """
 
     examples: int | None = None
     epochs: int | str | None = None
@@ -42,6 +50,8 @@ class JobOptions:
     group_by_length: bool = False
     long_examples: LongExamples = "cut"
     padding: Padding | None = None
+    others: tuple[Mapping[str, Any], ...] = ()
+    set_aside: float | None = None
 
     def fields(self) -> dict[str, Any]:
         """The options that were given, by the fields of ``JobRequest``.
@@ -168,8 +178,9 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
     terms = {name: getattr(job, name) for name in JobTerms.model_fields}
     if fields.keys() & set(SOURCES):
         # As many examples as the new data has, unless their number is given.
-        job = requested_job(job_request(terms | {"examples": None} | fields), models)
-        return job.with_long_examples(options.long_examples)
+        job = _mixed_job(terms | {"examples": None} | fields, options.others, models)
+        job = job.with_long_examples(options.long_examples)
+        return job if options.examples is not None else job.without(options.set_aside)
     # The job keeps its lengths, which options of another data set would contradict.
     others = sorted(fields.keys() - terms.keys())
     if others:
@@ -188,6 +199,22 @@ def changed_job(job: Job, options: JobOptions, models: Collection[Model]) -> Job
         if job.lengths is not None and job.lengths.is_preference:
             text = NOT_PACKED
         raise DataError([Mistake("packing", text)]) from None
+
+
+def _mixed_job(
+    fields: dict[str, Any], others: Collection[Mapping[str, Any]], models: Collection[Model]
+) -> Job:
+    """Job on a data set, and on others that go by the same terms."""
+    terms = {name: value for name, value in fields.items() if name not in OF_ONE_DATASET}
+    first, *more = (
+        requested_job(job_request(one), models)
+        for one in (fields, *({**terms, **other} for other in others))
+    )
+    if not more:
+        return first
+    parts = [job.lengths for job in (first, *more) if job.lengths is not None]
+    examples = fields["examples"] or sum(part.examples for part in parts)
+    return first.model_copy(update={"lengths": mixed_lengths(parts), "examples": examples})
 
 
 def _without_lengths(name: str, value: Any) -> Mistake:

@@ -13,7 +13,7 @@ from orchestrator.configurations.quantised_weights import (
 )
 from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.attention_kernels import attention_of
-from orchestrator.configurations.trainers.axolotl_data import read_long_examples, read_tower
+from orchestrator.configurations.trainers.axolotl_data import read_data, read_tower
 from orchestrator.configurations.trainers.axolotl_keys import KEYS, NOT_SIMULATED
 from orchestrator.configurations.trainers.lora_targets import (
     PEFT_DEFAULT,
@@ -57,7 +57,7 @@ def derive(config: Config, reading: Reading) -> None:
     _attention(config, reading)
     _memory_savers(config, reading)
     _rows(config, reading)
-    read_long_examples(config, reading)
+    read_data(config, reading)
     _batches(config, reading)
     optimizer_of(config, "optimizer", reading)
     read_axolotl(config, reading)

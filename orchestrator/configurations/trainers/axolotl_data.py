@@ -1,8 +1,10 @@
-"""Data of axolotl: images, and examples longer than a row."""
+"""Data of axolotl: images, examples longer than a row, and examples that are evaluated."""
 
 from orchestrator.configurations.key_classes import ABSENT, TRAINS_TOWER, Config, Reading
+from orchestrator.configurations.trainers.training_length import set_aside
 
 FREEZES = "freeze_mm_modules"
+OF_EVALUATION = ("evals_per_epoch", "eval_steps")
 
 
 def read_tower(config: Config, reading: Reading) -> None:
@@ -12,7 +14,19 @@ def read_tower(config: Config, reading: Reading) -> None:
         reading.refuse(FREEZES, config.get(FREEZES, ABSENT), TRAINS_TOWER)
 
 
-def read_long_examples(config: Config, reading: Reading) -> None:
+def read_data(config: Config, reading: Reading) -> None:
+    """Add what becomes of examples longer than a row, and what is set aside for evaluation."""
+    _read_long_examples(config, reading)
+    set_aside(reading, config.get("val_set_size"))
+    if config.get("val_set_size") or config.get("test_datasets"):
+        return
+    for name in OF_EVALUATION:  # core/builders/base.py:524
+        if config.get(name):
+            text = "without val_set_size or test_datasets nothing is evaluated"
+            reading.mark(name, config[name], "irrelevant", text)
+
+
+def _read_long_examples(config: Config, reading: Reading) -> None:
     """Add what becomes of examples longer than a row, where no key has stated it.
 
     Documents are split (prompt_strategies/completion.py:57), others dropped

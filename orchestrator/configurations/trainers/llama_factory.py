@@ -11,7 +11,7 @@ from orchestrator.configurations.trainer import Trainer
 from orchestrator.configurations.trainers.llama_factory_keys import KEYS
 from orchestrator.configurations.trainers.lora_targets import names_of, targets_of
 from orchestrator.configurations.trainers.optimizers import optimizer_of
-from orchestrator.configurations.trainers.training_length import length_of
+from orchestrator.configurations.trainers.training_length import length_of, set_aside
 from orchestrator.configurations.trainers.transformers_keys import check_types
 
 ATTENTION = {"auto": "sdpa", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
@@ -57,6 +57,7 @@ def derive(config: Config, reading: Reading) -> None:
         epochs=("num_train_epochs", config.get("num_train_epochs", 3)),
         steps=("max_steps", config.get("max_steps")),
     )
+    set_aside(reading, config.get("val_size"))  # data/data_utils.py:109
 
 
 def _attention(config: Config, reading: Reading) -> None:

@@ -20,6 +20,7 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     NO_EVALUATION,
     NOT_SIMULATED,
     SAVING,
+    SET_ASIDE,
     SEVERAL_GPUS,
     STOPS_EARLY,
     TOKENS,
@@ -119,7 +120,8 @@ KEYS: dict[str, Key] = (
             max_new_tokens repetition_penalty length_penalty skip_special_tokens eval_num_beams
             """,
         ),
-        (assumed(NO_EVALUATION), "val_size eval_dataset"),
+        (assumed(NO_EVALUATION), "eval_dataset"),
+        (assumed(SET_ASIDE), "val_size"),
         (irrelevant("evaluation"), "eval_on_each_dataset compute_accuracy"),
         (ANOTHER_ADAPTER, "adapter_name_or_path"),
         (STOPS_EARLY, "early_stopping_steps"),

@@ -35,6 +35,14 @@ def length_of(
         options["epochs"] = passes
 
 
+def set_aside(reading: Reading, value: object) -> None:
+    """Add what a trainer does not train on but evaluates: a share up to 1, or a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return
+    if 0 < value < math.inf:
+        reading.options["set_aside"] = value
+
+
 def _count(reading: Reading, name: str, value: object) -> int | None:
     """A whole number of at least 1; anything else is refused."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
