@@ -291,16 +291,6 @@ def test_every_key_is_in_one_class(tmp_path: Path) -> None:
     assert "no_such_key: ignored: axolotl 0.19 has no such key" in remarks
 
 
-@pytest.mark.parametrize("value", [0, 0.0, "0.0", False, None])
-def test_a_key_that_is_off_says_nothing(tmp_path: Path, value: object) -> None:
-    """In whichever type a file writes it, nor is anything evaluated without data for it."""
-    keys = {"val_set_size": value, "neftune_noise_alpha": value, "evals_per_epoch": 4}
-    by_key = classes(read(tmp_path, BASE | keys))
-    assert {by_key[key] for key in keys} == {"irrelevant"}
-    by_key = classes(read(tmp_path, BASE | keys | {"val_set_size": 0.1}))
-    assert by_key["evals_per_epoch"] == by_key["val_set_size"] == "assumed"
-
-
 def test_a_file_of_the_data_cuts_examples_and_pads_as_the_file_states(tmp_path: Path) -> None:
     """Without data a row has the stated length; with data that length is the limit."""
     plain = read(tmp_path, BASE)

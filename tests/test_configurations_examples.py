@@ -20,6 +20,11 @@ LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "d
 TRL: dict[str, Any] = {"model_name_or_path": "a/b"}
 
 
+def classes(configuration: Configuration) -> dict[str, str]:
+    """Class of each key."""
+    return {line.key: line.key_class for line in configuration.lines}
+
+
 def read(folder: Path, values: dict[str, Any]) -> Configuration:
     """Configuration of a file with these values."""
     file = folder / "config.yml"
@@ -109,3 +114,20 @@ def test_examples_that_are_set_aside_for_evaluation_are_not_trained_on(
     options, _ = with_configuration(configuration, {"length_histogram": tmp_path / "lengths.csv"})
     given = request_of(EstimateRequest, options | {"examples": 3}).job
     assert changed_job(DEFAULT_JOB, given, []).examples == 3
+
+
+@pytest.mark.parametrize("value", [0, 0.0, "0.0", False, None])
+def test_a_key_that_is_off_says_nothing(tmp_path: Path, value: object) -> None:
+    """In whichever type a file writes it, nor is anything evaluated without data for it."""
+    keys = {"val_set_size": value, "neftune_noise_alpha": value, "evals_per_epoch": 4}
+    by_key = classes(read(tmp_path, AXOLOTL | keys))
+    assert {by_key[key] for key in keys} == {"irrelevant"}
+    by_key = classes(read(tmp_path, AXOLOTL | keys | {"val_set_size": 0.1}))
+    assert by_key["evals_per_epoch"] == by_key["val_set_size"] == "assumed"
+
+
+def test_evaluations_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    """Four of a tenth of the examples pass through the model as often as four tenths."""
+    keys = {"val_set_size": 0.1, "evals_per_epoch": 4}
+    _, remarks = with_configuration(read(tmp_path, AXOLOTL | keys), {})
+    assert any("evals_per_epoch" in text and "40% of the examples" in text for text in remarks)

@@ -18,7 +18,14 @@ def read_data(config: Config, reading: Reading) -> None:
     """Add what becomes of examples longer than a row, and what is set aside for evaluation."""
     _read_long_examples(config, reading)
     set_aside(reading, config.get("val_set_size"))
-    if config.get("val_set_size") or config.get("test_datasets"):
+    share, often = reading.options.get("set_aside"), config.get("evals_per_epoch")
+    if share is not None and share < 1 and type(often) is int:
+        text = (
+            f"no evaluation, which passes {often * share:.0%} of the examples through the model "
+            "once more in each epoch; its memory beyond training's comes on top"
+        )
+        reading.mark("evals_per_epoch", often, "assumed", text)
+    if share is not None or config.get("test_datasets"):
         return
     for name in OF_EVALUATION:  # core/builders/base.py:524
         if config.get(name):
