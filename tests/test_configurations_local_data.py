@@ -18,6 +18,7 @@ from orchestrator.request import request_of
 from orchestrator.spec.job_options import changed_job
 from trials.records.model import presets
 
+LOADED = 'load_dataset("json", data_files='
 QWEN = presets()["qwen2.5-7b"]
 AXOLOTL: dict[str, Any] = {"base_model": "a/b", "sequence_len": 1024}
 LLAMA_FACTORY: dict[str, Any] = {"model_name_or_path": "a/b", "stage": "sft", "do_train": True}
@@ -70,7 +71,7 @@ def read(folder: Path, values: dict[str, Any]) -> Configuration:
 def read_python(folder: Path, text: str) -> Configuration:
     """Python file that trains, beside data files."""
     trains = 'SFTTrainer(model="a/b", args=SFTConfig(), train_dataset=data)\n'
-    (folder_with_data(folder) / "train.py").write_text(trains + text, "utf-8")
+    (folder_with_data(folder) / "train.py").write_text(f"{text}\n{trains}", "utf-8")
     return with_local_data(read_configuration(folder / "train.py"))
 
 
@@ -152,6 +153,32 @@ def test_all_local_files_are_the_data_of_the_estimate(
     assert changed_job(DEFAULT_JOB, given, [QWEN]).examples == 7
 
 
+@pytest.mark.parametrize(
+    ("changed", "options"),
+    [
+        (
+            'data = data.train_test_split(test_size=0.1, seed=1)\ndata = data["train"]',
+            {"set_aside": 0.1},
+        ),
+        ('data = data.shuffle(1).train_test_split(50)["train"]', {"set_aside": 50}),
+        ('halves = data.train_test_split()\ndata = halves["train"]', {"set_aside": 0.25}),
+        ("MOST = 9\ndata = data.shuffle(seed=1).select(range(MOST))", {"most": 9}),
+        (
+            'data = data.select(range(9)).train_test_split(0.5)["train"]',
+            {"most": 9, "set_aside": 0.5},
+        ),
+    ],
+)
+def test_a_part_of_a_file_that_a_python_file_takes_is_that_of_the_estimate(
+    tmp_path: Path, changed: str, options: dict[str, Any]
+) -> None:
+    """The first examples, or those that no test set takes."""
+    loaded = f'data = {LOADED}"data/train.jsonl", split="train")\n'
+    read_options, _ = with_configuration(read_python(tmp_path, loaded + changed), {})
+    assert Path(read_options["dataset"]).resolve() == tmp_path / "data" / "train.jsonl"
+    assert {k: v for k, v in read_options.items() if k in ("most", "set_aside")} == options
+
+
 def test_data_of_two_kinds_are_no_data_of_one_training(tmp_path: Path) -> None:
     """Pairs and texts have different losses."""
     values = AXOLOTL | {"datasets": [{"path": "data/chats.json"}, {"path": "data/pairs.json"}]}
@@ -160,15 +187,13 @@ def test_data_of_two_kinds_are_no_data_of_one_training(tmp_path: Path) -> None:
         changed_job(DEFAULT_JOB, request_of(EstimateRequest, options).job, [QWEN])
 
 
-LOADED = 'load_dataset("json", data_files='
-
-
 @pytest.mark.parametrize(
     "text",
     [
         f'data = {LOADED}"data/train.jsonl", split="train")',
         f'PATH = "data/train.jsonl"\ndata = {LOADED}PATH)["train"]',
         f'both = {LOADED}dict(train="data/train.jsonl", test="b"))\ndata = both["train"]',
+        f'data = {LOADED}"data/train.jsonl")["train"]\ndata = data.shuffle(seed=1)',
     ],
 )
 def test_a_local_file_that_a_python_file_loads_is_the_data_of_the_estimate(
@@ -190,6 +215,12 @@ def test_a_local_file_that_a_python_file_loads_is_the_data_of_the_estimate(
         (f'data = {LOADED}"data/train.jsonl")["test"]', "split test"),
         ("data = load(1)\ndata = data.map(f)", "data is computed"),
         ('data = data["train"]', "data is computed"),
+        (f'data = {LOADED}"data/train.jsonl", split="train").train_test_split(0.1)', "computed"),
+        (
+            f'data = {LOADED}"data/train.jsonl", split="train").train_test_split(0.1)["test"]',
+            "computed",
+        ),
+        (f'data = {LOADED}"data/train.jsonl", split="train").select(kept)', "computed"),
         (
             f'data = {LOADED}"data/train.jsonl")\nSFTTrainer(formatting_func=f)',
             "formatting_func is computed",

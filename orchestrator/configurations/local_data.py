@@ -189,6 +189,8 @@ def _options(key: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any
         for path, entry in zip(paths, entries, strict=True)
         if path is not None
     )
+    aside = entries[0].get("set_aside")
+    first |= {} if aside is None else {"set_aside": aside}
     return first | ({"others": tuple(others)} if others else {})
 
 
@@ -208,7 +210,7 @@ def _options_of(path: Path, entry: Mapping[str, Any], values: Mapping[str, Any])
             raise kind(str(error).splitlines()[0]) from None
         if form is None:
             raise _NotReadError(f"{path} has the columns of no format that is recognised")
-    most = values.get(MOST)  # of each data set
+    most = entry.get("most") or values.get(MOST)  # of each data set
     return options | ({"most": most} if type(most) is int and most > 0 else {})
 
 

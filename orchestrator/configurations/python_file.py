@@ -1,7 +1,9 @@
 """Configuration in a Python file of TRL, whose literals are read without running it."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.configurations.key_classes import Computed
@@ -28,6 +30,11 @@ KBIT = "prepare_model_for_kbit_training"
 LOAD = "load_dataset"
 LOAD_ARGUMENTS = ("path", "name", "data_dir", "data_files", "split")
 """First arguments of ``datasets.load_dataset``."""
+SAME_EXAMPLES = frozenset({"shuffle", "flatten_indices"})
+SELECT, SPLIT = "select", "train_test_split"
+"""Methods of a data set of which the first examples, or those beside a test set, are taken."""
+HALVES = "halves"  # of an entry whose training part is still to be taken
+SPLIT_OFF = 0.25  # of the examples, unless a file states the size of either part
 
 
 class PythonFileError(ValueError):
@@ -72,7 +79,7 @@ def python_configuration(text: str) -> Mapping[str, Any]:
     for call in _trainers(calls):
         own = {word.arg: _value(word.value, names) for word in call.keywords}
         values |= {name: own[name] for name in REPLACING & set(own) if own[name] is not None}
-    if data := _data(calls, names):
+    if data := _data(calls, names, _assigned_in_order(tree)):
         values[TRAINING_DATA] = data
     return values
 
@@ -121,6 +128,26 @@ def _assigned(tree: ast.AST) -> dict[str, ast.expr]:
     }
 
 
+def _assigned_in_order(tree: ast.AST) -> dict[str, list[ast.Assign]]:
+    """Assignments of each name that one function, or the file itself, binds again and again."""
+    stores = Counter(
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    by_name: dict[str, list[ast.Assign]] = {}
+    for block in ast.walk(tree):
+        if not isinstance(block, (ast.Module, ast.FunctionDef)):
+            continue
+        own: dict[str, list[ast.Assign]] = {}
+        for line in block.body:
+            if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+                own.setdefault(line.targets[0].id, []).append(line)
+        by_name |= {name: lines for name, lines in own.items() if len(lines) == stores[name]}
+    return {name: lines for name, lines in by_name.items() if name not in arguments}
+
+
 def _keywords(call: ast.Call, names: Mapping[str, ast.expr]) -> dict[str, Any]:
     values = {str(word.arg or "**"): _value(word.value, names) for word in call.keywords}
     return values | {f"argument {i}": Computed("by place") for i, _ in enumerate(call.args[1:], 2)}
@@ -161,7 +188,9 @@ def _model(calls: Mapping[str, list[ast.Call]], names: Mapping[str, ast.expr]) -
 
 
 def _data(
-    calls: Mapping[str, list[ast.Call]], names: Mapping[str, ast.expr]
+    calls: Mapping[str, list[ast.Call]],
+    names: Mapping[str, ast.expr],
+    assigned: Mapping[str, list[ast.Assign]],
 ) -> list[dict[str, Any]]:
     """Entries of ``datasets`` that load the trainer's data; a computed one has no other key."""
     words = {word.arg: word.value for call in _trainers(calls) for word in call.keywords}
@@ -169,23 +198,90 @@ def _data(
     if rendering is not None:
         return [{"path": Computed("formatting_func")}]
     data = words.get(TRAINING_DATA)
-    return [_data_entry(node, names) for node in (calls.get(LOAD, []) if data is None else [data])]
+    reader = _DataReader(names, assigned)
+    return [reader.entry(node) for node in (calls.get(LOAD, []) if data is None else [data])]
 
 
-def _data_entry(node: ast.expr, names: Mapping[str, ast.expr]) -> dict[str, Any]:
-    """Arguments of a call of ``load_dataset``, with the split that is taken of its result."""
-    if isinstance(node, ast.Name) and node.id in names:
-        others = {name: value for name, value in names.items() if name != node.id}
-        return _data_entry(names[node.id], others)
-    if isinstance(node, ast.Subscript):
-        whole = _data_entry(node.value, names)
-        if "split" not in whole:
-            return whole | {"split": _value(node.slice, names)}
-    if isinstance(node, ast.Call) and _last_part(node.func) == LOAD:
-        entry = dict(zip(LOAD_ARGUMENTS, (_value(arg, names) for arg in node.args), strict=False))
-        entry |= {str(word.arg): _value(word.value, names) for word in node.keywords}
+@dataclass(frozen=True, slots=True)
+class _DataReader:
+    """Reads how a file makes a data set: loaded, shuffled, cut, and split from a test set.
+
+    Attributes:
+        names: values of the names that the file binds once.
+        assigned: assignments of names that it binds again, in their order.
+    """
+
+    names: Mapping[str, ast.expr]
+    assigned: Mapping[str, list[ast.Assign]]
+
+    def entry(self, node: ast.expr) -> dict[str, Any]:
+        """Arguments of ``load_dataset``, its split, and ``most`` and ``set_aside`` of a job."""
+        made = self._made(node)
+        return {"path": Computed(ast.unparse(node))} if made is None or HALVES in made else made
+
+    def _made(self, node: ast.expr) -> dict[str, Any] | None:
+        """The entry so far; None where the file has to run for it."""
+        if isinstance(node, ast.Name):
+            meant = self._meant(node)
+            return None if meant is None else self._made(meant)
+        if isinstance(node, ast.Subscript):
+            return self._part(node)
+        if isinstance(node, ast.Call) and _last_part(node.func) == LOAD:
+            return self._loaded(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            made = self._made(node.func.value)
+            return None if made is None else self._changed(made, node.func.attr, node)
+        return None
+
+    def _meant(self, node: ast.Name) -> ast.expr | None:
+        """Value of a name where it is used: the last that is assigned to it before."""
+        lines = self.assigned.get(node.id)
+        values = [line.value for line in lines or ()]
+        if lines is None and node.id in self.names:
+            values = [self.names[node.id]]
+        before = [value for value in values if (value.end_lineno or 0) < node.lineno]
+        return before[-1] if before else None
+
+    def _loaded(self, call: ast.Call) -> dict[str, Any]:
+        values = (_value(argument, self.names) for argument in call.args)
+        entry = dict(zip(LOAD_ARGUMENTS, values, strict=False))
+        entry |= {str(word.arg): _value(word.value, self.names) for word in call.keywords}
         return {name: value for name, value in entry.items() if value is not None}
-    return {"path": Computed(ast.unparse(node))}
+
+    def _changed(self, made: dict[str, Any], method: str, call: ast.Call) -> dict[str, Any] | None:
+        """The entry after a method of the data set."""
+        if method in SAME_EXAMPLES:
+            return made
+        is_whole = not made.keys() & {"most", "set_aside"}
+        if method == SELECT and is_whole and (most := _range(call, self.names)):
+            return made | {"most": most}
+        if method == SPLIT and "set_aside" not in made and (size := self._test_size(call)):
+            return made | {"set_aside": size, HALVES: True}
+        return None
+
+    def _part(self, node: ast.Subscript) -> dict[str, Any] | None:
+        """The part that is trained on of two halves, or a split of what is loaded."""
+        whole, name = self._made(node.value), _value(node.slice, self.names)
+        if whole is not None and HALVES in whole:
+            return {k: v for k, v in whole.items() if k != HALVES} if name == "train" else None
+        return None if whole is None or "split" in whole else whole | {"split": name}
+
+    def _test_size(self, call: ast.Call) -> float | None:
+        own = {word.arg: _value(word.value, self.names) for word in call.keywords}
+        size = own.get("test_size", SPLIT_OFF)
+        size = _value(call.args[0], self.names) if call.args else size
+        is_number = isinstance(size, (int, float)) and not isinstance(size, bool)
+        return size if is_number and "train_size" not in own else None
+
+
+def _range(call: ast.Call, names: Mapping[str, ast.expr]) -> int | None:
+    """Number of examples of ``select(range(number))``; None for others."""
+    (argument, *others) = (*call.args, *(word.value for word in call.keywords)) or (None,)
+    if isinstance(argument, ast.Call) and _last_part(argument.func) == "range" and not others:
+        values = [_value(node, names) for node in argument.args]
+        if len(values) == 1 and type(values[0]) is int and values[0] > 0:
+            return values[0]
+    return None
 
 
 def _loads_a_model(call: ast.Call) -> bool:
