@@ -1,6 +1,8 @@
 """Estimates at several lengths, and at the longest that fits."""
 
 import datetime as dt
+import csv
+import io
 import json
 from dataclasses import replace
 from typing import Any
@@ -87,6 +89,13 @@ def test_each_of_several_lengths_has_rows_and_a_recommendation(
     assert alone.pop("assumed_lengths") is not None
     assert rows[1].pop("assumed_lengths") is None
     assert alone == rows[1]
+    assert main([*tiny, "256,128", "--csv"]) == 0
+    cells = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
+    assert [int(row["seq_len"]) for row in cells] == [128, 256]
+    for name in ("peak_gib", "step_seconds", "batch_size"):
+        assert [float(row[name]) for row in cells] == [row[name] for row in rows]
+    assert cells[0]["usd_low"] == str(rows[0]["price"]["usd_interval"]["low"])
+    assert cells[0]["assumed"] == "; ".join(rows[0]["assumed"])
     assert main([*tiny, "256,128"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("Rent **A40**") == 2

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpu_catalog.number_text import dollars, gib_of, short
-from orchestrator.estimating.estimate_records import Estimate, Estimated
+from gpu_catalog.safe_text import spreadsheet_cell
+from orchestrator.estimating.estimate_records import Estimate, Estimated, Estimates
 from orchestrator.estimating.question import Question
 from orchestrator.markdown_table import records_table, table
 from orchestrator.pricing.offer_constraints import Constraints
@@ -59,6 +60,19 @@ def as_json(
         for fields, e in zip(dumped, estimates, strict=True):
             fields.update(_both(e, estimates))
     return json.dumps(dumped[0] if one and dumped else dumped, indent=2)
+
+
+def estimates_csv(estimates: Estimates) -> str:
+    """CSV of estimates: a head, and a row for each GPU with the columns of ``to_frame``.
+
+    Several texts of one cell are joined by semicolons.
+    """
+    cells = estimates.to_frame().map(_cell)
+    return str(cells.to_csv(index=False, lineterminator="\n")).rstrip("\n")
+
+
+def _cell(value: object) -> object:
+    return spreadsheet_cell("; ".join(map(str, value)) if isinstance(value, list) else value)
 
 
 def _both(row: Estimated, estimates: Sequence[Estimated]) -> dict[str, Any]:

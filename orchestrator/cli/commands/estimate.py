@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_catalog.errors import UserError
 from orchestrator.cli.commands.export import check_export, configured, export
 from orchestrator.cli.options.clock import today
-from orchestrator.console import brief_rows, print_result, remark
+from orchestrator.console import brief_rows, print_file, print_result, remark
 
 if TYPE_CHECKING:
     from orchestrator.configurations.configuration import Configuration
@@ -44,7 +44,8 @@ def run_estimate(options: argparse.Namespace) -> int:
     for text in (*remarks, *_export_remarks(options, estimates)):
         remark(text)
     _print_estimates(options, estimates, remarks)
-    if configuration is not None and not options.json and not estimates.fits_any:
+    is_text = not (options.json or options.csv)
+    if configuration is not None and is_text and not estimates.fits_any:
         from orchestrator.reporting.sections.alternative_recipes import cheapest_change
 
         if (cheapest := cheapest_change(estimates.estimated)) is not None:
@@ -60,7 +61,7 @@ def run_estimate(options: argparse.Namespace) -> int:
                 length = training.seq_len
             training = configured(training, options.config, length)
         text = export(training, options.to, options.export)
-        (remark if options.json else print_result)(text)
+        (print_result if is_text else remark)(text)
     return 0 if estimates.recommends else 1
 
 
@@ -190,7 +191,12 @@ def _by_deepspeed(options: argparse.Namespace, given: Mapping[str, Any]) -> dict
 def _print_estimates(
     options: argparse.Namespace, estimates: "Estimates", remarks: Iterable[str]
 ) -> None:
-    from orchestrator.reporting.estimate_tables import as_json, as_table, explanation
+    from orchestrator.reporting.estimate_tables import (
+        as_json,
+        as_table,
+        estimates_csv,
+        explanation,
+    )
 
     for reason in estimates.skipped:
         remark(reason)
@@ -203,6 +209,8 @@ def _print_estimates(
 
             assumed = assumed_in(remarks)
             print_result(as_json(rows, one=is_one, explain=options.explain, assumed=assumed))
+    elif options.csv:
+        print_file(estimates_csv(estimates))
     elif rows:
         print_result(as_table(rows, estimates.question, most=brief_rows()))
         if options.explain:

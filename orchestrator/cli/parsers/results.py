@@ -94,7 +94,10 @@ RESULTS = """
                          TRL or, with --config, with your own trainer; needs --to
 --to {skypilot,dstack,hf-jobs,ray,slurm}
                          format of --export
+"""
+OUTPUT = """
 --json                   print all results as JSON
+--csv                    print a row for each GPU as CSV
 """
 CHECK = """
 --strict                 exit with 2 where the 90 % interval of the memory includes the GPU's limit
@@ -228,6 +231,7 @@ def add_estimate(commands: Any) -> None:
         "'check' exits with 2 after an error.",
     )
     add_table(estimate, RESULTS, routing_draws=positive)
+    add_table(estimate.add_mutually_exclusive_group(), OUTPUT)
     _add_training(estimate, SEVERAL + STRATEGY, gpus=positives)
     estimate.set_defaults(gpu="all")
     check = commands.add_parser(
