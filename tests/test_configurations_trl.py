@@ -202,6 +202,17 @@ def test_a_python_file_without_one_configuration_is_an_error(tmp_path: Path, tex
         python(tmp_path, text)
 
 
+def test_a_file_of_grpo_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """The options that estimate its update are named."""
+    with pytest.raises(ConfigurationError, match=r"GRPO.*--task grpo without --config"):
+        python(tmp_path, 'GRPOTrainer(model="a/b", args=GRPOConfig(max_steps=200))')
+
+
+def test_a_trainers_model_is_read_by_place_as_by_name(tmp_path: Path) -> None:
+    """It is the first argument of TRL's trainers."""
+    assert python(tmp_path, 'SFTTrainer("a/b", args=SFTConfig())').model_name == "a/b"
+
+
 def test_a_python_file_is_not_run(tmp_path: Path) -> None:
     """Its statements have no effect."""
     text = f'open("{tmp_path}/ran", "w")\nSFTTrainer(model="a/b", args=SFTConfig())'

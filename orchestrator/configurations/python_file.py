@@ -59,6 +59,10 @@ def python_configuration(text: str) -> Mapping[str, Any]:
         raise PythonFileError(f"is not Python: {error.args[0]}{line}") from None
     calls = _calls(tree)
     names = _assigned(tree)
+    if "GRPOConfig" in calls and not calls.keys() & set(CLASSES):
+        raise PythonFileError(
+            "is of GRPO, whose files are not read: give --task grpo without --config"
+        )
     kind, config = _only(calls, tuple(CLASSES))
     values: dict[str, Any] = _keywords(config, names) | {TRAINER_CLASS: kind}
     values |= _model(calls, names)
@@ -181,9 +185,9 @@ def _model(calls: Mapping[str, list[ast.Call]], names: Mapping[str, ast.expr]) -
     if loads:
         return _loaded(loads[0], names)
     for call in _trainers(calls):
-        for word in call.keywords:
-            if word.arg == "model":
-                return {"model_name_or_path": _value(word.value, names)}
+        given = [word.value for word in call.keywords if word.arg == "model"]
+        for model in [*call.args[:1], *given]:  # the first argument of every trainer is its model
+            return {"model_name_or_path": _value(model, names)}
     return {}
 
 

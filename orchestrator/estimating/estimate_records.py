@@ -141,7 +141,8 @@ class Estimate(Record):
         micro_batches: micro-batches per optimizer step.
         effective_batch: examples, or packed rows, per optimizer step of all GPUs.
         batch: origin of the batch size: requested, the largest that fits, or the fastest.
-        tokens_per_example: mean padded length that times refer to; memory refers to ``seq_len``.
+        tokens_per_example: mean padded length that times refer to, of a row where rows are packed;
+            memory refers to ``seq_len``.
         outcome: outcome of a step of that size.
         max_batch_size: largest batch that fits; 0 when not even one example fits.
         batch_limit: largest batch size that was tried, which is the GPU's share of the effective
