@@ -1,7 +1,7 @@
 """Estimates at several lengths, and at the longest that fits."""
 
-import datetime as dt
 import csv
+import datetime as dt
 import io
 import json
 from dataclasses import replace
@@ -12,6 +12,7 @@ from fakes.in_process_traces import InProcess
 
 import orchestrator
 from gpu_catalog.catalog import load_catalog
+from gpu_catalog.safe_text import from_spreadsheet_cell
 from orchestrator.cli.main import main
 from orchestrator.estimating.estimate_request import EstimateRequest, question_of
 from orchestrator.estimating.longest_sequence import (
@@ -95,7 +96,7 @@ def test_each_of_several_lengths_has_rows_and_a_recommendation(
     for name in ("peak_gib", "step_seconds", "batch_size"):
         assert [float(row[name]) for row in cells] == [row[name] for row in rows]
     assert cells[0]["usd_low"] == str(rows[0]["price"]["usd_interval"]["low"])
-    assert cells[0]["assumed"] == "; ".join(rows[0]["assumed"])
+    assert from_spreadsheet_cell(cells[0]["assumed"]) == "; ".join(rows[0]["assumed"])
     assert main([*tiny, "256,128"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("Rent **A40**") == 2
