@@ -7,7 +7,7 @@ from trials.records.model import Model, find_model, presets
 
 VARIANTS = re.compile(
     r"-(hf|base|instruct|chat|it|pt|think|thinking|reasoning|v0\.1|bnb-4bit|unsloth"
-    r"|0924|1025|1125|2501|2503|2506|2507)(?=-|$)"
+    r"|0924|1025|1125|2407|2501|2503|2506|2507)(?=-|$)"
 )
 """Parts of a name that change weights alone."""
 FORMATS = re.compile(r"-(q\d+(-\w+)*|f?p?16|gguf|awq|gptq|latest)$")
@@ -28,10 +28,14 @@ SAME_ARCHITECTURE = {
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "hermes-3-llama-3.1-8b": "llama-3.1-8b",
     "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
-    "qwen2-0.5b": "qwen2.5-0.5b",
-    "qwen2-7b": "qwen2.5-7b",
-    "qwen2.5-coder-7b": "qwen2.5-7b",
-    "qwen2.5-coder-0.5b": "qwen2.5-0.5b",
+    **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
+    **{
+        f"qwen2.5-coder-{size}": f"qwen2.5-{size}"
+        for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b")
+    },
+    **{f"deepseek-r1-distill-qwen-{size}": f"qwen2.5-{size}" for size in ("7b", "14b", "32b")},
+    "qwq-32b": "qwen2.5-32b",
+    "mistral-nemo": "mistral-nemo-12b",
     "qwen3-coder-next": "qwen3-next-80b-a3b",
     "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
     "mistral-small": "mistral-small-24b",
@@ -53,16 +57,14 @@ BARE_TAGS = {
     "llama3.1": "llama-3.1-8b",
     "llama3.2": "llama-3.2-3b",
     "llama3.3": "llama-3.1-70b",
+    "mistral": "mistral-7b-v0.3",
     "mistral-small3.1": "mistral-small-24b",
     "mistral-small3.2": "mistral-small-24b",
     "mixtral": "mixtral-8x7b",
     "qwen2.5": "qwen2.5-7b",
     "qwen3": "qwen3-8b",
 }
-"""Tags of Ollama without a size, which stand for one of the sizes; ``:latest`` is the same.
-
-``mistral`` is version 0.3, whose vocabulary no preset has.
-"""
+"""Tags of Ollama without a size, which stand for one of the sizes; ``:latest`` is the same."""
 WITH_TOWER = re.compile(r"gemma-3-(4|12|27)b|gemma-4-31b|mistral-small-?3\.[12](-24b)?")
 """Models whose language part alone is that of a preset: they have a vision tower beside it."""
 

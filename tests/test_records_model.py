@@ -22,11 +22,9 @@ FULL_SIZE = (
     "llama-2-7b",
     "llama-3.1-70b",
     "llama-3.1-8b",
-    "mistral-7b",
-    "mixtral-8x7b",
+    *("mistral-7b", "mistral-7b-v0.3", "mistral-nemo-12b", "mixtral-8x7b"),
     "olmoe-1b-7b",
-    "qwen2.5-0.5b",
-    "qwen2.5-7b",
+    *(f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")),
     "qwen3-30b-a3b",
     "qwen3-4b",
 )

@@ -278,7 +278,7 @@ def presets() -> dict[str, Model]:
     """
     models = {}
     folder = resources.files("trials.records") / "presets"
-    for file in sorted(folder.iterdir(), key=lambda path: path.name):
+    for file in sorted(folder.iterdir(), key=lambda path: path.name.removesuffix(".toml")):
         try:
             raw = tomllib.loads(file.read_text(encoding="utf-8"))
             raw["config"] |= dict.fromkeys(raw.pop("nulls", ()))
