@@ -192,14 +192,14 @@ def test_a_length_histogram_sets_memory_time_and_price(
     length = str(round(estimate["tokens_per_example"]))
     short = estimate_json(capsys, *TINY[:3], *options, "--seq-len", length)
     assert estimate["step_seconds"] == short["step_seconds"] < longest["step_seconds"]
-    assert estimate["price"]["hours"] == pytest.approx(
-        2 * 10_000 / 256 * estimate["step_seconds"] / 3600
-    )
+    hours = 2 * 10_000 / 256 * estimate["step_seconds"] / 3600
+    assert estimate["price"]["hours"] == pytest.approx(hours)
     packing = ("--packing", "--cutoff", "128", "--attention", "flash_attention_2")
     packed = estimate_json(capsys, *TINY[:3], *options, *data, *packing)
     assert packed["price"]["hours"] < longest["price"]["hours"]
-    seconds = packed["price"]["hours"] * 3600
-    assert packed["examples_per_second"] == pytest.approx(2 * 10_000 / seconds)
+    step, rate = packed["step_seconds"], packed["examples_per_second"]
+    assert rate * packed["price"]["hours"] == pytest.approx(2 * 10_000 / 3600)
+    assert 1 < packed["examples_per_row"] == pytest.approx(rate * step / 256)
     assert main([*TINY[:3], *data, "--seq-len", "16"]) == 1
     message = capsys.readouterr().err
     assert message.startswith("--seq-len 16: ")

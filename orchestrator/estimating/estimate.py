@@ -201,6 +201,7 @@ def _priced_job(question: Question, job: Job, cell: Cell, batch: ChosenBatch) ->
         "effective_batch": batch.size * micro_batches * question.data_parallel_ranks,
         "batch": _batch_choice(question, batch),
         "tokens_per_example": batch.tokens,
+        "examples_per_row": job.examples / rows(job),
     }
 
 
@@ -249,7 +250,6 @@ def _survives(row: BatchCandidates, size: int, limit: float, outcome: Outcome) -
 def _speed(
     question: Question, batch: ChosenBatch, seconds: float, interval: Interval
 ) -> dict[str, Any]:
-    # A packed row has several examples.
     rows_per_step = (
         question.rank_recipe.micro_batches(batch.size) * batch.size * question.data_parallel_ranks
     )

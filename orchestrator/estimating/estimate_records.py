@@ -143,6 +143,7 @@ class Estimate(Record):
         batch: origin of the batch size: requested, the largest that fits, or the fastest.
         tokens_per_example: mean padded length that times refer to, of a row where rows are packed;
             memory refers to ``seq_len``.
+        examples_per_row: examples in a packed row; 1 where rows are not packed.
         outcome: outcome of a step of that size.
         max_batch_size: largest batch that fits; 0 when not even one example fits.
         batch_limit: largest batch size that was tried, which is the GPU's share of the effective
@@ -212,6 +213,7 @@ class Estimate(Record):
     effective_batch: int
     batch: BatchChoice
     tokens_per_example: float
+    examples_per_row: float = 1.0
     outcome: Outcome
     max_batch_size: int
     batch_limit: int
