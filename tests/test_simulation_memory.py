@@ -106,7 +106,9 @@ CELLS = [
     (MIXTRAL, recipe("full")),
     (MIXTRAL, recipe("full", experts="looped", precision="bf16")),
     (OLMOE, recipe("full", gradient_checkpointing=True)),
+    (OLMOE, recipe("full", gradient_checkpointing="reentrant")),
     (MIXTRAL, recipe("qlora", quantisation="int8")),
+    (LLAMA, recipe("qlora", quantisation="int8", gradient_checkpointing="reentrant")),
     (QWEN, recipe("qlora", experts="grouped", lora_targets=("all-linear",))),
     (MIXTRAL, recipe("qlora", precision="bf16", quantised_experts=True)),
     (OLMOE, recipe("qlora", precision="bf16", quantised_experts=True, quantisation="int8")),
@@ -116,6 +118,8 @@ CELLS = [
 
 REST = [
     (LLAMA, recipe("full", gradient_checkpointing=True)),
+    (LLAMA, recipe("full", precision="bf16-mixed", gradient_checkpointing="reentrant")),
+    (BLACKMAMBA, recipe("full", gradient_checkpointing="reentrant")),
     (LLAMA, recipe("qlora", precision="bf16")),
     (LLAMA, recipe("full", optimizer="adafactor")),
     (LLAMA, recipe("full", optimizer="muon")),

@@ -98,6 +98,7 @@ class PublishedErrors(Record):
 def axis_values(recipe: Recipe) -> dict[str, str]:
     """Values of the axes that apply to a recipe; a switch only where it is on."""
     values = {name: getattr(recipe, name) for name in AXES}
+    values["gradient_checkpointing"] = bool(recipe.gradient_checkpointing)
     return {name: str(value) for name, value in values.items() if value not in (None, False)}
 
 

@@ -1,7 +1,7 @@
 """Options of TRL's command line that are a recipe, and recipes that it cannot express."""
 
 from orchestrator.exporting.training import ExportError, TrainingJob
-from trials.recipes.fields import WEIGHTED, Attention, Dtype, Optimizer, Task
+from trials.recipes.fields import REENTRANT, WEIGHTED, Attention, Dtype, Optimizer, Task
 from trials.recipes.recipe import Recipe
 from trials.records.model import Model
 
@@ -83,7 +83,9 @@ def _of_shards(training: TrainingJob) -> Options:
 
 def _kernels(recipe: Recipe) -> Options:
     attention: Attention | None = recipe.attention
-    options: Options = {"gradient_checkpointing": str(recipe.gradient_checkpointing)}
+    options: Options = {"gradient_checkpointing": str(bool(recipe.gradient_checkpointing))}
+    if recipe.gradient_checkpointing == REENTRANT:
+        options["gradient_checkpointing_kwargs"] = '{"use_reentrant": true}'
     if attention is not None:
         options["attn_implementation"] = attention
     switches = {

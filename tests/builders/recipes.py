@@ -33,7 +33,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
     fields: dict[str, object] = {
         "method": draw(st.sampled_from(["full", "lora", "qlora"])),
         "precision": draw(st.sampled_from(PRECISIONS)),
-        "gradient_checkpointing": draw(st.booleans()),
+        "gradient_checkpointing": draw(st.sampled_from([False, True, "reentrant"])),
         "optimizer": draw(st.sampled_from(["adamw", "adamw_foreach", "adamw_8bit", "sgd"])),
         "kbit_preparation": draw(st.booleans()),
         "quantised_experts": draw(st.booleans()),

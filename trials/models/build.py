@@ -42,7 +42,7 @@ from trials.models.weight_placement import (
     place,
     trained_layers,
 )
-from trials.recipes.fields import SCORE
+from trials.recipes.fields import REENTRANT, SCORE
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Weights
 from trials.records.model import Model
@@ -300,7 +300,8 @@ def _pretrained(model: Model, recipe: Recipe, active_experts: int | None) -> nn.
 def _checkpoint(model: nn.Module, recipe: Recipe) -> None:
     # transformers 5.20 renamed the method; the old name warns there.
     enable = getattr(model, "activation_checkpointing_enable", None)
-    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})  # type: ignore[operator]
+    kwargs = {"use_reentrant": recipe.gradient_checkpointing == REENTRANT}
+    (enable or model.gradient_checkpointing_enable)(kwargs)  # type: ignore[operator]
     if recipe.trained_layers is not None:
         # LLaMA-Factory's own checkpointing (model/model_utils/checkpointing.py:80).
         for layer in {*decoder_layers(model)} - {*trained_layers(model, recipe)}:

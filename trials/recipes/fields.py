@@ -1,6 +1,6 @@
 """Axes of a recipe: their values, their defaults, and what each means."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -35,6 +35,7 @@ MOST_COUNTED = 10**15
 """Largest number of anything: sums of products of larger ones overflow."""
 PositiveInt = Annotated[int, Field(strict=True, ge=1, le=MOST_COUNTED)]
 Switch = Annotated[bool, Field(strict=True)]
+REENTRANT: Final = "reentrant"
 Target = Annotated[str, Field(pattern=r"^(all-linear|[A-Za-z_][A-Za-z0-9_.]*)$")]
 
 TARGET_GROUPS = ("attention", "experts", "router", "all-linear")
@@ -112,6 +113,10 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
             filled["double_quantisation"] = True
     if filled.get("method") in ("lora", "qlora"):
         _fill_in_adapters(filled)
+    if filled.get("gradient_checkpointing") == REENTRANT:
+        differs = filled.get("method") == "full" or filled.get("quantisation") == "int8"
+        is_plain = filled.get("task", "sft") == "sft" and filled.get("trained_layers") is None
+        filled["gradient_checkpointing"] = REENTRANT if differs and is_plain else True
     return filled
 
 
@@ -206,7 +211,10 @@ class RecipeFields(WeightFields):
 
     Attributes:
         gradient_checkpointing: whether each layer's activations are recomputed in the backward
-            pass.
+            pass. ``reentrant`` is PyTorch's older implementation: it recomputes a layer to its end,
+            and keeps no inputs of LLM.int8's layers, which the newer one cannot drop. It becomes
+            true with adapters on other weights, where the two do not differ, and for other tasks
+            and ``trained_layers``.
         activation_offloading: whether saved activations are on the host between forward and
             backward pass, by TRL's context manager. It needs a CUDA GPU.
         attention: attention kernel; by default ``sdpa``, or ``eager`` where transformers has no
@@ -273,7 +281,7 @@ class RecipeFields(WeightFields):
             default 2.
     """
 
-    gradient_checkpointing: Switch = False
+    gradient_checkpointing: Switch | Literal["reentrant"] = False
     activation_offloading: Switch = False
     attention: Attention | None = None
     experts: Experts | None = None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from trials.recipes.fields import REENTRANT
 from trials.recipes.parallel import WEIGHTS_DIVIDED, ZERO_STRATEGIES, Parallel
 from trials.recipes.recipe import Recipe
 from trials.recipes.zero_settings import BY_LAYOUT
@@ -29,8 +30,11 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
         config: configuration of the language model as transformers has it.
         parallel: layout.
     """
-    if recipe.activation_offloading:
-        return "activation_offloading is not simulated on several GPUs: leave it out"
+    if recipe.activation_offloading or recipe.gradient_checkpointing == REENTRANT:
+        is_offloading = recipe.activation_offloading
+        what = "activation_offloading" if is_offloading else "gradient_checkpointing reentrant"
+        remedy = "leave it out" if is_offloading else "use true"
+        return f"{what} is not simulated on several GPUs: {remedy}"
     if recipe.offload_optimizer:
         return f"offload_optimizer is not for {parallel.strategy}: leave it out, and {BY_LAYOUT}"
     if not parallel.is_sharded:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from trials.recipes.fields import GENERATION_SHARE, TASK_LOSSES, RecipeFields
+from trials.recipes.fields import GENERATION_SHARE, REENTRANT, TASK_LOSSES, RecipeFields
 from trials.recipes.mistakes import incompatible, misplaced
 
 
@@ -120,6 +120,7 @@ def _key(recipe: Recipe) -> str:
         "quantised-experts" if recipe.quantised_experts else None,
         recipe.precision,
         "checkpointed" if recipe.gradient_checkpointing else None,
+        REENTRANT if recipe.gradient_checkpointing == REENTRANT else None,
         "activations-offloaded" if recipe.activation_offloading else None,
         recipe.attention if recipe.attention != "sdpa" else None,
         recipe.experts,

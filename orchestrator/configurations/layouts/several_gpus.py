@@ -14,6 +14,7 @@ from orchestrator.configurations.layouts.deepspeed import (
     DeepSpeedFile,
     deepspeed_named,
 )
+from trials.recipes.fields import REENTRANT
 from trials.recipes.layout_support import simulates_optimizer
 from trials.recipes.parallel import ZERO_STRATEGIES
 
@@ -229,6 +230,8 @@ def on_several_gpus(
             "or --gpus 8"
         )
     changed = dict(options) | {"strategy": "ddp"} | layout
+    if changed.get("gradient_checkpointing") == REENTRANT:
+        changed["gradient_checkpointing"] = True
     changed |= precision_of(configuration, changed)
     if 1 not in counts or zero is not None:
         _check_optimizer(configuration, changed, given)

@@ -22,7 +22,7 @@ from orchestrator.configurations.trainers.lora_targets import (
 )
 from orchestrator.configurations.trainers.optimizers import optimizer_of
 from orchestrator.configurations.trainers.training_length import length_of
-from orchestrator.configurations.trainers.transformers_keys import check_types
+from orchestrator.configurations.trainers.transformers_keys import check_types, checkpointing_of
 
 TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "orpo"}
 ATTENTION_SWITCHES = {
@@ -329,7 +329,9 @@ def _memory_savers(config: Config, reading: Reading) -> None:
         reading.refuse(name, config[name], "not simulated: use activation_offloading: true")
     # core/builders/base.py:608: null leaves the default to TRL's configurations, which is on.
     is_trl = reading.options["task"] != "sft"
-    reading.options["gradient_checkpointing"] = is_trl if saves is None else bool(saves)
+    is_older = not is_trl and not config.get("unfrozen_parameters")  # utils/config/__init__.py:401
+    saves = is_trl if saves is None else bool(saves)
+    reading.options["gradient_checkpointing"] = saves and checkpointing_of(config, older=is_older)
     reading.options["activation_offloading"] = bool(offloads)
     norm = config.get("max_grad_norm")
     reading.options["max_grad_norm"] = 1.0 if norm is None else (norm or "none")
@@ -375,13 +377,11 @@ SHAPES: dict[str, tuple[type, ...]] = {
     "fsdp": (str, list, bool),
     "fsdp_config": (dict,),
     "batch_size": (int, float),
-    "micro_batch_size": (int, float),
-    "gradient_accumulation_steps": (int, float),
+    **dict.fromkeys(("micro_batch_size", "gradient_accumulation_steps"), (int, float)),
     "rl": (str, bool),
     "bnb_config_kwargs": (dict,),
     "lora_dropout": (int, float),
-    "lora_modules_to_save": (list,),
-    "lora_target_parameters": (list,),
+    **dict.fromkeys(("lora_modules_to_save", "lora_target_parameters"), (list,)),
     "lora_target_modules": (str, list),
     "plugins": (list,),
     "unfrozen_parameters": (list,),

@@ -68,6 +68,7 @@ KEYS: dict[str, Key] = {
     "optimizer": shared("optimizer"),
     "max_grad_norm": shared("max_grad_norm"),
     "gradient_checkpointing": shared("gradient_checkpointing"),
+    "gradient_checkpointing_kwargs": shared("gradient_checkpointing"),
     "activation_offloading": shared("activation_offloading"),
     "attn_implementation": shared("attention"),
     "model_quantization_config": shared("precision"),
@@ -165,7 +166,7 @@ KEYS: dict[str, Key] = {
         pretraining_sample_concatenation is_falcon_derived_model is_llama_derived_model
         is_mistral_derived_model is_qwen_derived_model sample_packing_group_size
         sample_packing_bin_size sample_packing_mp_start_method
-        multipack_real_batches gradient_checkpointing_kwargs
+        multipack_real_batches
         peft_init_lora_weights flex_attn_compile_kwargs torch_compile_backend
         torch_compile_mode device local_rank torch_compile_options
         cls_model_config is_preprocess preprocess_iterable total_num_tokens

@@ -13,6 +13,7 @@ from orchestrator.configurations.trainers.lora_targets import names_of, targets_
 from orchestrator.configurations.trainers.optimizers import optimizer_of
 from orchestrator.configurations.trainers.training_length import length_of, set_aside
 from orchestrator.configurations.trainers.transformers_keys import check_types
+from trials.recipes.fields import REENTRANT
 
 ATTENTION = {"auto": "sdpa", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
@@ -40,7 +41,9 @@ def derive(config: Config, reading: Reading) -> None:
     _weighted_loss(config, reading)
     _preference(config, reading)
     # model/model_utils/checkpointing.py:162
-    options["gradient_checkpointing"] = not config.get("disable_gradient_checkpointing")
+    is_reentrant = config.get("use_reentrant_gc", True)  # hparams/model_args.py:149
+    saves = not config.get("disable_gradient_checkpointing")
+    options["gradient_checkpointing"] = saves and (REENTRANT if is_reentrant else True)
     options["activation_offloading"] = False
     read_training_arguments(config, reading)
     norm = config.get("max_grad_norm", 1.0)

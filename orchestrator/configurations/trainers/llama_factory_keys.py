@@ -50,6 +50,7 @@ KEYS: dict[str, Key] = (
         "use_dora": used("dora"),
         "pure_bf16": shared("precision"),
         "disable_gradient_checkpointing": shared("gradient_checkpointing"),
+        "use_reentrant_gc": shared("gradient_checkpointing"),
         "enable_liger_kernel": shared("liger_kernels, loss"),
         "freeze_trainable_layers": shared("trained_layers"),
         "freeze_trainable_modules": shared("trained_layers"),
@@ -110,7 +111,7 @@ KEYS: dict[str, Key] = (
             preprocessing_num_workers streaming buffer_size data_shared_file_system
             ignore_pad_token_for_loss cache_dir model_revision low_cpu_mem_usage trust_remote_code
             offload_folder hf_hub_token ms_hub_token om_hub_token print_param_status use_kv_cache
-            use_reentrant_gc quantization_device_map ddp_timeout
+            quantization_device_map ddp_timeout
             """,
         ),
         (

@@ -1,5 +1,7 @@
 """Class of each key of transformers' ``TrainingArguments``, which other trainers extend."""
 
+from typing import Literal
+
 from orchestrator.configurations.key_classes import (
     Config,
     Key,
@@ -22,11 +24,13 @@ from orchestrator.configurations.trainers.axolotl_keys import (
     SAVING,
     SEVERAL_GPUS,
 )
+from trials.recipes.fields import REENTRANT
 
 LEARNING = irrelevant("learning, not speed")
 EVALUATION = irrelevant("evaluation, which the estimate leaves out")
 OF_PROCESSES = irrelevant("only on several GPUs")
 
+CHECKPOINTING_KWARGS = ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
 SAMPLING = {"random": False, "sequential": False, "group_by_length": True}
 
 TRAINING_ARGUMENTS: dict[str, Key] = {
@@ -136,10 +140,22 @@ def check_types(config: Config, reading: Reading, bf16: str = "bf16") -> None:
 
 def checkpoints(config: Config, reading: Reading, *, by_default: bool) -> bool:
     """Whether layers are checkpointed; the newer of two names decides (training_args.py:1533)."""
-    for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+    for name in CHECKPOINTING_KWARGS:
         more = config.get(name)
         if isinstance(more, dict) and (more.get("every_n_layers") or 1) != 1:
             reading.refuse(name, more, "every layer or none is simulated: remove every_n_layers")
     names = ("activation_checkpointing", "gradient_checkpointing")
     stated = (config[name] for name in names if config.get(name) is not None)
     return bool(next(stated, by_default))
+
+
+def checkpointing_of(config: Config, *, older: bool) -> bool | Literal["reentrant"]:
+    """Implementation of a trainer's checkpoints.
+
+    Args:
+        config: keys of the file.
+        older: whether it is PyTorch's reentrant one where the file states none.
+    """
+    keywords = [config.get(name) for name in CHECKPOINTING_KWARGS]
+    stated = next((words for words in keywords if isinstance(words, dict)), {})
+    return REENTRANT if stated.get("use_reentrant", older) else True

@@ -35,6 +35,7 @@ from orchestrator.configurations.trainers.transformers_keys import (
     OTHER_VERSIONS,
     TRAINING_ARGUMENTS,
     check_types,
+    checkpointing_of,
     checkpoints,
 )
 from orchestrator.configurations.trainers.trl_tasks import (
@@ -188,7 +189,8 @@ def derive(config: Config, reading: Reading) -> None:
     attention_of(config, ATTENTION, reading)
     _loss(config, reading)
     _preference(config, reading)
-    options["gradient_checkpointing"] = checkpoints(config, reading, by_default=True)
+    saves = checkpoints(config, reading, by_default=True)
+    options["gradient_checkpointing"] = saves and checkpointing_of(config, older=False)
     read_training_arguments(config, reading)
     norm = config.get("max_grad_norm", 1.0)
     options["max_grad_norm"] = norm or "none"

@@ -11,7 +11,7 @@ from gpu_catalog.number_text import short
 from orchestrator.markdown_table import table
 from orchestrator.reporting.sections.memory_section import memory_text
 from orchestrator.reporting.sections.recommendation import job_title
-from trials.recipes.fields import Loss, Reference
+from trials.recipes.fields import REENTRANT, Loss, Reference
 from trials.recipes.recipe import Recipe
 from trials.records.cell import Cell, by_cell
 from trials.records.observation import (
@@ -28,6 +28,11 @@ HEADERS = (
     *("recipe", "peak memory", "vs. default", "step time", "vs. default"),
     *("largest batch", "best examples/s", "vs. default"),
 )
+CHECKPOINTING = {
+    False: "no checkpointing",
+    True: "checkpointing",
+    REENTRANT: "reentrant checkpointing",
+}
 ATTENTION = {
     "eager": "eager attention",
     "sdpa": "SDPA attention",
@@ -105,7 +110,7 @@ def plainness(recipe: Recipe) -> tuple[object, ...]:
     attention, then by name.
     """
     departures = (
-        recipe.gradient_checkpointing,
+        bool(recipe.gradient_checkpointing),
         recipe.attention == "flash_attention_2",
         recipe.optimizer != "adamw",
         recipe.offload_optimizer,
@@ -270,7 +275,7 @@ def _words(recipe: Recipe) -> tuple[str | None, ...]:
         _method(recipe),
         _task(recipe),
         recipe.precision,
-        "checkpointing" if recipe.gradient_checkpointing else "no checkpointing",
+        CHECKPOINTING[recipe.gradient_checkpointing],
         "activations on the host" if recipe.activation_offloading else "activations not offloaded",
         None if recipe.attention is None else ATTENTION[recipe.attention],
         None if recipe.experts is None else f"{recipe.experts} experts",

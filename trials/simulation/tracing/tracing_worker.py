@@ -162,7 +162,7 @@ class Tracing:
         cell = request.cell
         key = (request.built, request.model.name, cell.active_experts, cell.image_tokens)
         built, checkpoints = self._built.get(key), cell.recipe.gradient_checkpointing
-        if built is None or (checkpoints and not built.recipe.gradient_checkpointing):
+        if built is None or (checkpoints and built.recipe.gradient_checkpointing != checkpoints):
             built = TraceableCell(cell, request.model, target=request.target, whole=request.whole)
             if not depends_on_past_lengths(built.model):
                 self._built[key] = built
@@ -247,7 +247,7 @@ def _answer(line: str, tracing: Tracing, folder: Path, limit_seconds: float) -> 
     key, _, text = line.partition(" ")
     request = TraceRequest.model_validate_json(text)
     recipe = request.cell.recipe
-    method = f"{recipe.method}{', checkpointed' * recipe.gradient_checkpointing}"
+    method = f"{recipe.method}{', checkpointed' if recipe.gradient_checkpointing else ''}"
     what = f"{request.model.name}, {method}, {request.cell.seq_len} tokens"
 
     def report(text: str) -> None:
