@@ -29,6 +29,8 @@ BASE: dict[str, Any] = {
     "bf16": True,
     "attn_implementation": "flash_attention_2",
 }
+CHECKPOINTED = BASE | {"gradient_checkpointing": True}
+NEWER = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
 LORA = BASE | {
     "adapter": "lora",
     "lora_r": 16,
@@ -71,7 +73,8 @@ def classes(configuration: Configuration) -> dict[str, str]:
         (BASE | {"optimizer": "adamw_torch"}, {"optimizer": "adamw_foreach"}),
         (BASE | {"optimizer": "adamw_bnb_8bit"}, {"optimizer": "adamw_8bit"}),
         (BASE | {"optimizer": "adamw_torch_4bit"}, {"optimizer": "torchao_adamw_4bit"}),
-        (BASE | {"gradient_checkpointing": True}, {"gradient_checkpointing": True}),
+        (BASE | {"gradient_checkpointing": True}, {"gradient_checkpointing": "reentrant"}),
+        (CHECKPOINTED | NEWER, {"gradient_checkpointing": True}),
         (BASE | {"gradient_checkpointing": "offload"}, {"activation_offloading": True}),
         (BASE | {"attn_implementation": "eager"}, {"attention": "eager"}),
         (BASE | {"attn_implementation": None, "sdp_attention": True}, {"attention": "sdpa"}),

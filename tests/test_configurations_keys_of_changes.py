@@ -47,7 +47,8 @@ def test_a_configuration_with_the_keys_is_read_as_the_change(
     read = configuration_of(TRAINERS[trainer], BARE[trainer] | keys, "f.yaml")
     assert read.refusals == ()
     name = option.removeprefix("--").replace("-", "_")
-    assert read.options[name] == WORDS.get(value, value)
+    is_older = trainer != "TRL" and (name, value) == ("gradient_checkpointing", "on")
+    assert read.options[name] == ("reentrant" if is_older else WORDS.get(value, value))
     assert (read.options["batch_size"], read.options["effective_batch"]) == (2, 16)
 
 

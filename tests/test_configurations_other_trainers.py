@@ -43,7 +43,7 @@ def read(values: dict[str, Any]) -> Configuration:
     [
         (FACTORY, {"method": "lora", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0}),
         (FACTORY, {"lora_targets": ("all-linear",), "precision": "bf16-mixed", "epochs": 3}),
-        (FACTORY, {"gradient_checkpointing": True, "batch_size": 8, "loss": "full-logits"}),
+        (FACTORY, {"gradient_checkpointing": "reentrant", "batch_size": 8, "loss": "full-logits"}),
         (FACTORY | {"gradient_accumulation_steps": 4}, {"effective_batch": 32}),
         (FACTORY | {"max_steps": 10}, {"steps": 10, "epochs": 1}),
         (FACTORY | {"lora_target": "q_proj, v_proj"}, {"lora_targets": ("q_proj", "v_proj")}),
@@ -57,7 +57,8 @@ def read(values: dict[str, Any]) -> Configuration:
         (FACTORY | {"enable_liger_kernel": True}, {"liger_kernels": True, "loss": "liger"}),
         (FACTORY | {"neat_packing": True}, {"packing": True}),
         (FACTORY | {"flash_attn": "fa3"}, {"attention": "flash_attention_2"}),
-        (FACTORY | {"use_unsloth_gc": True}, {"gradient_checkpointing": True}),
+        (FACTORY | {"use_unsloth_gc": True}, {"gradient_checkpointing": "reentrant"}),
+        (FACTORY | {"use_reentrant_gc": False}, {"gradient_checkpointing": True}),
         (
             FACTORY | {"model_name_or_path": "a/Llama-3-8B-Instruct-GPTQ"},
             {"method": "qlora", "quantisation": "nf4", "double_quantisation": True},

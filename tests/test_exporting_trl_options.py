@@ -116,6 +116,16 @@ def test_the_loss_of_the_routers_is_switched_off_where_the_recipe_has_none() -> 
     assert "router_aux_loss_coef" not in trl_options(training_of())
 
 
+def test_reentrant_checkpoints_are_asked_for() -> None:
+    """TRL's are the others."""
+    fields = {"gradient_checkpointing": "reentrant", **QLORA, "quantisation": "int8"}
+    options = trl_options(training_of(fields))
+    assert options["gradient_checkpointing"] == "True"
+    assert options["gradient_checkpointing_kwargs"] == '{"use_reentrant": true}'
+    plain = trl_options(training_of(fields | {"gradient_checkpointing": True}))
+    assert "gradient_checkpointing_kwargs" not in plain
+
+
 @pytest.mark.parametrize(
     ("fields", "part"),
     [

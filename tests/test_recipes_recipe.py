@@ -17,8 +17,12 @@ from trials.recipes.recipe import Recipe
         (Recipe(method="full", precision="fp32"), "full-fp32"),
         (Recipe(method="lora", lora_rank=8), "lora-r8-bf16"),
         (
-            Recipe(method="qlora", lora_rank=16, gradient_checkpointing=True),
+            Recipe(method="qlora", lora_rank=16, gradient_checkpointing="reentrant"),  # not int8
             "qlora-r16-bf16-checkpointed",
+        ),
+        (
+            Recipe(method="full", gradient_checkpointing="reentrant"),
+            "full-bf16-checkpointed-reentrant",
         ),
         (
             Recipe(

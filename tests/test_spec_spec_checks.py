@@ -133,7 +133,7 @@ MISTAKES: list[tuple[str, str, Sequence[tuple[str, ...]]]] = [
     ]),
     ("full", "lora", [("5: cells[0].recipes[0]: method lora needs lora_rank", "lora_rank: 16")]),
     ("full", "full, gradient_checkpointing: 1", [
-        ("5: cells[0].recipes[0].gradient_checkpointing: must be true or false, not 1",),
+        ("5: cells[0].recipes[0].gradient_checkpointing: must be true, false or reentrant, not 1",),
     ]),
     ("{method: full, precision: fp32}", "{method: full}, {method: full, precision: bf16}", [
         ("5: cells[0].recipes[1]: {method: 'full', precision: 'bf16'} is listed twice",),

@@ -10,7 +10,7 @@ from gpu_catalog.errors import UserError
 from orchestrator.configurations.trainers.optimizers import OPTIMIZERS
 from orchestrator.configurations.trainers.trl import ATTENTION
 from orchestrator.request import validation_lines
-from trials.recipes.fields import Experts, Precision
+from trials.recipes.fields import REENTRANT, Experts, Precision
 from trials.recipes.recipe import Recipe
 
 SHORT = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
@@ -57,7 +57,7 @@ def live_recipe(
         **_method(model, has_experts=experts is not None),
         "experts": experts,
         **_precision(args, model),
-        "gradient_checkpointing": bool(args.gradient_checkpointing),
+        "gradient_checkpointing": _checkpointing(args),
         "activation_offloading": bool(getattr(args, "activation_offloading", False)),
         "attention": _attention(model),
         "optimizer": _optimizer(args, model),
@@ -76,6 +76,11 @@ def live_recipe(
         return Recipe.model_validate(fields)
     except ValidationError as error:
         raise LiveRecipeError(validation_lines(error)) from None
+
+
+def _checkpointing(args: Any) -> bool | str:
+    is_older = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    return bool(args.gradient_checkpointing) and (REENTRANT if is_older else True)
 
 
 def _is_sft(args: Any) -> bool:

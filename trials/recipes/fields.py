@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpu_catalog.record import Record
 
@@ -102,6 +102,15 @@ def _with_task(given: dict[str, Any]) -> dict[str, Any]:
     if task == "grpo" and filled.get("generation_share") is None:
         filled["generation_share"] = GENERATION_SHARE
     return filled
+
+
+def _checkpointing(value: object) -> object:
+    if isinstance(value, bool) or value == REENTRANT:
+        return value
+    raise ValueError(f"must be true, false or {REENTRANT}, not {value!r}")
+
+
+Checkpointing = Annotated[bool | Literal["reentrant"], BeforeValidator(_checkpointing)]
 
 
 def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +290,7 @@ class RecipeFields(WeightFields):
             default 2.
     """
 
-    gradient_checkpointing: Switch | Literal["reentrant"] = False
+    gradient_checkpointing: Checkpointing = False
     activation_offloading: Switch = False
     attention: Attention | None = None
     experts: Experts | None = None

@@ -120,8 +120,9 @@ training step:
                          bf16, fp32: everything in that type; bf16-mixed: trained weights in fp32,
                          autocast to bf16; fp32-mixed-load: frozen weights in fp32, too; fp16:
                          trained weights in fp32, autocast to fp16 (default: PRECISION)
---gradient-checkpointing {on,off}
-                         recompute activations in the backward pass (default: on)
+--gradient-checkpointing {on,off,reentrant}
+                         recompute activations in the backward pass; reentrant: by PyTorch's older
+                         implementation, as axolotl and LLaMA-Factory do (default: on)
 --activation-offloading {on,off}
                          keep saved activations on the host until the backward pass, by TRL
                          (default: off)

@@ -329,9 +329,9 @@ def _memory_savers(config: Config, reading: Reading) -> None:
         reading.refuse(name, config[name], "not simulated: use activation_offloading: true")
     # core/builders/base.py:608: null leaves the default to TRL's configurations, which is on.
     is_trl = reading.options["task"] != "sft"
-    is_older = not is_trl and not config.get("unfrozen_parameters")  # utils/config/__init__.py:401
     saves = is_trl if saves is None else bool(saves)
-    reading.options["gradient_checkpointing"] = saves and checkpointing_of(config, older=is_older)
+    checkpoints = checkpointing_of(config, older=not is_trl)  # utils/config/__init__.py:401
+    reading.options["gradient_checkpointing"] = saves and checkpoints
     reading.options["activation_offloading"] = bool(offloads)
     norm = config.get("max_grad_norm")
     reading.options["max_grad_norm"] = 1.0 if norm is None else (norm or "none")
