@@ -152,7 +152,9 @@ def test_the_number_of_gpus_must_be_known_and_one() -> None:
     """A layout without its number of GPUs, or with several, is an error that says what to give."""
     with pytest.raises(ConfigurationError, match="by fsdp2: give their number, as --gpu 8xH100"):
         request(AXOLOTL | {"fsdp_config": V2}, gpu="H100-SXM")
-    with pytest.raises(ConfigurationError, match="which are 1, 2: give one number"):
+    with pytest.raises(
+        ConfigurationError, match="which are 1, 2: give one, as --gpus 2, or --effective-batch N"
+    ):
         request(AXOLOTL, gpu="H100-SXM", gpus=(1, 2))
 
 

@@ -9,8 +9,10 @@ import orchestrator
 from fitting.laws.fit_result import Interval
 from orchestrator.estimating.estimate_records import Estimated
 from orchestrator.reporting.estimate_recommendation import padding_text, verdict
+from orchestrator.reporting.estimate_tables import as_table
 from orchestrator.reporting.sections.alternative_recipes import chosen_recipe
 from orchestrator.spec.recipe_options import OpenCell
+from trials.records.observation import Outcome
 
 OPTIONS: dict[str, Any] = {
     "model": "llama-tiny",
@@ -59,6 +61,25 @@ def test_a_recommendation_without_a_price_says_as_much_of_its_batch() -> None:
     generates = estimate.model_copy(update={"left_out": "generating completions"})
     text = verdict([replace(row, estimate=generates)], row.question.constraints)
     assert f"with {estimate.options}; generation comes on top." in text
+
+
+def test_the_batches_of_a_row_say_what_fits_and_what_may() -> None:
+    """Lengths that vary have a smaller largest batch, and memory is that of the asked one."""
+    (row,) = orchestrator.estimate(**OPTIONS, gpu="A40").estimated
+
+    def shown(low: int, high: int, **changes: Any) -> str:
+        changes |= {"batch_size": 2, "max_batch_size_interval": Interval(low=low, high=high)}
+        estimate = row.estimate.model_copy(update=changes)
+        return as_table([replace(row, estimate=estimate)], row.question)
+
+    fits = {"max_batch_size": 9, "micro_batches": 8}
+    assert "| 2 x 8 of 9 (7 to 10) |" in shown(7, 10, **fits)
+    varying = shown(7, 10, **fits, surviving_batch_size=4)
+    assert "| 2 x 8 of 4 |" in varying
+    assert "the largest micro-batch that survives an epoch is 4." in varying
+    lacks = {"max_batch_size": 0, "outcome": Outcome.OUT_OF_MEMORY}
+    assert "| 2: out of memory; 1, too |" in shown(0, 0, **lacks)
+    assert "| 2: out of memory; 1 may fit |" in shown(0, 1, **lacks)
 
 
 def test_each_end_of_the_padding_has_its_batch_size(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def as_table(estimates: Sequence[Estimated], question: Question, *, most: int | 
     ]
     job = (
         f"{' '.join(jobs)} Nothing was measured: every value is simulated. Rows are sorted by "
-        f"{order}. Brackets are 90 % intervals."
+        f"{order}. Brackets are 90 % intervals{_drift(question) if is_priced else ''}."
     )
     return "\n\n".join([job, *parts])
 
@@ -174,6 +174,13 @@ def _job(row: Estimated) -> str:
         f"{f' (assumed: {by_default})' if by_default else ''}"
         f"{overheads_text(priced)}{by_size}.{left_out}{_assumed_density(question)}"
     )
+
+
+def _drift(question: Question) -> str:
+    """Words on intervals of dollars, which are wider than those of the hours."""
+    overheads = question.workload.overheads
+    drifts = overheads.price_drift or overheads.spot_price_drift
+    return ", those of dollars with changes of prices since their dates" if drifts else ""
 
 
 def _packed(question: Question) -> str:
@@ -245,11 +252,18 @@ def _batch(estimate: Estimate) -> str:
     interval = estimate.max_batch_size_interval
     if estimate.outcome is Outcome.FITS:
         times = f" x {estimate.micro_batches}" if estimate.micro_batches > 1 else ""
-        bounds = f" of {estimate.max_batch_size} ({interval.low:.0f} to {interval.high:.0f})"
+        bounds = f" of {estimate.lasting_batch_size}"
+        if estimate.lasting_batch_size == estimate.max_batch_size:
+            bounds += f" ({interval.low:.0f} to {interval.high:.0f})"
         return f"{estimate.batch_size}{times}{'' if estimate.holds_limit else bounds}"
+    why = outcome_text(estimate.outcome)
     if largest := estimate.lasting_batch_size:
-        return f"{estimate.batch_size}: {outcome_text(estimate.outcome)}; largest {largest}"
-    return f"not even one example fits: {outcome_text(estimate.outcome)}"
+        return f"{estimate.batch_size}: {why}; largest {largest}"
+    if estimate.batch_size > 1:  # whose memory the row has
+        return f"{estimate.batch_size}: {why}; {'1 may fit' if interval.high >= 1 else '1, too'}"
+    return (
+        f"not even one {'packed row' if estimate.examples_per_row > 1 else 'example'} fits: {why}"
+    )
 
 
 def explanation(estimated: Estimated) -> str:

@@ -241,7 +241,7 @@ def on_several_gpus(
         numbers = ", ".join(map(str, sorted(counts)))
         raise ConfigurationError(
             f"{file}: its effective batch grows with the number of GPUs, which are {numbers}: give "
-            "one number, or --effective-batch"
+            f"one, as --gpus {max(counts)}, or --effective-batch N to compare them"
         )
     (ranks,) = counts
     if "zero" in layout:

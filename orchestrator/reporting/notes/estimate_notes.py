@@ -215,6 +215,8 @@ def _largest_text(row: Estimate, effective_batch: int | None) -> str:
     within, most = row.max_batch_size_interval, row.max_batch_size
     error = f" ({within.low:g} to {within.high:g} by the 90 % interval)"
     error = "" if row.holds_limit else error
+    if row.lasting_batch_size < most:
+        return f"; the largest micro-batch that survives an epoch is {row.lasting_batch_size}"
     if row.lasting_batch_size < row.batch_limit:
         return f"; the largest micro-batch that fits is {most}{error}"
     if effective_batch is None:
