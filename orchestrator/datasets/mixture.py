@@ -14,8 +14,6 @@ def mixed_lengths(parts: Sequence[DataLengths]) -> DataLengths:
     Raises:
         DataError: examples of one are pairs or labelled answers, and those of another are not.
     """
-    if len(parts) == 1:
-        return parts[0]
     first = parts[0]
     for part in parts:
         if part.kind != first.kind:

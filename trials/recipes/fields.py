@@ -125,6 +125,7 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
     if filled.get("gradient_checkpointing") == REENTRANT:
         differs = filled.get("method") == "full" or filled.get("quantisation") == "int8"
         is_plain = filled.get("task", "sft") == "sft" and filled.get("trained_layers") is None
+        is_plain = is_plain and not filled.get("activation_offloading")
         filled["gradient_checkpointing"] = REENTRANT if differs and is_plain else True
     return filled
 
@@ -222,8 +223,8 @@ class RecipeFields(WeightFields):
         gradient_checkpointing: whether each layer's activations are recomputed in the backward
             pass. ``reentrant`` is PyTorch's older implementation: it recomputes a layer to its end,
             and keeps no inputs of LLM.int8's layers, which the newer one cannot drop. It becomes
-            true with adapters on other weights, where the two do not differ, and for other tasks
-            and ``trained_layers``.
+            true with adapters on other weights, where the two do not differ, and for other tasks,
+            ``trained_layers`` and ``activation_offloading``.
         activation_offloading: whether saved activations are on the host between forward and
             backward pass, by TRL's context manager. It needs a CUDA GPU.
         attention: attention kernel; by default ``sdpa``, or ``eager`` where transformers has no
