@@ -194,6 +194,7 @@ def test_data_of_two_kinds_are_no_data_of_one_training(tmp_path: Path) -> None:
         f'PATH = "data/train.jsonl"\ndata = {LOADED}PATH)["train"]',
         f'both = {LOADED}dict(train="data/train.jsonl", test="b"))\ndata = both["train"]',
         f'data = {LOADED}"data/train.jsonl")["train"]\ndata = data.shuffle(seed=1)',
+        f'if here:\n    data = {LOADED}"data/train.jsonl", split="train")',
     ],
 )
 def test_a_local_file_that_a_python_file_loads_is_the_data_of_the_estimate(
@@ -203,6 +204,11 @@ def test_a_local_file_that_a_python_file_loads_is_the_data_of_the_estimate(
     options, remarks = with_configuration(read_python(tmp_path, text), {})
     assert Path(options["dataset"]).resolve() == tmp_path / "data" / "train.jsonl"
     assert not any("dataset" in remark for remark in remarks)
+    if text.count("data =") == 1:  # below a function that trains, where its name has one value
+        lines = (tmp_path / "train.py").read_text("utf-8").splitlines()
+        (tmp_path / "train.py").write_text("\n".join([lines[-1], *lines[:-1]]), "utf-8")
+        below = with_local_data(read_configuration(tmp_path / "train.py"))
+        assert with_configuration(below, {})[0]["dataset"] == options["dataset"]
 
 
 @pytest.mark.parametrize(
@@ -215,6 +221,7 @@ def test_a_local_file_that_a_python_file_loads_is_the_data_of_the_estimate(
         (f'data = {LOADED}"data/train.jsonl")["test"]', "split test"),
         ("data = load(1)\ndata = data.map(f)", "data is computed"),
         ('data = data["train"]', "data is computed"),
+        ("data = other\nother = data", "data is computed"),
         (f'data = {LOADED}"data/train.jsonl", split="train").train_test_split(0.1)', "computed"),
         (
             f'data = {LOADED}"data/train.jsonl", split="train").train_test_split(0.1)["test"]',

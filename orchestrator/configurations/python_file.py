@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.configurations.key_classes import Computed
@@ -133,7 +133,7 @@ def _assigned(tree: ast.AST) -> dict[str, ast.expr]:
 
 
 def _assigned_in_order(tree: ast.AST) -> dict[str, list[ast.Assign]]:
-    """Assignments of each name that one function, or the file itself, binds again and again."""
+    """Assignments of each name that one function alone, or the file itself, binds by them."""
     stores = Counter(
         node.id
         for node in ast.walk(tree)
@@ -212,7 +212,7 @@ class _DataReader:
 
     Attributes:
         names: values of the names that the file binds once.
-        assigned: assignments of names that it binds again, in their order.
+        assigned: assignments of names in their order.
     """
 
     names: Mapping[str, ast.expr]
@@ -220,31 +220,34 @@ class _DataReader:
 
     def entry(self, node: ast.expr) -> dict[str, Any]:
         """Arguments of ``load_dataset``, its split, and ``most`` and ``set_aside`` of a job."""
-        made = self._made(node)
+        made = self.read(node)
         return {"path": Computed(ast.unparse(node))} if made is None or HALVES in made else made
 
-    def _made(self, node: ast.expr) -> dict[str, Any] | None:
+    def read(self, node: ast.expr) -> dict[str, Any] | None:
         """The entry so far; None where the file has to run for it."""
         if isinstance(node, ast.Name):
-            meant = self._meant(node)
-            return None if meant is None else self._made(meant)
+            return self._named(node)
         if isinstance(node, ast.Subscript):
             return self._part(node)
         if isinstance(node, ast.Call) and _last_part(node.func) == LOAD:
             return self._loaded(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            made = self._made(node.func.value)
+            made = self.read(node.func.value)
             return None if made is None else self._changed(made, node.func.attr, node)
         return None
 
-    def _meant(self, node: ast.Name) -> ast.expr | None:
-        """Value of a name where it is used: the last that is assigned to it before."""
-        lines = self.assigned.get(node.id)
-        values = [line.value for line in lines or ()]
-        if lines is None and node.id in self.names:
-            values = [self.names[node.id]]
-        before = [value for value in values if (value.end_lineno or 0) < node.lineno]
-        return before[-1] if before else None
+    def _named(self, node: ast.Name) -> dict[str, Any] | None:
+        """The entry that a name stands for: what it is assigned last before, or anywhere, once."""
+        lines = [line.value for line in self.assigned.get(node.id, ())]
+        before = [value for value in lines if (value.end_lineno or 0) < node.lineno]
+        if before:
+            return self.read(before[-1])
+        if node.id not in self.names:
+            return None
+        names, assigned = dict(self.names), dict(self.assigned)
+        value = names.pop(node.id)  # so that no name stands for itself
+        assigned.pop(node.id, None)
+        return replace(self, names=names, assigned=assigned).read(value)
 
     def _loaded(self, call: ast.Call) -> dict[str, Any]:
         values = (_value(argument, self.names) for argument in call.args)
@@ -265,7 +268,7 @@ class _DataReader:
 
     def _part(self, node: ast.Subscript) -> dict[str, Any] | None:
         """The part that is trained on of two halves, or a split of what is loaded."""
-        whole, name = self._made(node.value), _value(node.slice, self.names)
+        whole, name = self.read(node.value), _value(node.slice, self.names)
         if whole is not None and HALVES in whole:
             return {k: v for k, v in whole.items() if k != HALVES} if name == "train" else None
         return None if whole is None or "split" in whole else whole | {"split": name}

@@ -30,15 +30,20 @@ def unsupported(recipe: Recipe, config: Mapping[str, Any], parallel: Parallel) -
         config: configuration of the language model as transformers has it.
         parallel: layout.
     """
-    if recipe.activation_offloading or recipe.gradient_checkpointing == REENTRANT:
-        is_offloading = recipe.activation_offloading
-        what = "activation_offloading" if is_offloading else "gradient_checkpointing reentrant"
-        remedy = "leave it out" if is_offloading else "use true"
-        return f"{what} is not simulated on several GPUs: {remedy}"
-    if recipe.offload_optimizer:
-        return f"offload_optimizer is not for {parallel.strategy}: leave it out, and {BY_LAYOUT}"
-    if not parallel.is_sharded:
-        return None
+    of_one_gpu = {
+        "activation_offloading is not simulated on several GPUs: leave it out": (
+            recipe.activation_offloading
+        ),
+        "gradient_checkpointing reentrant is not simulated on several GPUs: use true": (
+            recipe.gradient_checkpointing == REENTRANT
+        ),
+        f"offload_optimizer is not for {parallel.strategy}: leave it out, and {BY_LAYOUT}": (
+            recipe.offload_optimizer
+        ),
+    }
+    reason = next((text for text, applies in of_one_gpu.items() if applies), None)
+    if reason is not None or not parallel.is_sharded:
+        return reason
     if parallel.degree is not None and (reason := _not_split(recipe, config, parallel.degree)):
         return reason
     name = parallel.strategy
